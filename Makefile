@@ -1,0 +1,73 @@
+# make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
+# make test       set up .venv if needed, then all tests and every notebook
+# make reference  set up .venv if needed, then the three-seed reference run of the tour (hours)
+# make clean      remove .venv and everything that runs made
+#
+# Nothing outside this folder is touched; an active virtual environment is ignored. Another
+# interpreter: make run PYTHON=/path/to/python3.11
+
+VERSION := 3.11
+PY := .venv/bin/python
+
+# The stamp's name carries a hash of the pins and of this folder's path (a virtual environment
+# does not survive being moved), so set-up is done again when one of them changes, and only then.
+STAMP := .venv/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
+
+# An unrelated environment must not leak in; a set MPLBACKEND would break the notebooks' figures.
+ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND;
+IS_RIGHT := -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")'
+
+.PHONY: help run test reference setup clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP):
+	@$(ALONE) set -e; \
+	python=""; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python$(VERSION) python3 python); do \
+	  if "$$candidate" $(IS_RIGHT) >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "drlib needs Python $(VERSION) (its pins were verified with it), and found none$(if \
+	$(PYTHON), at PYTHON=$(PYTHON)). Install it, or name it: make PYTHON=/path/to/python$(VERSION)" >&2; \
+	  exit 1; \
+	fi; \
+	if ! $(PY) $(IS_RIGHT) >/dev/null 2>&1; then \
+	  echo "== setting up .venv with $$python"; \
+	  "$$python" -m venv --clear .venv; \
+	fi; \
+	rm -f .venv/.drlib-*; \
+	echo "== installing the pinned packages into .venv (about 2 GB; one to five minutes, once)"; \
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'; \
+	touch $@; \
+	echo "== set-up done"
+
+run: $(STAMP)
+	@$(ALONE) echo "== the tour, laptop profile (notebooks/00_tour.ipynb); Ctrl-C stops, make run goes on"; \
+	exec $(PY) -m drlib.lab run 00 -f notebooks/params/laptop.yaml
+
+# Both steps run even when the first fails. `-p tests.conftest` gives the notebooks' kernels the
+# environment of the tests: quiet, offline, one thread, private Jupyter folders.
+test: $(STAMP)
+	@$(ALONE) failed=""; \
+	echo "== 1/2 the library: pytest tests"; \
+	$(PY) -m pytest tests || failed="$$failed library"; \
+	echo "== 2/2 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
+	$(PY) -m pytest -p tests.conftest --nbval --nbval-current-env --nbval-cell-timeout 600 \
+	  --nbval-sanitize-with tests/sanitize.cfg notebooks/ || failed="$$failed notebooks"; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
+	echo "== all passed"
+
+reference: $(STAMP)
+	@$(ALONE) echo "== the reference run: three seeds of the whole line, controls included (hours)"; \
+	exec $(PY) -m drlib.training.reference
+
+clean:
+	@echo "== removing .venv, runs and caches"; \
+	rm -rf .venv runs build drlib.egg-info .pytest_cache .hypothesis; \
+	find drlib tests -name __pycache__ -type d -prune -exec rm -rf {} +

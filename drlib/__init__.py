@@ -1,0 +1,46 @@
+"""drlib: a notebook-first research kit for agentic reinforcement learning of deep-research agents.
+
+This is the map. Rooms stand in the order in which data flows through them, and a module imports
+only from rooms above its own (tests/test_house.py holds this).
+
+trajectory
+    The one record that every stage reads and writes: the token ids of a rollout, which of them the
+    policy generated and with what log-probability, the tool results, how it ended, its reward.
+chat
+    The tokenizer, the one chat template of all stages, the strict parser of tool calls and answers.
+config
+    The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
+worlds
+    What can be looked up: pages with links, a full-text index, a graph of facts; real (Unicode
+    CLDR) and fictional ones of the same schema.
+sandbox
+    Where generated Python runs: forked from a warm process, without network or files, killed on
+    time-out.
+tools
+    What an agent can call (search, visit, python), with limits and observations that never raise.
+synthesis
+    Questions whose answers the graph proves, pre-training text, and demonstrations by a scripted
+    oracle that works through the tools alone.
+policy
+    The Mixture-of-Experts policy, and the engine that samples from it: slots, KV cache, exact
+    log-probabilities.
+agents
+    How a policy is driven through think, call, response, answer.
+rl
+    From trajectories to gradients, as pure functions: rewards, filters, advantages, losses.
+training
+    The stages, each a program: pre-training, the cold start, reinforcement learning; run folders
+    that resume, one process or several.
+evals
+    Held-out accuracy with intervals, pass@k, what a skeptic asks for.
+analysis
+    Functions on trajectory files, figures, notebook widgets.
+ask
+    One question from the terminal.
+lab
+    What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
+    drlib.lab run|refresh|check`.
+
+Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
+`logp_BT` or `rewards_N`.
+"""

@@ -1,0 +1,176 @@
+"""ReAct: think, call a tool, read, repeat, answer. The loop that every rollout and evaluation uses.
+
+The loop holds token ids from the first prompt to the last sampled token: text is decoded only to
+be parsed, and what the policy sampled is never tokenised again, so the ids that were sampled are
+the ids that are trained. All rollouts of a call generate together in the engine; a rollout that
+waits for a tool is parked, and its tool runs while the others generate.
+
+A format error is an observation like any other (Tongyi DeepResearch answers invalid JSON with a
+text) and counts as a failed call. Two things end a rollout without an answer: the limit on calls
+(TURNS) and the limits on tokens, of a turn or of the context (LENGTH).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from drlib.chat import Answer, ChatIds, ToolCall, parse, segment_tokens
+from drlib.policy.engine import Completion, LocalEngine, SamplingParams
+from drlib.synthesis import Task
+from drlib.tools import Toolbox
+from drlib.trajectory import Termination, ToolResult, Trajectory
+from drlib.worlds import World
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one rollout may use."""
+
+    calls: int = 6
+    turn_tokens: int = 72
+    context_tokens: int = 448
+
+
+class ReAct:
+    """Runs tasks with an engine and a toolbox.
+
+    Args:
+        engine: generates; its tokenizer is `chat.tokenizer`.
+        toolbox: the tools; a task from a fictional world brings its own world (see `run`).
+        chat: prompts and tool turns as token ids.
+    """
+
+    def __init__(
+        self, engine: LocalEngine, toolbox: Toolbox, chat: ChatIds, limits: Limits = Limits()
+    ):
+        self.engine, self.toolbox, self.chat, self.limits = engine, toolbox, chat, limits
+
+    def run(
+        self, tasks: Sequence[Task], *, samples: int = 1, temperature: float = 1.0,
+        seed: int = 0, keys: Sequence[int] | None = None, worlds: dict[str, World] | None = None,
+    ) -> list[Trajectory]:  # fmt: skip
+        """`samples` trajectories of each task, in order (all of the first task first).
+
+        Args:
+            temperature: 0 is greedy.
+            keys: one number a task; with `seed` it fixes the task's random streams, whatever else
+                runs beside it.
+            worlds: other worlds by version, for tasks that do not belong to the toolbox's.
+        """
+        keys = list(range(len(tasks))) if keys is None else list(keys)
+        if len(keys) != len(tasks):
+            raise ValueError(f"{len(keys)} keys for {len(tasks)} tasks: give one key a task")
+        rollouts = [
+            _Rollout(self, task, key * samples + s, f"{seed}-{key}-{s}", worlds)
+            for task, key in zip(tasks, keys)
+            for s in range(samples)
+        ]
+        params = SamplingParams(
+            temperature=temperature, max_tokens=self.limits.turn_tokens, seed=seed,
+            stop_ids=(self.chat.end_id,),
+        )  # fmt: skip
+        self.engine.converse(
+            [r.prompt for r in rollouts], params, lambda i, done: rollouts[i].respond(done),
+            keys=[r.key for r in rollouts], context=self.limits.context_tokens,
+        )  # fmt: skip
+        return [r.trajectory() for r in rollouts]
+
+
+class _Rollout:
+    """One conversation while it runs."""
+
+    def __init__(self, agent: ReAct, task: Task, key: int, name: str, worlds):
+        self.agent, self.task, self.key, self.name = agent, task, key, name
+        self.world = (worlds or {}).get(task.world)
+        self.prompt = agent.chat.prompt(task.question)
+        self.parts: list[tuple[list[int], Completion | None]] = [(self.prompt, None)]
+        self.messages = [{"role": "user", "content": task.question}]
+        self.results: list[ToolResult] = []
+        self.answer: str | None = None
+        self.termination = Termination.LENGTH
+
+    def respond(self, done: Completion) -> list[int] | Future | None:
+        """What the environment says after a turn: token ids, a future of them, or None (the end)."""
+        self.parts.append((done.token_ids, done))
+        text = self.agent.chat.decode_turn(done.token_ids)
+        self.messages.append({"role": "assistant", "content": text})
+        if done.finish_reason != "stop":
+            return None
+        action = parse(text)
+        if isinstance(action, Answer):
+            self.answer, self.termination = action.text, Termination.ANSWERED
+            return None
+        if len(self.results) >= self.agent.limits.calls:
+            self.termination = Termination.TURNS
+            return None
+        if isinstance(action, ToolCall):
+            call = self.agent.toolbox.submit(action.name, action.arguments, world=self.world)
+            return _then(call, self._observe)
+        return self._observe(_format_result(action.reason))
+
+    def _observe(self, result: ToolResult) -> list[int] | None:
+        self.results.append(result)
+        self.messages.append({"role": "tool", "content": result.text})
+        if result.env_fault:
+            self.termination = Termination.ENV_FAULT
+            return None
+        ids = self.agent.chat.tool_turn(result.text)
+        self.parts.append((ids, None))
+        return ids
+
+    def trajectory(self) -> Trajectory:
+        while self.parts[-1][1] is None and len(self.parts) > 1:  # read, but never answered to
+            self.parts.pop()
+        ids = np.concatenate([np.asarray(p, np.int32) for p, _ in self.parts])
+        column = {name: np.zeros(len(ids), np.float32) for name in ("logprobs", "entropies")}
+        generated, turns = np.zeros(len(ids), bool), np.zeros(len(ids), np.uint16)
+        at, turn = 0, 0
+        for part, done in self.parts:
+            span = slice(at, at + len(part))
+            turns[span] = turn
+            if done is not None:
+                generated[span] = True
+                column["logprobs"][span] = done.logprobs
+                column["entropies"][span] = done.entropies
+                turn += 1
+            at += len(part)
+        version = self.agent.engine.version
+        return Trajectory(
+            id=self.name, task_id=self.task.id, group_id=self.name.rsplit("-", 1)[0],
+            world_version=self.task.world, policy_version=version, token_ids=ids,
+            generated=generated, segments=segment_tokens(ids, self.agent.chat.tokenizer),
+            turns=turns, versions=np.where(generated, version, 0).astype(np.int32),
+            routed_experts=None, tool_results=self.results, termination=self.termination,
+            answer=self.answer, reward=None, reward_parts={}, messages=self.messages,
+            metadata={"question": self.task.question, "right_answer": self.task.answer}, **column,
+        )  # fmt: skip
+
+
+def _format_result(reason: str) -> ToolResult:
+    return ToolResult(
+        tool="format", arguments={}, text=f"Error: {reason}", ok=False, error="format",
+        latency_s=0.0, attempts=1, source="", cache_hit=False, degraded=False, env_fault=False,
+    )  # fmt: skip
+
+
+def _then(call: Future, follow) -> Future:
+    """A future of `follow(result)`; it runs on the tool's thread, one call a rollout at a time."""
+    chained: Future = Future()
+
+    def done(finished: Future) -> None:
+        try:
+            chained.set_result(follow(finished.result()))
+        except BaseException as fault:  # noqa: B036 - handed on to whoever waits
+            chained.set_exception(fault)
+
+    call.add_done_callback(done)
+    return chained
+
+
+def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Trajectory:
+    """The trajectory with its reward set."""
+    return replace(trajectory, reward=reward, reward_parts=parts)

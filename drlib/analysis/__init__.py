@@ -1,0 +1,1 @@
+"""Functions on trajectory files and metrics, `plots` of them, `widgets` around the plots."""

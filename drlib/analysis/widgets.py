@@ -1,0 +1,74 @@
+"""Panels to play with: sliders around the figures of `plots`, and nothing computed here.
+
+A panel draws into the value of an `Image` and an `HTML` widget from an `observe` callback. An
+`Output` widget would be shorter, but its display messages cannot be replayed by nbval. Moving a
+slider from code redraws as well, so a notebook without a browser can test its panel.
+"""
+
+import io
+
+import ipywidgets as ipw
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from drlib.analysis import plots
+from drlib.rl.losses import LossConfig
+
+__all__ = ["GrpoPanel", "grpo_panel", "png_bytes"]
+
+
+def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
+    """The figure as a PNG, for an Image widget; the figure is closed."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    plt.close(fig)
+    return buffer.getvalue()
+
+
+class GrpoPanel(ipw.VBox):
+    """Four rewards, a clip range and a ratio; `sliders` by name, `table` (HTML), `picture`."""
+
+    def __init__(self, rewards=(1.0, 0.0, 0.0, 0.0)):
+        self.sliders = {f"reward {i + 1}": _slider(r, 0, 1) for i, r in enumerate(rewards)}
+        self.sliders["ratio"] = _slider(1.0, 0.4, 1.7)
+        self.sliders["ε low"] = _slider(0.2, 0, 0.9)
+        self.sliders["ε high"] = _slider(0.28, 0, 0.9)
+        for name, slider in self.sliders.items():
+            slider.description = name
+            slider.observe(self._draw, names="value")
+        self.table, self.picture = ipw.HTML(), ipw.Image(format="png")
+        rows = list(self.sliders.values())
+        controls = ipw.HBox([ipw.VBox(rows[:4]), ipw.VBox(rows[4:])])
+        super().__init__([controls, self.picture, self.table])
+        self._draw()
+
+    def _draw(self, _change=None):
+        values = {name: slider.value for name, slider in self.sliders.items()}
+        rewards = [value for name, value in values.items() if name.startswith("reward")]
+        config = LossConfig(epsilon_low=values["ε low"], epsilon_high=values["ε high"])
+        self.picture.value = png_bytes(plots.grpo_step(rewards, values["ratio"], config))
+        self.table.value = _table(plots.grpo_numbers(rewards, values["ratio"], config), rewards)
+
+
+def grpo_panel() -> GrpoPanel:
+    """Notebook 05's panel: drag rewards, clip range and ratio; see advantages, loss, gradient."""
+    return GrpoPanel()
+
+
+def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:
+    return ipw.FloatSlider(value, min=low, max=high, step=0.02, readout_format=".2f")
+
+
+def _table(numbers: dict, rewards: list[float]) -> str:
+    rows = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
+    cells = "".join(
+        f"<tr><td>#{i + 1}</td>" + "".join(f"<td>{value + 0.0:.3f}</td>" for value in row) + "</tr>"
+        for i, row in enumerate(rows)
+    )
+    metrics = numbers["metrics"]
+    clipped = metrics["clip_high"] + metrics["clip_low"]
+    return (
+        "<table><tr><th>rollout</th><th>reward</th><th>advantage</th><th>push</th></tr>"
+        f"{cells}</table>loss {numbers['loss'] + 0.0:.3f}, "
+        f"{clipped:.0%} of the tokens lost their gradient to the clip"
+    )

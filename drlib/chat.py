@@ -1,0 +1,509 @@
+"""Text and token ids of a conversation: tokenizer, THE chat template, parser, segments.
+
+All stages share one format, the Qwen/Hermes format of Tongyi DeepResearch (report, appendix A)
+without its blank lines: `<think>..</think><tool_call>{json}</tool_call>` or
+`<think>..</think><answer>..</answer>`; an observation comes back as a user turn that holds a
+`<tool_response>`. Each tag is one special token.
+
+Tokenizer: Unigram with one constant score a piece (the fewest pieces win) and byte fallback, so
+that any text survives encoding and decoding. A space belongs to the word *before* it: a name that
+is followed by punctuation is then the same ids in page, question, query and answer, and a small
+policy can copy it. No normaliser, for the same reason.
+
+Parser: strict and total. It reads JSON before it looks at names (upstream greps the call for
+"python" and so runs searches as code), and everything it refuses is a `FormatError` whose reason
+is short enough to be the next observation.
+
+Injection: text of users and tools must not become tags. `ChatIds` encodes it as plain text. The
+Jinja template cannot (one string holds both), so `apply_chat_template` is for text that you trust.
+
+Left out: OpenAI's `tool_calls` field (write calls into the content with `render_call`), several
+calls in a turn, and images.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from drlib.trajectory import Segment
+
+__all__ = [
+    "CHAT_TEMPLATE", "FORMAT_REASONS", "TAGS", "Answer", "ChatIds", "FormatError", "ToolCall",
+    "load_tokenizer", "parse", "parse_bytes", "render_answer", "render_call", "segment_tokens",
+    "train_tokenizer",
+]  # fmt: skip
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TAGS = (
+    PAD, START, END, "<think>", "</think>", "<tool_call>", "</tool_call>",
+    "<tool_response>", "</tool_response>", "<answer>", "</answer>",
+)  # fmt: skip
+ROLES = ("system\n", "user\n", "assistant\n")
+SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
+_TOOLS_HEAD = "You can call one tool a turn:\n<tools>\n"
+_TOOLS_TAIL = (
+    '</tools>\nWrite <tool_call>{"name": "...", "arguments": {...}}</tool_call> to call one, '
+    "<answer>...</answer> to finish."
+)
+
+
+def _literal(text: str) -> str:
+    """`text` as a Jinja string."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+
+
+CHAT_TEMPLATE = "".join([
+    "{% if tools %}{{ '<|im_start|>system\\n' }}",
+    "{% if messages and messages[0].role == 'system' %}{{ messages[0].content + '\\n' }}{% endif %}",
+    "{{ ", _literal(_TOOLS_HEAD), " }}{% for tool in tools %}{{ (tool | tojson) + '\\n' }}",
+    "{% endfor %}{{ ", _literal(_TOOLS_TAIL + END), " }}{% endif %}",
+    "{% for message in messages %}",
+    "{% if message.content is not string %}{{ raise_exception('the content of a ' + message.role + ",
+    "' message is not text; write tool calls into it with drlib.chat.render_call') }}",
+    "{% elif message.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}",
+    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}",
+    "{% elif message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' + message.content + ",
+    "'</tool_response><|im_end|>' }}",
+    "{% elif message.role == 'user' or (message.role == 'system' and not (tools and loop.first)) %}",
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}",
+    "{% elif message.role != 'system' %}",
+    "{{ raise_exception('no such role: ' + message.role + '; use system, user, assistant, tool') }}",
+    "{% endif %}{% endfor %}",
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+])  # fmt: skip
+
+
+# ---------------------------------------------------------------- the tokenizer
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, *,
+    names: Iterable[str] = (), phrases: Iterable[str] = (),
+) -> PreTrainedTokenizerFast:  # fmt: skip
+    """A tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
+
+    Args:
+        texts: what the common words and the subwords are counted in.
+        names: each word of each name becomes one piece, in the form it has inside the name.
+        phrases: scaffolding strings kept whole, one piece each (the longest match wins).
+
+    Raises:
+        ValueError: names and phrases do not fit, the texts hold too few pieces, or a phrase is
+            empty, a tag, or looks like a byte piece.
+    """
+    phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
+    for phrase in phrases:
+        if not phrase or any(tag in phrase for tag in TAGS) or re.search(r"<0x..>", phrase):
+            raise ValueError(f"phrase {phrase!r} is empty or holds a tag or byte piece; leave it out")
+    splitter = _splitter(phrases)
+    words = Counter(word for text in texts for word in _split(splitter, text))
+    name_words = dict.fromkeys(word for name in names for word in _split(splitter, name))
+    bytes_ = (f"<0x{b:02X}>" for b in range(256))
+    pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
+    if len(pieces) > vocab_size:
+        raise ValueError(
+            f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit into a "
+            f"vocabulary of {vocab_size}: raise vocab_size or pass fewer names"
+        )
+    subwords = _subwords(sorted({*words, *name_words} - {*phrases}))
+    _fill(pieces, subwords, min(len(pieces) + SUBWORDS, vocab_size))
+    _fill(pieces, sorted(words, key=lambda w: (-words[w], w)), vocab_size)
+    _fill(pieces, subwords, vocab_size)
+    if len(pieces) < vocab_size:
+        raise ValueError(
+            f"the texts give only {len(pieces)} pieces for a vocabulary of {vocab_size}: "
+            "lower vocab_size or pass more texts"
+        )
+    return _build(pieces, splitter)
+
+
+def _splitter(phrases: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    """Cuts text into phrases, words with the space after them, single digits and marks."""
+    exact = "".join("".join(rf"\x{{{ord(c):x}}}" for c in phrase) + "|" for phrase in phrases)
+    rest = r"[\p{L}\p{M}]+ ?|\p{N}|[^\p{L}\p{M}\p{N}\s] ?|\n|\s"
+    return pre_tokenizers.Split(Regex(exact + rest), "isolated")
+
+
+def _split(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+    return [word for word, _ in splitter.pre_tokenize_str(text)]
+
+
+def _fill(pieces: dict[str, None], candidates: Iterable[str], size: int) -> None:
+    """Add candidates in order until there are `size` pieces; takes no more than it adds."""
+    if len(pieces) < size:
+        for piece in candidates:
+            pieces[piece] = None
+            if len(pieces) == size:
+                return
+
+
+def _subwords(words: Sequence[str]):
+    """Pieces of words, the most useful first: characters, then byte-pair merges.
+
+    Each different word counts once: frequent words become whole pieces anyway. Own merges rather
+    than the library's trainers, whose ties depend on the order of a hash map.
+    """
+    yield from ("\n", *map(chr, range(32, 127)))
+    letters = Counter(c for word in words for c in set(word))
+    yield from sorted((c for c in letters if letters[c] > 2), key=lambda c: (-letters[c], c))[:40]
+    parts = [list(word) for word in words]
+    count: Counter[tuple[str, str]] = Counter()
+    where: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for i, word in enumerate(parts):
+        for pair in zip(word, word[1:]):
+            count[pair] += 1
+            where[pair].add(i)
+    while count and max(count.values()) > 1:
+        best = min(count, key=lambda pair: (-count[pair], pair))
+        yield best[0] + best[1]
+        for i in sorted(where.pop(best)):
+            count.subtract(zip(parts[i], parts[i][1:]))
+            parts[i] = _merged(parts[i], best)
+            for pair in zip(parts[i], parts[i][1:]):
+                count[pair] += 1
+                where[pair].add(i)
+        del count[best]
+
+
+def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    out: list[str] = []
+    for part in parts:
+        if out and (out[-1], part) == pair:
+            out[-1] += part
+            # a merged part never pairs again: "aaa" becomes "aa" + "a"
+            out.append("")
+        else:
+            out.append(part)
+    return [part for part in out if part]
+
+
+def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
+    # one score for all: the fewest pieces win; byte pieces (and so unknown characters) last
+    scores = [(piece, -20.0 if re.fullmatch(r"<0x..>", piece) else -1.0) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder `path`, which must have every tag and a chat template.
+
+    Raises:
+        FileNotFoundError: there is no `tokenizer.json`.
+        ValueError: it is damaged, or lacks tags or the template; the message names them.
+    """
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no tokenizer at {path}: {file.name} is missing; {_REMEDY}")
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); {_REMEDY}") from error
+    tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    _require_tags(tokenizer, str(path))
+    if not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer at {path} has no chat template; {_REMEDY}")
+    return tokenizer
+
+
+_REMEDY = "make one with drlib.chat.train_tokenizer(...).save_pretrained(folder)"
+
+
+def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
+    special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    missing = [tag for tag in TAGS if tag not in special]
+    if missing:
+        raise ValueError(
+            f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; add them with "
+            "add_special_tokens (and resize the model's embedding), or " + _REMEDY
+        )
+
+
+# ---------------------------------------------------------------- the parser
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A well-formed call; whether the tool exists is the toolbox's business."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+
+
+@dataclass(frozen=True)
+class FormatError:
+    """`reason` is one of `FORMAT_REASONS`."""
+
+    reason: str
+
+
+FORMAT_REASONS = (
+    "no tool call or answer.",
+    "think is not closed.",
+    "tool call is not closed.",
+    "tool call is not valid JSON.",
+    "tool call needs a name and arguments, nothing else.",
+    "name must be a text.",
+    "arguments must be a JSON object.",
+    "code must be closed, not empty, and only for python.",
+    "answer is not closed.",
+    "answer is empty.",
+    "policy wrote a tool response.",
+    "policy wrote a chat marker.",
+    "text is not valid Unicode.",
+)
+(
+    _NO_ACTION, _OPEN_THINK, _OPEN_CALL, _NOT_JSON, _NOT_A_CALL, _BAD_NAME, _BAD_ARGUMENTS,
+    _BAD_CODE, _OPEN_ANSWER, _EMPTY_ANSWER, _TOOL_RESPONSE, _MARKER, _NOT_UNICODE,
+) = FORMAT_REASONS  # fmt: skip
+_MAX_DEPTH = 32  # of JSON; Python's own limit depends on the caller's stack
+_TAG = re.compile(r"<think>|<tool_call>|<answer>")
+
+
+class _Refused(ValueError):
+    """A format error on its way out of the JSON reader."""
+
+
+def parse(text: str) -> ToolCall | Answer | FormatError:
+    """The first action of an assistant turn, or why there is none. Never raises for a str.
+
+    A turn may end with `<|im_end|>`. Thoughts are skipped, tags and all; a turn that closes a
+    thought it never opened began inside one (templates that open it in the prompt do that).
+    What follows the first action does not count, so with a call and an answer the first wins;
+    but a tool response or chat marker anywhere spoils the turn: the policy imagined the world.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return FormatError(_NOT_UNICODE)
+    text = text.rstrip().removesuffix(END)
+    if "<tool_response>" in text or "</tool_response>" in text:
+        return FormatError(_TOOL_RESPONSE)
+    if any(marker in text for marker in (PAD, START, END)):
+        return FormatError(_MARKER)
+    close, opened = text.find("</think>"), text.find("<think>")
+    at = close + len("</think>") if close >= 0 and not 0 <= opened < close else 0
+    while tag := _TAG.search(text, at):
+        if tag[0] != "<think>":
+            return _parse_action(tag[0], text[tag.end() :])
+        at = text.find("</think>", tag.end())
+        if at < 0:
+            return FormatError(_OPEN_THINK)
+    return FormatError(_NO_ACTION)
+
+
+def parse_bytes(data: bytes) -> ToolCall | Answer | FormatError:
+    """`parse` for undecoded output; bytes that are not UTF-8 are a format error."""
+    try:
+        return parse(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return FormatError(_NOT_UNICODE)
+
+
+def _parse_action(tag: str, rest: str) -> ToolCall | Answer | FormatError:
+    """`rest` is the turn after the opening tag."""
+    body, closed, _ = rest.partition("</" + tag[1:])
+    if tag == "<answer>":
+        if not closed:
+            return FormatError(_OPEN_ANSWER)
+        return Answer(body.strip()) if body.strip() else FormatError(_EMPTY_ANSWER)
+    if not closed:
+        return FormatError(_OPEN_CALL)
+    try:
+        return _parse_call(body.strip())
+    except _Refused as refused:
+        return FormatError(str(refused))
+    except (ValueError, RecursionError):
+        return FormatError(_NOT_JSON)
+
+
+def _parse_call(body: str) -> ToolCall:
+    call, end = _JSON.raw_decode(body)
+    _check_values(call)
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+        raise _Refused(_NOT_A_CALL)
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str) or not name.strip():
+        raise _Refused(_BAD_NAME)
+    if not isinstance(arguments, dict):
+        raise _Refused(_BAD_ARGUMENTS)
+    rest = body[end:].strip()
+    if rest.startswith("<code>"):  # Tongyi's form: arguments {}, then the program itself
+        code = rest.removeprefix("<code>").removesuffix("</code>").strip("\r\n")
+        python = name in ("PythonInterpreter", "python") and not arguments
+        if not (python and rest.endswith("</code>") and code.strip()):
+            raise _Refused(_BAD_CODE)
+        return ToolCall("python", {"code": code})
+    if rest:
+        raise _Refused(_NOT_JSON)
+    return ToolCall(name, arguments)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("duplicate key")
+    return dict(pairs)
+
+
+def _refuse_constant(word: str):
+    raise ValueError(word)
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
+def _check_values(value: Any) -> None:
+    """Refuse what JSON lets through and a tool would choke on; level by level, no recursion."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        for item in level:
+            if isinstance(item, str):
+                item.encode("utf-8")  # a lone surrogate, written as an escape
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise ValueError("a number beyond float64")
+        level = [
+            part for item in level if isinstance(item, (dict, list))
+            for part in ((*item, *item.values()) if isinstance(item, dict) else item)
+        ]  # fmt: skip
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def render_call(name: str, arguments: dict[str, Any]) -> str:
+    """`<tool_call>{"name": .., "arguments": ..}</tool_call>`; `parse` gives the same back."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+    return f"<tool_call>{body}</tool_call>"
+
+
+def render_answer(text: str) -> str:
+    return f"<answer>{text}</answer>"
+
+
+# ---------------------------------------------------------------- ids and segments
+
+
+class ChatIds:
+    """Token ids of the parts of a conversation, as rollouts and training put them together.
+
+    What users and tools say is encoded as plain text, so a tag inside it stays characters. For
+    text without tags the ids are those of `apply_chat_template`. Lone surrogates, which no UTF-8
+    text can hold, become "?".
+
+    Attributes: `tokenizer`; `end_id` (closes a turn); `assistant_start` (the generation prompt).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        _require_tags(tokenizer, tokenizer.name_or_path or "hand")
+        self.tokenizer = tokenizer
+        # a second backend: switching one back and forth would race between threads
+        self._plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        self._ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in TAGS}
+        self.end_id = self._ids[END]
+        self.assistant_start = [self._ids[START], *self.plain("assistant\n")]
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of text that is not trusted: no tag in it becomes a special token."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of our own or the policy's text: its tags are special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt(
+        self, question: str, tools: Sequence[dict] | None = None, system: str | None = None
+    ) -> list[int]:
+        """Everything before the first sampled token. `system` and `tools` are trusted text."""
+        head = [] if system is None else [{"role": "system", "content": system}]
+        ids = []
+        if head or tools:
+            ids = self.encode(self.tokenizer.apply_chat_template(head, tools=tools, tokenize=False))
+        return ids + self._turn("user\n" + question) + self.assistant_start
+
+    def tool_turn(self, observation: str) -> list[int]:
+        """An observation as a user turn, up to where the next assistant turn is sampled."""
+        response = [
+            self._ids["<tool_response>"], *self.plain(observation), self._ids["</tool_response>"],
+        ]  # fmt: skip
+        return self._turn("user\n", response) + self.assistant_start
+
+    def user_turn(self, text: str) -> list[int]:
+        """What a user says later on, up to where the next assistant turn is sampled."""
+        return self._turn("user\n" + text) + self.assistant_start
+
+    def _turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
+        return [self._ids[START], *self.plain(text), *more, self.end_id]
+
+    def decode_turn(self, ids: Iterable[int]) -> str:
+        """The text of a sampled turn, tags included, without the token that closed it."""
+        ids = [int(i) for i in ids]
+        if ids and ids[-1] == self.end_id:
+            ids.pop()
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+_OPENS = {
+    "<think>": Segment.THINK, "<tool_call>": Segment.TOOL_CALL, "<answer>": Segment.ANSWER,
+    "<tool_response>": Segment.TOOL_RESPONSE,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _markers(tokenizer: PreTrainedTokenizerFast) -> tuple[dict[int, str], dict[str, list[int]]]:
+    """(tag of each tag id, ids of each turn's header)"""
+    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
+    return tags, {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
+
+
+def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """The `Segment` of each token, uint8[T].
+
+    Tags, ChatML tokens and role names are TEMPLATE; what stands between them is what the tag says.
+    Outside tags, an assistant's text is THINK and everybody else's PROMPT. As in `parse`, nothing
+    opens inside an open tag, and only assistants think, call and answer.
+    """
+    ids = np.asarray(token_ids)
+    tags, headers = _markers(tokenizer)
+    segments = np.full(len(ids), Segment.TEMPLATE, np.uint8)
+    outside, opened, start = Segment.PROMPT, None, 0
+    for at in [*np.flatnonzero(np.isin(ids, list(tags))).tolist(), len(ids)]:
+        segments[start:at] = _OPENS.get(opened, outside)
+        if at == len(ids):
+            break
+        tag, start = tags[int(ids[at])], at + 1
+        if tag == START:
+            header = ids[start : start + 8].tolist()
+            role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
+            start += len(headers[role]) if role else 0
+            outside, opened = Segment.THINK if role == "assistant\n" else Segment.PROMPT, None
+        elif tag in (END, PAD):
+            outside, opened = Segment.TEMPLATE, None
+        elif opened:
+            opened = None if tag == "</" + opened[1:] else opened
+        elif tag in _OPENS and (outside == Segment.THINK or tag == "<tool_response>"):
+            opened = tag
+    return segments

@@ -1,0 +1,156 @@
+"""Profiles and settings: one flat set of names for YAML files, notebooks and stages.
+
+A profile is a complete set of values. Names are flat (`rl_steps`, not `rl.steps`) so that the same
+word works in a papermill parameter file, on a command line and in a README table. An unknown name
+is an error that says which known name is nearest: a typo must never run with a default.
+
+`ci` takes seconds and proves that every stage runs; `laptop` takes minutes and learns; `gpu1` and
+`gpu8` are not here yet (they come with the TRL trainer and the vLLM engine).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run. Units are in the names; shares are in 0..1."""
+
+    profile: str = "laptop"
+    seed: int = 0
+    world: str = "cldr"
+    processes: int = 2  # single-threaded data-parallel processes
+    # policy
+    vocabulary: int = 2048
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 2
+    head_dim: int = 16
+    experts: int = 8
+    experts_per_token: int = 2
+    expert_hidden: int = 64
+    init: str = "induction"  # or "plain"
+    # what a rollout may do
+    search_results: int = 2
+    max_calls: int = 6
+    max_turn_tokens: int = 72
+    max_context_tokens: int = 448
+    # agentic pre-training
+    cpt_steps: int = 600
+    cpt_batch_tokens: int = 4096  # padded, over all processes
+    cpt_muon_lr: float = 0.02
+    cpt_adam_lr: float = 3e-3
+    cpt_warmup_steps: int = 20
+    cpt_decay_share: float = 0.4
+    # demonstrations and the cold start
+    demonstrations: int = 1500
+    demonstration_filter: str = "correct"  # or "none"
+    sft_steps: int = 250
+    sft_batch_tokens: int = 4096
+    sft_muon_lr: float = 0.006
+    sft_adam_lr: float = 2.1e-3
+    sft_replay_share: float = 0.3
+    sft_continued_steps: int = 900  # the control: as much compute as RL has
+    # reinforcement learning
+    rl_steps: int = 90
+    rl_questions: int = 48  # a step
+    rl_group: int = 8  # rollouts a question
+    rl_lr: float = 6e-4
+    rl_warmup_steps: int = 3
+    rl_python_share: float = 0.25
+    rl_fictional_share: float = 0.5  # of the search questions
+    rl_overlong: str = "exclude"  # Tongyi's rule; "keep" trains on unanswered over-long negatives
+    rl_reward: str = "exact_match"  # or "random": the control
+    rl_temperature: float = 1.0
+    balance_coef: float = 0.01  # load-balancing loss
+    checkpoint_every: int = 20
+    # evaluation
+    eval_questions: int = 200  # of each kind
+    eval_samples: int = 8
+    eval_seed: int = 1
+
+    @staticmethod
+    def load(profile: str, **overrides) -> Config:
+        """The settings of `profile` with `overrides`; ValueError names what is unknown or wrong."""
+        if profile not in PROFILES:
+            raise ValueError(f"unknown profile {profile!r}: {_nearest(profile, PROFILES)}")
+        values = {"profile": profile, **PROFILES[profile], **overrides}
+        return Config(**_checked(values))
+
+    def derive(self, **changes) -> Config:
+        """These settings with `changes`, checked like `load`."""
+        return Config(**_checked(dataclasses.asdict(self) | changes))
+
+    def pick(self, *prefixes: str) -> dict:
+        """The settings whose names begin with one of `prefixes`: what a stage depends on."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k.startswith(prefixes)}
+
+
+PROFILES: dict[str, dict] = {
+    "laptop": {},
+    "ci": {
+        "cpt_steps": 12, "cpt_batch_tokens": 2048, "cpt_warmup_steps": 2,
+        "demonstrations": 120, "sft_steps": 8, "sft_batch_tokens": 2048, "sft_continued_steps": 8,
+        "rl_steps": 3, "rl_questions": 8, "rl_group": 4, "checkpoint_every": 2,
+        "eval_questions": 10, "eval_samples": 2,
+    },
+}  # fmt: skip
+
+CHOICES = {
+    "init": ("induction", "plain"),
+    "demonstration_filter": ("correct", "none"),
+    "rl_overlong": ("exclude", "keep"),
+    "rl_reward": ("exact_match", "random"),
+}
+
+
+def _nearest(word: str, known) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(known))}"
+
+
+def _checked(values: dict) -> dict:
+    """Names known, types as declared, numbers in range, choices among the known ones."""
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    checked = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ValueError(f"unknown parameter {name!r}: {_nearest(name, fields)}")
+        default = fields[name].default
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not type(default):
+            want, got = type(default).__name__, type(value).__name__
+            raise ValueError(f"parameter {name!r} must be {want}, got {got} ({value!r})")
+        if isinstance(value, (int, float)) and value < 0:
+            raise ValueError(f"parameter {name!r} must not be negative, got {value}")
+        if name.endswith("_share") and value > 1:
+            raise ValueError(f"parameter {name!r} is a share in 0..1, got {value}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise ValueError(f"parameter {name!r} must be one of {CHOICES[name]}, got {value!r}")
+        checked[name] = value
+    return checked
+
+
+def load_parameters(path: Path) -> dict:
+    """The flat names of a YAML parameter file, checked; ValueError names file and fault."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise ValueError(f"no parameter file {path}: see notebooks/params/") from None
+    except yaml.YAMLError as fault:
+        raise ValueError(f"{path} is not YAML: {fault}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
+    try:
+        return _checked(values)
+    except ValueError as fault:
+        raise ValueError(f"{path}: {fault}") from None

@@ -1,0 +1,145 @@
+"""Stages `evaluate_*`: held-out questions, greedy and sampled, with outcomes kept per question.
+
+Held-out questions have answers that no training question has. Every stage is asked the same ones:
+once greedily and `eval_samples` times at temperature 1, with the real tools (or, closed book, with
+tools that find nothing). `outcomes.jsonl` keeps a line a question, so that intervals can be
+clustered by question; `rows.json` holds the sums in the form of the tour's results table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from drlib.agents.react import Limits, ReAct
+from drlib.config import Config
+from drlib.policy.engine import LocalEngine
+from drlib.policy.moe import load_policy
+from drlib.sandbox import Sandbox
+from drlib.synthesis.questions import Task, is_correct, synthesize_questions
+from drlib.tools import Toolbox
+from drlib.training import stages
+from drlib.training.data import policy_tools
+from drlib.training.run import Ranks, RunFolder, write_atomically
+from drlib.trajectory import Trajectory, save_trajectories
+from drlib.worlds import World
+
+KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one question got: right or wrong, greedy and sampled, and the sampled tool calls."""
+
+    task: str
+    kind: str
+    hops: int
+    greedy: bool
+    samples: list[bool]
+    calls: int
+    errors: int
+    greedy_calls: int
+    greedy_errors: int
+    no_answer: int
+
+
+def held_out(world: World, config: Config) -> list[Task]:
+    """`eval_questions` of each kind, drawn with `eval_seed`."""
+    n, seed = config.eval_questions, config.eval_seed
+    python = synthesize_questions(world, n, seed, "test", "python")
+    return python + synthesize_questions(world, n, seed, "test", "search")
+
+
+def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
+    """(outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
+    seed, k = config.eval_seed, config.eval_samples
+    greedy = agent.run(tasks, temperature=0.0, seed=seed, keys=keys)
+    sampled = agent.run(tasks, samples=k, temperature=1.0, seed=seed, keys=keys)
+    outcomes = []
+    for i, task in enumerate(tasks):
+        tries = sampled[i * k : (i + 1) * k]
+        results = [r for t in tries for r in t.tool_results]
+        first = greedy[i]
+        outcomes.append(
+            Outcome(
+                task.id, task.kind, task.hops, right(first, task), [right(t, task) for t in tries],
+                len(results), sum(not r.ok for r in results), len(first.tool_results),
+                sum(not r.ok for r in first.tool_results), sum(t.answer is None for t in tries),
+            )  # fmt: skip
+        )
+    return outcomes, greedy, sampled[::k]
+
+
+def right(trajectory: Trajectory, task: Task) -> bool:
+    return trajectory.answer is not None and is_correct(trajectory.answer, task)
+
+
+def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
+    """Sums by kind and look-ups: `sample` counts answers, `greedy` and `pass@k` count questions."""
+    groups: dict[tuple, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.kind, outcome.hops].append(outcome)
+    rows = []
+    for (kind, hops), some in sorted(groups.items()):
+        k = len(some[0].samples)
+        counts = {
+            "greedy": (len(some), sum(o.greedy for o in some)),
+            "sample": (k * len(some), sum(sum(o.samples) for o in some)),
+            f"pass@{k}": (len(some), sum(any(o.samples) for o in some)),
+        }
+        for decoding, (n, correct) in counts.items():
+            rows.append({"stage": stage, "kind": kind, "hops": hops, "decoding": decoding,
+                         "seed": seed, "n": n, "correct": correct})  # fmt: skip
+    return rows
+
+
+def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: str) -> list[dict]:
+    """Stage `evaluate_<of>`; returns the rows (on the first rank)."""
+    ranks = ranks or Ranks()
+    name = f"evaluate_{of}"
+    closed = of == "closed_book"
+    runs = run_dir.parents[1]
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+    _, chat, world, _ = policy_tools(config, runs)
+    which = "rl" if closed else of
+    model, _ = load_policy(stages.input_folder(name, which, config, runs) / "policy")
+    model.eval()
+    tasks = held_out(world, config)
+    mine = list(range(ranks.rank, len(tasks), ranks.size))
+    limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
+    ):
+        engine = LocalEngine(
+            model, max_context=config.max_context_tokens, lockstep=True
+        )  # fmt: skip
+        agent = ReAct(engine, toolbox, chat, limits)
+        outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
+    if ranks.first:
+        save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])
+        save_trajectories(run.path / "sampled.parquet", sampled[-KEPT_TRAJECTORIES:])
+    outcomes = ranks.gather(outcomes)
+    rows = rows_of(outcomes, of, config.seed)
+    if ranks.first:
+        lines = "".join(json.dumps(vars(o)) + "\n" for o in outcomes)
+        write_atomically(run.path / "outcomes.jsonl", lambda p: p.write_text(lines))
+        write_atomically(run.path / "rows.json", lambda p: p.write_text(json.dumps(rows, indent=0)))
+    run.finish({"questions": len(outcomes)})
+    return rows
+
+
+def read_outcomes(folder: Path) -> list[Outcome]:
+    """The outcomes of a finished evaluation."""
+    lines = (folder / "outcomes.jsonl").read_text().splitlines()
+    return [Outcome(**json.loads(line)) for line in lines]
+
+
+def _builder(of: str):
+    return lambda config, run_dir, ranks: evaluate(config, run_dir, ranks, of=of)
+
+
+if __name__ == "__main__":
+    stages.main({f"evaluate_{s}": _builder(s) for s in (*stages.EVALUATED, "closed_book")})

@@ -1,0 +1,189 @@
+"""The tour's numbers: gathered from finished evaluations, kept in two small files, tabulated.
+
+`results.json` holds sums by stage, kind, look-ups, decoding and seed: what tables are made from.
+`outcomes.json` holds every question's outcomes as digits: what intervals are made from, because
+eight samples of one question are not eight questions. All stages and seeds are asked the same
+held-out questions, so differences are paired by question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from drlib.config import Config
+from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
+from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean
+from drlib.training import stages
+from drlib.training.data import read_episodes
+from drlib.training.run import RunFolder, write_atomically
+
+LINE = ("untrained", "sft", "rl", "closed_book")
+CONTROLS = ("sft_continued", "rl_random_reward")
+TITLES = {
+    "untrained": "untrained", "demonstrator": "the demonstrator", "cpt": "after pre-training",
+    "sft": "after SFT", "sft_continued": "SFT continued (RL's compute)", "rl": "after RL",
+    "rl_random_reward": "RL, random reward", "closed_book": "after RL, closed book",
+}  # fmt: skip
+DECODINGS = ("sample", "greedy", "pass@8")
+
+
+def demonstrator_rows(config: Config, runs: Path) -> list[dict]:
+    """How often the teacher itself was right, before any filter."""
+    pool = read_episodes(stages.folder("demonstrations", config, runs), "none")
+    rows = []
+    for kind, hops in sorted({(e["kind"], e["hops"]) for e in pool}):
+        right = [e["correct"] for e in pool if (e["kind"], e["hops"]) == (kind, hops)]
+        rows.append({"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
+                     "seed": config.seed, "n": len(right), "correct": sum(right)})  # fmt: skip
+    return rows
+
+
+def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
+    """Results of the finished evaluations of `names`, one config a seed."""
+    configs, rows, outcomes = list(configs), [], {}
+    for config in configs:
+        rows += demonstrator_rows(config, runs)
+        for name in names:
+            path = stages.folder(f"evaluate_{name}", config, runs)
+            if not RunFolder.complete(path):
+                raise ValueError(f"stage 'evaluate_{name}' of seed {config.seed} is missing: {path}")
+            outcomes[name, config.seed] = read_outcomes(path)
+            rows += rows_of(outcomes[name, config.seed], name, config.seed)
+    return Results(command, configs[0].profile, rows, outcomes)
+
+
+class Results:
+    """Rows and outcomes of some stages and seeds."""
+
+    def __init__(self, command: str, profile: str, rows: list[dict], outcomes: dict):
+        self.command, self.profile, self.rows, self.outcomes = command, profile, rows, outcomes
+
+    @property
+    def stages(self) -> list[str]:
+        return [s for s in TITLES if any(r["stage"] == s for r in self.rows)]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({r["seed"] for r in self.rows})
+
+    def save(self, folder: Path) -> None:
+        head = {"command": self.command, "profile": self.profile}
+        lines = ",\n".join(json.dumps(r) for r in self.rows)
+        text = json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n"
+        write_atomically(folder / "results.json", lambda p: p.write_text(text))
+        write_atomically(folder / "outcomes.json", lambda p: p.write_text(_packed(self.outcomes)))
+
+    @staticmethod
+    def load(folder: Path) -> Results:
+        """What `save` wrote; ValueError when it is not there or cannot be read."""
+        try:
+            head = json.loads((folder / "results.json").read_text())
+            outcomes = _unpacked(json.loads((folder / "outcomes.json").read_text()))
+        except (OSError, ValueError, KeyError) as fault:
+            raise ValueError(f"no readable results in {folder}: {fault}") from fault
+        return Results(head["command"], head["profile"], head["rows"], outcomes)
+
+    def count(self, stage: str, kind: str, decoding: str, hops: int | None = None):
+        """(correct, n) over all seeds; (0, 0) where the stage was not asked."""
+        chosen = [
+            r for r in self.rows
+            if (r["stage"], r["kind"], r["decoding"]) == (stage, kind, decoding)
+            and hops in (None, r["hops"])
+        ]  # fmt: skip
+        return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
+
+    def values(
+        self, stage: str, kind: str, decoding: str, hops: int | None = None, seeds=None
+    ) -> dict[str, list[float]]:
+        """Each question's scores (all seeds, all samples): the input of the bootstrap."""
+        table: dict[str, list[float]] = {}
+        for (name, seed), outcomes in self.outcomes.items():
+            if name != stage or (seeds is not None and seed not in seeds):
+                continue
+            for o in outcomes:
+                if o.kind == kind and hops in (None, o.hops):
+                    table.setdefault(o.task, []).extend(_scores(o, decoding))
+        return table
+
+    def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
+        """(mean, low, high), 95%, clustered by question; seeds are pooled."""
+        return bootstrap_mean(self.values(stage, kind, decoding, hops), seed=0)
+
+    def gain(
+        self, stage: str, over: str, kind: str, decoding: str, hops: int | None = None
+    ) -> Interval:
+        """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
+        a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))
+        return bootstrap_difference(a, b, seed=0)
+
+    def tool_errors(self, stage: str, seeds=None) -> tuple[int, int]:
+        """(failed calls, calls) of the sampled rollouts."""
+        chosen = [
+            o for (name, seed), outcomes in self.outcomes.items() for o in outcomes
+            if name == stage and (seeds is None or seed in seeds)
+        ]  # fmt: skip
+        return sum(o.errors for o in chosen), sum(o.calls for o in chosen)
+
+    def table(self) -> str:
+        """The results as a Markdown table: percent with 95% intervals, and n."""
+        head = "| | " + " | ".join(
+            f"{kind} {decoding}" for kind in ("python", "search") for decoding in DECODINGS
+        )
+        lines = [head + " | three look-ups, greedy |", "|---" * 8 + "|"]
+        for stage in self.stages:
+            cells = [self._cell(stage, k, d) for k in ("python", "search") for d in DECODINGS]
+            cells.append(self._cell(stage, "search", "greedy", 3))
+            lines.append(f"| {TITLES[stage]} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    def _cell(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> str:
+        correct, n = self.count(stage, kind, decoding, hops)
+        if not n:
+            return "-"
+        if not self.values(stage, kind, decoding, hops):  # the demonstrator: sums only
+            return f"{100 * correct / n:.1f} (n={n})"
+        mean, low, high = self.accuracy(stage, kind, decoding, hops)
+        return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}] (n={n})"
+
+
+def _scores(outcome: Outcome, decoding: str) -> list[float]:
+    if decoding == "greedy":
+        return [float(outcome.greedy)]
+    if decoding == "sample":
+        return [float(s) for s in outcome.samples]
+    if decoding == f"pass@{len(outcome.samples)}":
+        return [float(any(outcome.samples))]
+    return []
+
+
+FIELDS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")
+
+
+def _packed(outcomes: dict) -> str:
+    """Questions once; a stage and seed as strings of digits and short lists."""
+    first = next(iter(outcomes.values()))
+    data = {"questions": [[o.task, o.kind, o.hops] for o in first], "outcomes": []}
+    for (stage, seed), rows in outcomes.items():
+        if [o.task for o in rows] != [o.task for o in first]:
+            raise ValueError(f"stage {stage!r} of seed {seed} was asked other questions")
+        data["outcomes"].append(
+            {"stage": stage, "seed": seed, "greedy": "".join(str(int(o.greedy)) for o in rows),
+             "samples": ["".join(str(int(s)) for s in o.samples) for o in rows],
+             **{f: [getattr(o, f) for o in rows] for f in FIELDS}}
+        )  # fmt: skip
+    return json.dumps(data, separators=(",", ":")) + "\n"
+
+
+def _unpacked(data: dict) -> dict:
+    outcomes = {}
+    for block in data["outcomes"]:
+        outcomes[block["stage"], block["seed"]] = [
+            Outcome(
+                task, kind, hops, block["greedy"][i] == "1",
+                [c == "1" for c in block["samples"][i]], **{f: block[f][i] for f in FIELDS},
+            )
+            for i, (task, kind, hops) in enumerate(data["questions"])
+        ]  # fmt: skip
+    return outcomes

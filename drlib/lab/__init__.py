@@ -1,0 +1,31 @@
+"""What notebooks need, and what keeps them honest.
+
+    from drlib import lab
+    lab.use_style()                                   the look of every figure
+    lab.show_source(leave_one_out)                    the library's real code, compared in CI
+    for step in lab.progress(steps): ...              a bar; silent when DRLIB_HEADLESS=1
+    lab.launch("drlib.training.sft", [...], 2)        a program in its own processes
+    lab.ensure("rl", config)                          a stage's folder, built if it is missing
+    lab.save_figure(fig, "05_grpo_by_hand")           figures/05_grpo_by_hand.png
+
+    python -m drlib.lab run 00 -f notebooks/params/laptop.yaml     parameterised, by papermill
+    python -m drlib.lab refresh 05                                 stored outputs of the ci profile
+    python -m drlib.lab check                                      the rules for committed notebooks
+
+Notebooks import the library and hold no code twice; nothing multi-process runs inside a kernel.
+"""
+
+from drlib.lab.display import (
+    ROOT,
+    figures_folder,
+    progress,
+    save_figure,
+    show_source,
+    use_style,
+)
+from drlib.lab.launching import LaunchError, ensure, launch
+
+__all__ = [
+    "ROOT", "LaunchError", "ensure", "figures_folder", "launch", "progress", "save_figure",
+    "show_source", "use_style",
+]  # fmt: skip

@@ -1,0 +1,90 @@
+"""`python -m drlib.lab run|refresh|check|reference`: notebooks and runs from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from drlib.lab.display import ROOT
+from drlib.lab.hygiene import problems
+from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
+from drlib.lab.reference import OUT, reference
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0, or 1 with one line on stderr that says what is wrong."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.action(args)
+    except (NotebookError, ValueError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing is left running; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m drlib.lab", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run", help="execute a copy with other parameters (papermill)")
+    one.add_argument("number", metavar="NN")
+    one.add_argument("-f", "--file", type=Path, help="YAML file with `name: value` lines")
+    one.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
+                     metavar=("NAME", "VALUE"))  # fmt: skip
+    one.add_argument("-o", "--output", type=Path, help="runs/notebooks/NN_<profile>.ipynb if left out")
+    one.set_defaults(action=_run)
+    for name, action, text in (
+        ("refresh", _refresh, "execute in the ci profile and store the outputs, normalised"),
+        ("check", _check, "the rules for committed notebooks, without executing them"),
+    ):
+        several = commands.add_parser(name, help=text)
+        several.add_argument("numbers", nargs="*", metavar="NN", help="all if left out")
+        several.set_defaults(action=action)
+    line = commands.add_parser("reference", help="the whole line for several seeds, with controls")
+    line.add_argument("--profile", default="laptop")
+    line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    line.add_argument("--runs", type=Path, default=ROOT / "runs")
+    line.add_argument("--out", type=Path, default=OUT)
+    line.set_defaults(action=_reference)
+    return parser
+
+
+def _reference(args) -> int:
+    from drlib.config import Config
+
+    print(reference(Config.load(args.profile), args.seeds, args.runs, args.out))
+    return 0
+
+
+def _run(args) -> int:
+    parameters = read_parameters(args.file) if args.file else {}
+    parameters |= parse_pairs(args.parameter)
+    run(args.number, parameters, args.output)
+    return 0
+
+
+def _chosen(numbers: list[str]) -> list[Path]:
+    """The notebooks of these numbers, solutions included; all of them for none."""
+    if not numbers:
+        return find(None, solutions=True)
+    return [path for number in numbers for path in find(number, solutions=True)]
+
+
+def _refresh(args) -> int:
+    for path in _chosen(args.numbers):
+        changed = refresh(path)
+        print(f"{path.name}: {'refreshed' if changed else 'unchanged'}", flush=True)
+    return 0
+
+
+def _check(args) -> int:
+    paths = _chosen(args.numbers)
+    found = [f"{path.name}: {text}" for path in paths for text in problems(path)]
+    print("\n".join(found) or f"{len(paths)} notebooks: no problem")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

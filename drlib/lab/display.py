@@ -1,0 +1,89 @@
+"""What a notebook shows: progress bars, the library's source, figures in one style.
+
+Everything here gives the same stored output on every run, so that nbval can compare it: bars are
+silent when DRLIB_HEADLESS=1, source is Markdown, pictures carry no date and no software version.
+
+Environment: DRLIB_HEADLESS=1 silences bars. DRLIB_TERMINAL names a file that bars are written to
+instead (`lab run` shows it on the terminal, where no notebook widget can be seen). DRLIB_FIGURES
+names another folder for pictures (tests and `lab run` use it, so that they never change the
+committed ones).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STYLE = ROOT / "drlib" / "drlib.mplstyle"
+FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
+
+
+def headless() -> bool:
+    return os.environ.get("DRLIB_HEADLESS") == "1"
+
+
+def progress(iterable: Iterable | None = None, total: float | None = None, desc: str = ""):
+    """A tqdm bar with time left: a widget in Jupyter, text elsewhere, nothing when headless."""
+    from tqdm import auto, std
+
+    if headless():  # tqdm's own TQDM_DISABLE has no effect on the notebook bar
+        return std.tqdm(iterable, total=total, desc=desc, disable=True)
+    terminal = os.environ.get("DRLIB_TERMINAL")
+    if terminal:
+        stream = open(terminal, "a", encoding="utf-8")  # closed with the bar's last reference
+        return std.tqdm(iterable, total=total, desc=desc, file=stream, ncols=88, mininterval=0.5)
+    return auto.tqdm(iterable, total=total, desc=desc)
+
+
+def show_source(*objects) -> None:
+    """Display the source of functions or classes as it is in the library now.
+
+    The stored output is Markdown, so it renders on GitHub and nbval fails as soon as the library's
+    code changes: the notebook is then refreshed, never quietly wrong.
+    """
+    if not objects:
+        raise ValueError("show_source needs at least one function or class")
+    code = "\n\n".join(textwrap.dedent(inspect.getsource(o)).rstrip() for o in objects)
+    markdown = f"```python\n{code}\n```"
+    from IPython import get_ipython
+    from IPython.display import Markdown, display
+
+    if get_ipython() is None:
+        print(code)
+    else:
+        display(Markdown(markdown))
+
+
+def use_style() -> None:
+    """The look of every figure: drlib.mplstyle on matplotlib's defaults."""
+    import matplotlib.pyplot as plt
+
+    plt.style.use(STYLE)
+
+
+def figures_folder() -> Path:
+    return Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures")
+
+
+def save_figure(fig, name: str) -> Path:
+    """Write figures/NAME.png and return its path; the folder is made if it is missing.
+
+    Equal content gives equal bytes, and a failure leaves no half-written picture.
+
+    Args:
+        fig: a matplotlib Figure.
+        name: NN_what, where NN is the notebook's number.
+    """
+    from drlib.training.run import write_atomically  # lazily: it brings torch
+
+    if not FIGURE_NAME.fullmatch(name):
+        raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (number, lower case)")
+    path = figures_folder() / f"{name}.png"
+    metadata = {"Software": None}
+    write_atomically(path, lambda p: fig.savefig(p, format="png", metadata=metadata))
+    return path

@@ -1,0 +1,159 @@
+"""The rules for committed notebooks, read from the file without executing it.
+
+They hold what execution cannot show: that outputs are stored at all (nbval compares nothing in a
+stripped notebook), that they were stored normalised, that every notebook has the same headings and
+small cells, and that no path of somebody's machine is in an output.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from drlib.lab.display import ROOT
+from drlib.lab.notebooks import NotebookError, defaults, normalised, read
+
+HEADINGS = (
+    "Goal", "Parameters", "Idea", "By hand", "In code", "Run", "Figure", "Play", "Checks",
+    "Exercises", "At scale",
+)  # fmt: skip
+CELLS = range(25, 46)
+MEDIAN_LINES, MAX_LINES, MAX_COLUMNS = 6, 25, 80
+MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 300_000, 600_000
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/svg+xml")
+
+
+def problems(path: Path, *, figures: Path | None = None) -> list[str]:
+    """Everything that is wrong with a notebook, one sentence each; empty when nothing is.
+
+    A notebook in a folder `solutions` need not have the headings, the number of cells and the
+    parameters of a main one.
+
+    Args:
+        figures: the folder of the committed pictures; figures/ of the repository where None.
+    """
+    try:
+        notebook = read(path)
+    except NotebookError as fault:
+        return [str(fault)]
+    figures = ROOT / "figures" if figures is None else figures
+    found = [*_stored(notebook), *_code(notebook), *_size(notebook), *_private(notebook)]
+    found += _figures(notebook, path.stem[:2], figures)
+    if path.parent.name != "solutions":
+        found += _shape(notebook, path.stem[:2])
+    return found
+
+
+def _code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def _stored(notebook) -> Iterator[str]:
+    """Executed from top to bottom, without errors, normalised."""
+    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
+        yield "the kernel must be python3"
+    executed = [cell for cell in _code_cells(notebook) if "skip-execution" not in _tags(cell)]
+    counts = [cell.execution_count for cell in executed]
+    if counts != list(range(1, len(executed) + 1)):
+        yield f"execution counts are {counts}, not 1..{len(executed)}: run `drlib.lab refresh`"
+    for index, cell in enumerate(notebook.cells):
+        tags = _tags(cell)
+        if ("skip-execution" in tags) != ("nbval-skip" in tags):
+            yield f"cell {index}: skip-execution and nbval-skip go together (each has one reader)"
+        errors = [o for o in cell.get("outputs", []) if o.output_type == "error"]
+        if errors and "raises-exception" not in tags:
+            yield f"cell {index} ends in {errors[0].ename} and is not tagged raises-exception"
+    for name in ("widgets", "papermill"):
+        if name in notebook.metadata:
+            yield f"metadata.{name} is stored: run `drlib.lab refresh`"
+    if json.dumps(normalised(notebook), sort_keys=True) != json.dumps(notebook, sort_keys=True):
+        yield "not normalised (cell ids, metadata, widget views): run `drlib.lab refresh`"
+
+
+def _code(notebook) -> Iterator[str]:
+    """Small cells of plain Python that nbval can compare."""
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        lines = cell.source.splitlines()
+        if not cell.source.strip():
+            yield f"cell {index} is empty"
+        if len(lines) > MAX_LINES:
+            yield f"cell {index} has {len(lines)} lines, above {MAX_LINES}"
+        for line in lines:
+            where = f"cell {index}, {line.strip()[:30]!r}"
+            if len(line) > MAX_COLUMNS:
+                yield f"{where}: {len(line)} columns, above {MAX_COLUMNS}"
+            if re.match(r"\s*(!|%%?[a-z])", line):
+                yield f"{where}: no shell or magic command (its exit status is ignored)"
+            if line.rstrip().endswith(";"):
+                yield f"{where}: a trailing `;` does not hide output under nbval: use plt.show()"
+
+
+def _size(notebook) -> Iterator[str]:
+    images = 0
+    for cell in _code_cells(notebook):
+        for output in cell.outputs:
+            for kind in IMAGE_TYPES:
+                images += len(str(output.get("data", {}).get(kind, "")))
+    text = len(json.dumps(notebook)) - images
+    if text > MAX_TEXT_BYTES:
+        yield f"{text} bytes without pictures, above {MAX_TEXT_BYTES}"
+    if images > MAX_IMAGE_BYTES:
+        yield f"{images} bytes of pictures, above {MAX_IMAGE_BYTES}: fewer or smaller ones"
+
+
+def _private(notebook) -> Iterator[str]:
+    """An output with a path of this machine differs on every other one."""
+    places = {f"{p}/" for p in (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())} - {"//", "/"}
+    for index, cell in enumerate(notebook.cells):
+        shown = json.dumps([_without_images(output) for output in cell.get("outputs", [])])
+        for place in sorted(places):
+            if place in shown:
+                yield f"cell {index}: a path of this machine is in the output ({place}...)"
+
+
+def _without_images(output) -> dict:
+    data = {k: v for k, v in output.get("data", {}).items() if k not in IMAGE_TYPES}
+    return {**output, "data": data}
+
+
+def _figures(notebook, number: str, figures: Path) -> Iterator[str]:
+    """Every picture that the notebook saves or shows by name is committed."""
+    source = "\n".join(cell.source for cell in notebook.cells)
+    saved = re.findall(r"save_figure\([^\"']*[\"'](\w+)[\"']", source)
+    shown = re.findall(rf"figures/({number}_\w+)\.png", source)
+    for name in sorted({*saved, *shown}):
+        if not (figures / f"{name}.png").exists():
+            yield f"figures/{name}.png does not exist: run `drlib.lab refresh {number}`"
+    for name in saved:
+        if not name.startswith(f"{number}_"):
+            yield f"figure {name!r} must begin with the notebook's number, {number}_"
+
+
+def _shape(notebook, number: str) -> Iterator[str]:
+    """The same way through every notebook."""
+    if len(notebook.cells) not in CELLS:
+        yield f"{len(notebook.cells)} cells, not {CELLS.start} to {CELLS.stop - 1}"
+    lengths = [len(cell.source.splitlines()) for cell in _code_cells(notebook)]
+    if lengths and statistics.median(lengths) > MEDIAN_LINES:
+        yield f"the median code cell has {statistics.median(lengths)} lines, above {MEDIAN_LINES}"
+    try:
+        defaults(notebook)
+    except NotebookError as fault:
+        yield str(fault)
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    prose = re.sub(r"^```.*?^```", "", prose, flags=re.M | re.S)
+    if not prose.startswith(f"# {number} · "):
+        yield f"the first cell must begin with '# {number} · Title'"
+    headings = tuple(re.findall(r"^## (.+?)\s*$", prose, re.M))
+    if headings != HEADINGS:
+        yield f"headings are {', '.join(headings)}; they must be {', '.join(HEADINGS)}"

@@ -1,0 +1,231 @@
+"""Programs that a notebook starts: training in its own processes, never inside the kernel.
+
+A kernel that trains on several processes mixes their prints, cannot be interrupted cleanly and
+must not have touched CUDA. So a notebook calls `launch`, which runs a module by `python -m` or by
+torchrun, draws a bar from the JSON lines that the module writes, and leaves nothing running: on
+Ctrl-C the program is asked to stop (stages then save a checkpoint), and killed with all its
+descendants when it does not; when the kernel itself dies, the kernel of Linux tells the program.
+
+Left out: several hosts (notebook 17 shows the torchrun line), live output (it is in the log file).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from drlib.lab.display import ROOT, progress
+
+GRACE_S = 10.0  # from SIGINT to SIGKILL
+POLL_S = 0.2
+LOG_LINES = 30
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class LaunchError(RuntimeError):
+    """A launched program failed. `returncode` and `log` (the whole log file) say more."""
+
+    def __init__(self, name: str, returncode: int, log: Path):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        how = f"exit status {returncode}"
+        if returncode < 0:
+            how = f"killed by {signal.Signals(-returncode).name}"
+        tail = "\n".join(lines) or "(it printed nothing)"
+        super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
+        self.returncode, self.log = returncode, log
+
+
+class Follower:
+    """Reads the last "step" of a JSON-lines file that another process is still writing.
+
+    The file may appear late, end in half a line, be cut back (a resumed stage drops the lines
+    after its checkpoint) or be renamed away when its stage is complete.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.step = path, 0
+        self._at, self._inode = 0, None
+
+    def read(self) -> int:
+        """The step of the last whole line so far; unchanged when there is nothing new."""
+        try:
+            with open(self.path, "rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._inode or state.st_size < self._at:
+                    self._at, self._inode = 0, state.st_ino
+                file.seek(self._at)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return self.step
+        self._at += len(whole) + len(newline)
+        for line in reversed(whole.splitlines()):
+            try:
+                self.step = int(json.loads(line)["step"])
+                break
+            except (ValueError, KeyError, TypeError):
+                continue  # a line about something else
+        return self.step
+
+
+def launch(
+    module: str,
+    arguments: Sequence[str] = (),
+    processes: int = 1,
+    *,
+    follow: Path | None = None,
+    total: int | None = None,
+    desc: str = "",
+) -> Path:
+    """Run `python -m module arguments` and wait; return the path of its log (runs/logs/).
+
+    The program runs in the repository's folder, with one thread a process, in its own process
+    group. Ctrl-C stops it and raises KeyboardInterrupt here; nothing is left running.
+
+    Args:
+        module: its dotted name.
+        processes: above 1, torchrun starts that many on this machine (loopback only).
+        follow: JSON lines with a key "step" that the program writes; they move the bar.
+        total: the last step.
+        desc: the bar's name; the module's where empty.
+
+    Raises:
+        LaunchError: it ended with another status than 0; carries the end of its log.
+    """
+    if processes < 1:
+        raise ValueError(f"processes must be at least 1, got {processes}")
+    name = desc or module
+    log = _new_log(name)
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            _command(module, arguments, processes), cwd=ROOT, env=_environment(),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            process_group=0, preexec_fn=_stop_with_parent,
+        )  # fmt: skip
+    family = [psutil.Process(child.pid)]
+    try:
+        _watch(child, family, follow, total, name)
+    finally:
+        _end(child, family)
+    if child.returncode:
+        raise LaunchError(name, child.returncode, log)
+    return log
+
+
+def ensure(stage: str, config, *, runs: Path | None = None, processes: int | None = None) -> Path:
+    """The finished folder of a stage: it and what it needs are built if missing, else reused.
+
+    Args:
+        stage: a name of drlib.training.stages.STAGES, such as "sft".
+        config: a drlib.config.Config, or the name of a profile.
+        runs: where run folders lie; runs/ of the repository where None.
+        processes: for stages that can use several; `config.processes` where None.
+    """
+    from drlib.config import Config
+    from drlib.training import stages  # lazily: it brings torch
+
+    if isinstance(config, str):
+        config = Config.load(config)
+    runs = ROOT / "runs" if runs is None else Path(runs).resolve()
+    for name in stages.needed(stage, config, runs):
+        spec = stages.stage(name)
+        final = stages.folder(name, config, runs)
+        launch(
+            spec.module,
+            stages.arguments(name, config, runs),
+            (processes or config.processes) if spec.parallel else 1,
+            follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
+            total=getattr(config, spec.steps) if spec.steps else None,
+            desc=name,
+        )
+    return stages.folder(stage, config, runs)
+
+
+def _command(module: str, arguments: Sequence[str], processes: int) -> list[str]:
+    if processes == 1:
+        return [sys.executable, "-m", module, *map(str, arguments)]
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={processes}", "-m", module, *map(str, arguments),
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    """One thread a process; gloo and the rendezvous stay on loopback; drlib is importable."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback,
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+    }  # fmt: skip
+
+
+def _new_log(name: str) -> Path:
+    folder = ROOT / "runs" / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+    handle, path = tempfile.mkstemp(prefix=f"{stem}-", suffix=".log", dir=folder)
+    os.close(handle)
+    return Path(path)
+
+
+def _stop_with_parent() -> None:
+    """In the child before exec: SIGTERM when its parent dies, however that happens (Linux)."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _watch(child, family: list, follow: Path | None, total: int | None, desc: str) -> None:
+    """Move the bar until the child ends; keep `family` a list of all its living descendants."""
+    follower = Follower(follow) if follow is not None else None
+    with progress(total=total, desc=desc) as bar:
+        if follower:  # what an interrupted run had done already says nothing about this one's pace
+            bar.initial = bar.n = follower.read()
+        while True:
+            try:
+                child.wait(POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                _remember(family)
+            if follower:
+                bar.update(follower.read() - bar.n)
+            bar.refresh()
+        if child.returncode == 0 and total is not None:
+            bar.update(total - bar.n)
+
+
+def _remember(family: list) -> None:
+    """torchrun's workers are in sessions of their own, so a group id would not find them."""
+    known = set(family)
+    try:
+        family += [p for p in family[0].children(recursive=True) if p not in known]
+    except psutil.NoSuchProcess:
+        pass  # it has just ended: those seen before are in the list
+
+
+def _end(child: subprocess.Popen, family: list) -> None:
+    """Ask the group to stop, wait, then kill whatever of the family still runs."""
+    try:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGINT)
+            child.wait(GRACE_S)
+    except (ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass  # gone already, deaf, or the user pressed Ctrl-C again: kill
+    finally:
+        _remember(family)
+        for process in family:
+            try:
+                process.kill()  # psutil compares start times: a reused id is not touched
+            except psutil.NoSuchProcess:
+                continue
+        child.wait()

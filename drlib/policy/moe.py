@@ -1,0 +1,332 @@
+"""The policy: a small Qwen3-MoE model, its two initialisations, saving and loading.
+
+The model is transformers' own `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face
+folder that transformers, TRL and vLLM load with no drlib present. Only the configuration and the
+first weights are ours.
+
+No weights can be downloaded here, and a plainly initialised model of this size needs far more
+tokens than a quarter of an hour on two cores has before it can copy a name out of a page. The
+default initialisation is therefore *structured*: `induction_init_` writes the two-layer induction
+circuit (Olsson et al. 2022, arXiv:2209.11895: previous-token heads feeding content-match heads)
+into the first weights. That is not training from scratch in the pure sense, and whoever claims
+"from nothing" must say so; `init="plain"` is there to be shown beside it.
+
+Left out: sharded checkpoints, dense layers between the sparse ones, untied embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+# Strengths of the structured circuit; chosen on the random-token copy task.
+_STD = 0.10  # of a content coordinate of an embedding
+_PREVIOUS_SHARPNESS = 30.0  # attention logit at offset -1
+_MATCH_SHARPNESS = 20.0  # attention logit of an exact content match
+_COPY_GAIN = 4.0  # copied token against the current one in the last residual
+_NOISE = 0.01  # breaks the symmetry between heads that share a role
+_SLOWEST_TURN = 1.0  # radians over the whole context below which a RoPE pair counts as slow
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """Sizes of the policy; the defaults give about 1.2 M parameters, half of them active."""
+
+    vocab_size: int = 2048
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 2
+    head_dim: int = 16
+    experts: int = 8
+    experts_per_token: int = 2
+    expert_hidden: int = 64
+    rope_theta: float = 1e6
+    max_positions: int = 1024
+
+    def __post_init__(self):
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"PolicyShape.{name} must be positive, got {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"PolicyShape.heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"PolicyShape.head_dim must be even for RoPE, got {self.head_dim}")
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})"
+            )
+
+    def config(self, *, bos_id=None, eos_id=None, pad_id=None) -> Qwen3MoeConfig:
+        """The Hugging Face configuration of this shape (every layer sparse, tied embeddings)."""
+        return Qwen3MoeConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden,
+            intermediate_size=self.expert_hidden * self.experts_per_token,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            num_experts=self.experts,
+            num_experts_per_tok=self.experts_per_token,
+            moe_intermediate_size=self.expert_hidden,
+            max_position_embeddings=self.max_positions,
+            rope_parameters={"rope_type": "default", "rope_theta": float(self.rope_theta)},
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            norm_topk_prob=True,
+            output_router_logits=False,
+            tie_word_embeddings=True,
+            bos_token_id=bos_id,
+            eos_token_id=eos_id,
+            pad_token_id=pad_id,
+        )
+
+
+def build_policy(
+    shape: PolicyShape, seed: int, init: str = "induction", *, bos_id=None, eos_id=None, pad_id=None
+) -> Qwen3MoeForCausalLM:
+    """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
+
+    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
+    """
+    if init not in ("induction", "plain"):
+        raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
+    config = shape.config(bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3MoeForCausalLM._from_config(
+            config, dtype=torch.float32, experts_implementation="grouped_mm"
+        )
+    if init == "induction":
+        induction_init_(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+@torch.no_grad()
+def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> None:
+    """Write an induction circuit into the model's first weights, in place.
+
+    This is a structured initialisation, not a pure one: it gives the model by hand what large
+    models learn early (look back for the last time the current token occurred, and copy what
+    came after it). The residual stream is divided by coordinates: one that is the same constant
+    for every token, a *store* for the previous token, and the *content* of the token itself.
+
+    - Layer 0: queries and keys see the constant only, through the fastest RoPE pairs, with a
+      phase that makes every head peak at offset -1; values carry content into the store.
+    - Layers 1 and up: queries see the content, keys see the store, both through RoPE pairs too
+      slow to feel the distance, so a head attends to the place *after* an earlier occurrence of
+      the current token; values and output carry that place's content back, near-identity. Each
+      layer copies another part of the content.
+    - Experts and routers stay plain.
+    """
+    config = model.config
+    if config.num_hidden_layers < 2:
+        raise ValueError("an induction circuit needs at least 2 layers")
+    plan = _residual_plan(config)
+    _init_embedding(model, plan, generator)
+    for index, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weight = getattr(attention, projection).weight
+            weight.normal_(0.0, _NOISE, generator=generator)
+        if index == 0:
+            _previous_token_heads(attention, plan)
+        else:
+            _content_match_heads(attention, plan, index)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which residual coordinates and RoPE pairs the circuit uses (lists of indices)."""
+
+    constant: int
+    store: list[int]  # where layer 0 writes the previous token
+    source: list[int]  # the content coordinates it copies there, same length
+    copied: list[list[int]]  # per layer from 1 on: content coordinates copied back
+    inv_freq: list[float]
+    slow: list[int]  # RoPE pairs for content
+    fast: list[int]  # RoPE pairs for position
+
+
+def _residual_plan(config: Qwen3MoeConfig) -> _Plan:
+    width = config.num_key_value_heads * config.head_dim
+    half, theta = config.head_dim // 2, config.rope_parameters["rope_theta"]
+    inv_freq = [theta ** (-i / half) for i in range(half)]
+    slow = [i for i in range(half) if inv_freq[i] * config.max_position_embeddings < _SLOWEST_TURN]
+    slow = slow or [half - 1]
+    n_store = min(width, config.hidden_size // 4)
+    content = list(range(1 + n_store, config.hidden_size))
+    n_copy = config.num_hidden_layers - 1
+    chunk = math.ceil(len(content) / n_copy)
+    chunks = [content[i * chunk : (i + 1) * chunk] for i in range(n_copy)]
+    # Content that is matched on must stay clean until the last layer, so it is copied last.
+    source = (chunks[-1] + content)[:n_store] if n_copy > 1 else content[:n_store]
+    clean = set(source)
+    copied = []
+    for i in range(n_copy):
+        others = [c for c in content if c not in chunks[i]]
+        if i < n_copy - 1:
+            others = [c for c in others if c not in clean]
+            own = [c for c in chunks[i] if c not in clean]
+        else:
+            own = chunks[i]
+        copied.append((own + others)[:width])
+    fast = [i for i in range(half) if i not in slow][:3] or [0]
+    return _Plan(0, list(range(1, 1 + n_store)), source, copied, inv_freq, slow, fast)
+
+
+def _init_embedding(model, plan: _Plan, generator) -> None:
+    weight = model.model.embed_tokens.weight
+    weight.normal_(0.0, _STD, generator=generator)
+    weight[:, plan.store] *= 0.1
+    weight[:, plan.constant] = 2 * _STD
+    # Logits read content only: the store holds the previous token, which must not be predicted.
+    model.model.norm.weight[plan.store] = 0.1
+    model.model.norm.weight[plan.constant] = 0.0
+
+
+def _previous_token_heads(attention, plan: _Plan) -> None:
+    dim, half = attention.head_dim, attention.head_dim // 2
+    n_kv = attention.k_proj.out_features // dim
+    n_heads = attention.q_proj.out_features // dim
+    strength = math.sqrt(_PREVIOUS_SHARPNESS / math.sqrt(dim))
+    attention.q_norm.weight.fill_(strength)
+    attention.k_norm.weight.fill_(strength)
+    for head in range(n_heads):
+        for pair in plan.fast:
+            # The query is turned back by one position, so that it meets the key at offset -1.
+            turn = plan.inv_freq[pair]
+            attention.q_proj.weight[head * dim + pair, plan.constant] = math.cos(turn)
+            attention.q_proj.weight[head * dim + pair + half, plan.constant] = -math.sin(turn)
+    for head in range(n_kv):
+        for pair in plan.fast:
+            attention.k_proj.weight[head * dim + pair, plan.constant] = 1.0
+    group = n_heads // n_kv
+    for slot, (target, origin) in enumerate(zip(plan.store, plan.source)):
+        head, row = divmod(slot, dim)
+        attention.v_proj.weight[slot, origin] = 1.0
+        for member in range(group):
+            column = (head * group + member) * dim + row
+            attention.o_proj.weight[target, column] = _STD * 2 / group
+
+
+def _content_match_heads(attention, plan: _Plan, layer: int) -> None:
+    dim, half = attention.head_dim, attention.head_dim // 2
+    n_kv = attention.k_proj.out_features // dim
+    n_heads = attention.q_proj.out_features // dim
+    group = n_heads // n_kv
+    strength = math.sqrt(_MATCH_SHARPNESS / math.sqrt(dim))
+    attention.q_norm.weight.fill_(strength)
+    attention.k_norm.weight.fill_(strength)
+    rows = [pair + part for pair in plan.slow for part in (0, half)]
+    n_source = len(plan.source)
+    for kv in range(n_kv):
+        start = ((layer - 1) * n_kv + kv) * len(rows)
+        for offset, row in enumerate(rows[: n_source]):
+            at = (start + offset) % n_source
+            attention.k_proj.weight[kv * dim + row, plan.store[at]] = 1.0
+            for member in range(group):
+                head = kv * group + member
+                attention.q_proj.weight[head * dim + row, plan.source[at]] = 1.0
+    for slot, coordinate in enumerate(plan.copied[layer - 1]):
+        head, row = divmod(slot, dim)
+        attention.v_proj.weight[slot, coordinate] = 1.0
+        for member in range(group):
+            column = (head * group + member) * dim + row
+            attention.o_proj.weight[coordinate, column] = _STD * _COPY_GAIN / group
+
+
+def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
+    """Write a Hugging Face folder (safetensors) at `path`, whole or not at all.
+
+    The folder is written beside its final name and renamed when complete; an existing checkpoint
+    of that name is replaced only then. `dtype` casts the saved weights (bf16 for release); the
+    model in memory is untouched. `tokenizer` may be None. Raises OSError when the disk is full.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        state = model.state_dict()
+        if dtype is not None:
+            state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+        model.save_pretrained(scratch, state_dict=state)
+        if dtype is not None:
+            _set_saved_dtype(scratch / "config.json", dtype)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        scratch.chmod(0o755)
+        _replace_folder(scratch, path)
+    except SafetensorError as error:
+        raise OSError(f"could not write the checkpoint {path}: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return path
+
+
+def _set_saved_dtype(config_file: Path, dtype: torch.dtype) -> None:
+    # save_pretrained records the dtype of the model in memory, not that of `state_dict`.
+    config = json.loads(config_file.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(new, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    os.rename(path, old / path.name)
+    os.rename(new, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
+    """(model in fp32, tokenizer) from a folder of `save_policy`; tokenizer None if none was saved.
+
+    Raises FileNotFoundError for a missing folder or file and ValueError for a damaged one, each
+    naming the file.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"no checkpoint folder at {path}: train or copy one there")
+    for name in ("config.json", "model.safetensors"):
+        if not (path / name).is_file():
+            raise FileNotFoundError(
+                f"checkpoint {path} has no {name}: it is incomplete; delete it and build it again"
+            )
+    try:
+        model, report = Qwen3MoeForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            experts_implementation="grouped_mm",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, json.JSONDecodeError, EOFError) as error:
+        raise ValueError(
+            f"checkpoint {path} is damaged (config.json or model.safetensors cannot be read: "
+            f"{error}); delete it and build it again"
+        ) from error
+    missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})
+    if missing:
+        raise ValueError(f"checkpoint {path} lacks weights, for example {missing[0]}")
+    return model, _load_tokenizer(path)
+
+
+def _load_tokenizer(path: Path):
+    if not (path / "tokenizer_config.json").exists():
+        return None
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)

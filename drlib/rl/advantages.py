@@ -1,0 +1,162 @@
+"""Advantages of group-based policy gradients: how much better a rollout was than its siblings.
+
+Four estimators, one small function each, all of the same signature, so that swapping them is
+swapping a name. `leave_one_out` is the recipe's (Tongyi DeepResearch section 3.4, after LOOP,
+arXiv 2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G.
+
+Every reward is shifted by its group's smallest one before anything is summed. Advantages do not
+depend on the shift, and so a group of equal rewards gives exactly 0 whatever the rounding.
+
+Left out: per-token and per-turn advantages, value functions, a baseline across groups.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["batch_normalized", "group_mean", "group_normalized", "leave_one_out"]
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Rewards shifted to a smallest 0 within each group, with each rollout's group sums.
+
+    `shifted_N` is 0 where `valid_N` is False; `count_N` and `total_N` run over the valid members.
+    """
+
+    shifted_N: Tensor
+    count_N: Tensor
+    total_N: Tensor
+    valid_N: Tensor
+    index_N: Tensor
+
+
+def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
+    """A_i = R_i - mean of the other members' rewards (LOOP eq. 3); the recipe's default.
+
+    Equal to G/(G-1) times `group_mean`. The baseline does not contain R_i itself, so the gradient
+    stays unbiased. No division by the standard deviation.
+
+    Args:
+        rewards_N: float, one reward per rollout (tensor, array or list).
+        groups_N: int, rollouts of one question share a number; order and gaps do not matter.
+        valid_N: bool or None (all). A False member (an environment fault, say) is in nobody's
+            baseline, its reward may be NaN, and its own advantage is 0.
+
+    Returns:
+        advantages_N, dtype of `rewards_N`; exactly 0 in a group of one or of equal rewards.
+
+    Raises:
+        ValueError: lengths differ, a valid reward is NaN or infinite, or a dtype is wrong.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    others_N = (groups.count_N - 1).clamp(min=1)
+    baseline_N = (groups.total_N - groups.shifted_N) / others_N
+    return _finish(groups.shifted_N - baseline_N, groups, rewards_N)
+
+
+def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
+    """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO).
+
+    Arguments, result and errors as `leave_one_out`.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    return _finish(_centred(groups), groups, rewards_N)
+
+
+def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
+    """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4).
+
+    `std` is the sample standard deviation (divided by G-1), as TRL and verl compute it. It makes
+    rare successes and rare failures of very easy or very hard questions weigh more.
+    Arguments, result and errors as `leave_one_out`.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    centred_N = _centred(groups)
+    squares_N = _group_sum(centred_N.square(), groups.index_N)
+    std_N = (squares_N / (groups.count_N - 1).clamp(min=1)).sqrt()
+    return _finish(_divide(centred_N, std_N, epsilon), groups, rewards_N)
+
+
+def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
+    """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch").
+
+    One scale for all questions: like `group_mean`, with the step size held when rewards change
+    scale. Arguments, result and errors as `leave_one_out`.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    kept = rewards_N.double()[groups.valid_N]
+    std = kept.std() if kept.numel() > 1 else torch.zeros((), dtype=torch.float64)
+    centred_N = _centred(groups)
+    std_N = std.to(centred_N.device).expand_as(centred_N)
+    return _finish(_divide(centred_N, std_N, epsilon), groups, rewards_N)
+
+
+def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
+    rewards_N, groups_N, valid_N = _validated(rewards_N, groups_N, valid_N)
+    index_N = torch.unique(groups_N, return_inverse=True)[1]
+    exact_N = rewards_N.double()
+    candidates_N = exact_N.masked_fill(~valid_N, torch.inf)
+    smallest = torch.full((len(exact_N),), torch.inf, dtype=torch.float64, device=exact_N.device)
+    smallest = smallest.scatter_reduce(0, index_N, candidates_N, "amin")
+    shifted_N = torch.where(valid_N, exact_N - smallest[index_N], 0.0)
+    groups = _Groups(
+        shifted_N=shifted_N,
+        count_N=_group_sum(valid_N.double(), index_N),
+        total_N=_group_sum(shifted_N, index_N),
+        valid_N=valid_N,
+        index_N=index_N,
+    )
+    return rewards_N, groups
+
+
+def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
+    rewards_N = torch.as_tensor(rewards_N)
+    if not rewards_N.is_floating_point():
+        rewards_N = rewards_N.to(torch.get_default_dtype())
+    groups_N = torch.as_tensor(groups_N, device=rewards_N.device)
+    if groups_N.numel() == 0:
+        groups_N = groups_N.long()
+    if valid_N is None:
+        valid_N = torch.ones_like(rewards_N, dtype=torch.bool)
+    valid_N = torch.as_tensor(valid_N, device=rewards_N.device)
+    if valid_N.numel() == 0:
+        valid_N = valid_N.bool()
+    if groups_N.is_floating_point() or groups_N.dtype == torch.bool:
+        raise ValueError(f"groups_N holds group numbers (integers), got {groups_N.dtype}")
+    if valid_N.dtype != torch.bool:
+        raise ValueError(f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
+    shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
+    if rewards_N.dim() != 1 or len(set(shapes)) != 1:
+        raise ValueError(
+            "rewards_N, groups_N and valid_N need one entry per rollout (shape [N]); "
+            f"got shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        )
+    bad = torch.nonzero(valid_N & ~torch.isfinite(rewards_N)).flatten()
+    if len(bad):
+        raise ValueError(
+            f"rewards_N[{bad[0]}] is {rewards_N[bad[0]].item()}; mark a rollout that could not "
+            "be judged as False in valid_N instead"
+        )
+    return rewards_N, groups_N, valid_N
+
+
+def _group_sum(values_N: Tensor, index_N: Tensor) -> Tensor:
+    """Each member gets the sum over its group; [N] -> [N]."""
+    return torch.zeros_like(values_N).index_add(0, index_N, values_N)[index_N]
+
+
+def _centred(groups: _Groups) -> Tensor:
+    return groups.shifted_N - groups.total_N / groups.count_N.clamp(min=1)
+
+
+def _divide(centred_N: Tensor, std_N: Tensor, epsilon: float) -> Tensor:
+    """centred / (std + epsilon), and 0 where the deviation is 0, also with epsilon = 0."""
+    spread_N = std_N > 0
+    return torch.where(spread_N, centred_N / torch.where(spread_N, std_N + epsilon, 1.0), 0.0)
+
+
+def _finish(advantages_N: Tensor, groups: _Groups, rewards_N: Tensor) -> Tensor:
+    alone_N = groups.count_N < 2
+    return advantages_N.masked_fill(~groups.valid_N | alone_N, 0.0).to(rewards_N.dtype)

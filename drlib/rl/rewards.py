@@ -1,0 +1,140 @@
+"""Rewards: what a finished trajectory is worth on its task.
+
+A reward is a function `(trajectory, task) -> RewardResult`. The recipe's is `exact_match`: 1 when
+the answer is right, else 0, and nothing for format (Tongyi DeepResearch section 3.4). Its control
+is `random_reward`, which looks at nothing: whatever training with it gains is not learning from
+reward (Spurious Rewards, arXiv 2506.10947). `REWARDS` names the factories for settings files.
+
+A trajectory that an environment fault ran through cannot be judged. Its value is None, never 0:
+a 0 would punish the policy for a broken search engine. That holds for a right answer too, since
+judging only the lucky half of the faulty trajectories would raise the mean.
+
+Left out: judge models, format rewards, weighted sums and gates of several rewards.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from drlib.trajectory import Termination, Trajectory
+
+if TYPE_CHECKING:
+    from drlib.synthesis.questions import Task
+
+__all__ = [
+    "REWARDS",
+    "Reward",
+    "RewardResult",
+    "answers_match",
+    "exact_match",
+    "has_env_fault",
+    "make_reward",
+    "normalise_answer",
+    "random_reward",
+]
+
+# bounded on purpose: "1e999999999" must not become a number with a billion digits
+NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,3})?")
+THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3}){1,20}(\.[0-9]{1,400})?")
+QUOTIENT = re.compile(r"[+-]?[0-9]{1,400} ?/ ?[0-9]{1,400}")
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """A trajectory's reward; `value` is None when it cannot be judged.
+
+    `parts` holds the terms that made up the value, by name.
+    """
+
+    value: float | None
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+Reward = Callable[[Trajectory, "Task"], RewardResult]
+
+
+def exact_match() -> Reward:
+    """The recipe's 0/1 reward: 1 when `trajectory.answer` is the task's answer or an alias."""
+
+    def reward(trajectory: Trajectory, task: "Task") -> RewardResult:
+        if has_env_fault(trajectory):
+            return RewardResult(None)
+        accepted = (task.answer, *task.aliases)
+        if not all(normalise_answer(text) for text in accepted):
+            raise ValueError(f"task {task.id} accepts an empty answer; give it a real one")
+        right = trajectory.answer is not None and any(
+            answers_match(trajectory.answer, text) for text in accepted
+        )
+        return RewardResult(float(right), {"exact_match": float(right)})
+
+    return reward
+
+
+def random_reward(seed: int = 0) -> Reward:
+    """The control: a fair coin per trajectory, keyed by (seed, trajectory id).
+
+    The same trajectory gets the same coin in any order, batch and process. The coin knows nothing
+    of the answer; ids must differ between steps or the coins repeat.
+    """
+
+    def reward(trajectory: Trajectory, task: "Task") -> RewardResult:
+        if has_env_fault(trajectory):
+            return RewardResult(None)
+        key = f"random_reward|{seed}|{trajectory.id}".encode("utf-8", "surrogatepass")
+        coin = float(hashlib.sha256(key).digest()[0] & 1)
+        return RewardResult(coin, {"random": coin})
+
+    return reward
+
+
+REWARDS: dict[str, Callable[..., Reward]] = {"exact_match": exact_match, "random": random_reward}
+
+
+def make_reward(name: str, **settings) -> Reward:
+    """The reward called `name` in REWARDS; ValueError listing the names when there is none."""
+    if name not in REWARDS:
+        raise ValueError(f"no reward is called {name!r}; there are {', '.join(sorted(REWARDS))}")
+    return REWARDS[name](**settings)
+
+
+def has_env_fault(trajectory: Trajectory) -> bool:
+    """Whether the environment, not the policy, failed somewhere in the trajectory."""
+    return trajectory.termination == Termination.ENV_FAULT or any(
+        result.env_fault for result in trajectory.tool_results
+    )
+
+
+def answers_match(answer: str, expected: str) -> bool:
+    """Equal as numbers where both are numbers ("12" and "12.0"), else equal when normalised."""
+    answer, expected = normalise_answer(answer), normalise_answer(expected)
+    if answer == expected:
+        return bool(answer)
+    left, right = _number(answer), _number(expected)
+    return left is not None and left == right
+
+
+def normalise_answer(text: str) -> str:
+    """NFKC, casefold, single spaces, no space at the ends and no full stop at the end.
+
+    Applying it twice changes nothing more.
+    """
+    text = unicodedata.normalize("NFKC", text).casefold()
+    # casefolding can leave a form that NFKC still changes
+    text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
+    return " ".join(text.split()).rstrip(". ")
+
+
+def _number(text: str) -> Fraction | None:
+    """The exact value of a decimal, a quotient of integers or digits with thousands commas."""
+    if THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    elif not (NUMBER.fullmatch(text) or QUOTIENT.fullmatch(text)):
+        return None
+    try:
+        return Fraction(text.replace(" ", ""))
+    except ZeroDivisionError:
+        return None

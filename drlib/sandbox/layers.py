@@ -1,0 +1,356 @@
+"""The kernel's layers around generated code: limits, credentials, Landlock, seccomp.
+
+Everything is plain ctypes on system calls, so it needs no root, no compiler and no package, and it
+works inside an unprivileged container wherever the container lets the calls through. No layer here
+decides whether it is good enough: `zygote.py` uses every one of them in a probe and in each child,
+and a layer that fails raises `LayerError` before any generated code runs.
+
+Why Landlock and seccomp together: Landlock says which files may be opened, but not whether their
+mode may be changed, and nothing about processes and sockets; seccomp sees numbers, not paths.
+So the filter denies what Landlock cannot see (chmod, chown, times, xattr, sockets, exec, fork).
+
+Left out: namespaces and cgroups (the level "strong"), macOS's `sandbox-exec`. Not contained: names
+and sizes of existing files (`stat` works), bugs in allowed system calls, cache side channels.
+This file imports the standard library only, because the template process loads it by path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import platform
+import signal
+import struct
+from collections.abc import Iterable
+
+NOBODY = 65534  # the kernel's overflow id: owns nothing anywhere
+
+# name:number on x86-64:number on aarch64 ("-": the architecture has no such call)
+_ALLOWED = """
+read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69
+pwritev:296:70 preadv2:327:286 pwritev2:328:287 lseek:8:62 close:3:57 close_range:436:436 open:2:-
+openat:257:56 creat:85:- stat:4:- fstat:5:80 lstat:6:- newfstatat:262:79 statx:332:291 access:21:-
+faccessat:269:48 faccessat2:439:439 readlink:89:- readlinkat:267:78 getdents:78:-
+getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 mkdir:83:- mkdirat:258:34 rmdir:84:-
+unlink:87:- unlinkat:263:35 rename:82:- renameat:264:38 renameat2:316:276 link:86:- linkat:265:37
+symlink:88:- symlinkat:266:36 truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223
+fsync:74:82 fdatasync:75:83 flock:73:32 umask:95:166 statfs:137:43 fstatfs:138:44 dup:32:23
+dup2:33:- dup3:292:24 pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 select:23:- pselect6:270:72
+epoll_create:213:- epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22
+epoll_pwait2:441:441 eventfd:284:- eventfd2:290:19 timerfd_create:283:85 timerfd_settime:286:86
+timerfd_gettime:287:87 sendfile:40:71 copy_file_range:326:285 splice:275:76 tee:276:77 mmap:9:222
+munmap:11:215 mprotect:10:226 mremap:25:216 madvise:28:233 mincore:27:232 msync:26:227 brk:12:214
+rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136
+rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 pause:34:- alarm:37:-
+setitimer:38:103 getitimer:36:102 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
+timer_getoverrun:225:109 timer_delete:226:111 futex:202:98 set_robust_list:273:99
+set_tid_address:218:96 rseq:334:293 membarrier:324:283 restart_syscall:219:128 sched_yield:24:124
+sched_getaffinity:204:123 getcpu:309:168 gettid:186:178 getpid:39:172 getppid:110:173
+getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150
+getgroups:115:158 getpgid:121:155 getpgrp:111:- getsid:124:156 getrlimit:97:163 getrusage:98:165
+times:100:153 uname:63:160 sysinfo:99:179 gettimeofday:96:169 time:201:- clock_gettime:228:113
+clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 getrandom:318:278 exit:60:93
+exit_group:231:94 wait4:61:260 waitid:247:95 arch_prctl:158:- sendto:44:206 recvfrom:45:207
+shutdown:48:210 getsockname:51:204 getsockopt:55:209
+"""
+
+_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH, table column
+
+# Calls whose arguments are looked at, as (x86-64, aarch64) numbers.
+_CLONE, _CLONE3, _PRLIMIT64 = (56, 220), (435, 435), (302, 261)
+_KILL, _TGKILL, _SOCKETPAIR = (62, 129), (234, 131), (53, 199)
+# call -> (argument index, permitted low 32 bits)
+_PERMITTED_ARGUMENTS = {
+    (157, 167): (0, (3, 15, 16, 39, 0x53564D41)),  # prctl: names, read-outs, naming of memory
+    (16, 29): (1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # ioctl: isatty, FIONREAD...
+    (72, 25): (1, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)),  # fcntl: no owner, no lease
+    _PRLIMIT64: (0, (0,)),  # only of the caller itself
+}
+_THREAD_FLAGS = 0x100 | 0x800 | 0x10000  # CLONE_VM, CLONE_SIGHAND, CLONE_THREAD
+_FORBIDDEN_FLAGS = 0x7E020000 | 0x2000  # CLONE_NEW*, CLONE_PTRACE
+
+_LOAD, _JEQ, _JGE, _JGT, _AND, _RET = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
+_RET_ALLOW, _RET_KILL = 0x7FFF0000, 0x80000000
+_RET_DENY = 0x00050000 | errno.EPERM
+_RET_ABSENT = 0x00050000 | errno.ENOSYS
+
+_FS_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}  # by Landlock ABI
+_READ_FILE, _READ_DIR, _TRUNCATE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 14, 1 << 1
+_NOT_IN_WORK = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 15  # exec, devices, sockets
+MIN_LANDLOCK_ABI = 3  # below it a file may be truncated by path
+
+
+class LayerError(OSError):
+    """A layer could not be put in place; the text names the layer and the system's reason."""
+
+
+@functools.lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise LayerError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _prctl(option: int, *arguments: int) -> int:
+    longs = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
+    return _check(_libc().prctl(option, *longs), f"prctl({option})")
+
+
+def _syscall(number: int, what: str, *arguments) -> int:
+    return _check(_libc().syscall(ctypes.c_long(number), *arguments), what)
+
+
+# --- limits and credentials -------------------------------------------------------------------
+
+
+def set_limits(limits: dict[str, int]) -> None:
+    """Set `RLIMIT_<name>` hard and soft, e.g. {"AS": bytes, "CPU": seconds}; never raises one."""
+    import resource  # not on Windows, where this module must still be importable
+
+    for name, value in limits.items():
+        which = getattr(resource, f"RLIMIT_{name}", None)
+        if which is None:  # MSGQUEUE and others do not exist outside Linux
+            continue
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+
+
+def die_with_parent(number: int, parent: int) -> None:
+    """Get signal `number` when the parent dies. Call it after every change of credentials, which
+    clears the setting; exits at once if the parent `parent` has died already."""
+    _prctl(1, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent exits (child subreaper)."""
+    _prctl(36, 1)
+
+
+def no_new_privileges() -> None:
+    """Make set-uid programs harmless; Landlock and seccomp require it of a process without root."""
+    _prctl(38, 1)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability and check that none is left."""
+    header = struct.pack("=Ii", 0x20080522, 0)
+    _check(_libc().capset(header, bytes(24)), "capset")
+    left = ctypes.create_string_buffer(24)
+    _check(_libc().capget(header, left), "capget")
+    if any(struct.unpack("=6I", left.raw)[i] for i in (0, 1, 3, 4)):
+        raise LayerError(errno.EPERM, "capset: capabilities are left")
+
+
+def become_nobody() -> None:
+    """From root to uid and gid 65534 for good; capabilities go with it."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def enter_user_namespace() -> None:
+    """Leave root's powers behind in a new user namespace in which the caller is uid 65534.
+
+    For a root whose Python lies where uid 65534 cannot read: files are still read as their owner,
+    but no capability counts outside the namespace.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    os.setgroups([])
+    _check(_libc().unshare(0x10000000), "unshare(CLONE_NEWUSER)")
+    for name, text in (
+        ("setgroups", "deny"), ("gid_map", f"{NOBODY} {gid} 1"), ("uid_map", f"{NOBODY} {uid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+# --- Landlock ---------------------------------------------------------------------------------
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version, or 0 where it has none."""
+    try:
+        return _syscall(444, "landlock", None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    except LayerError:
+        return 0
+
+
+def landlock_ruleset(read: Iterable[str], list_only: Iterable[str], work: str) -> int:
+    """A ruleset (a descriptor) that children share and apply with `landlock_restrict`.
+
+    Args:
+        read: files and folders whose contents may be read.
+        list_only: folders whose entries may be listed, contents not.
+        work: the one folder in which files may be made and changed. Nothing may be executed.
+    """
+    abi = landlock_abi()
+    if abi < MIN_LANDLOCK_ABI:
+        raise LayerError(errno.ENOSYS, f"Landlock ABI {abi}, needed is {MIN_LANDLOCK_ABI}")
+    rights = _FS_RIGHTS[min(abi, 5)]
+    network = 3 if abi >= 4 else 0  # TCP bind and connect
+    scope = 3 if abi >= 6 else 0  # abstract sockets, signals to others
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    attributes = struct.pack("=QQQ", rights, network, scope)
+    ruleset = _syscall(
+        444, "landlock_create_ruleset", attributes, ctypes.c_size_t(size), ctypes.c_uint(0)
+    )
+    for path in read:
+        _landlock_allow(ruleset, path, _READ_FILE | _READ_DIR)
+    for path in list_only:
+        _landlock_allow(ruleset, path, _READ_DIR)
+    _landlock_allow(ruleset, os.devnull, _READ_FILE | _WRITE_FILE | _TRUNCATE)
+    _landlock_allow(ruleset, work, rights & ~_NOT_IN_WORK)
+    return ruleset
+
+
+def _landlock_allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # what is not there needs no permission
+    try:
+        if not os.path.isdir(path):
+            rights &= _READ_FILE | _WRITE_FILE | _TRUNCATE
+        rule = struct.pack("=Qi", rights, fd)
+        _syscall(445, f"landlock_add_rule {path}", ctypes.c_int(ruleset), ctypes.c_int(1), rule,
+                 ctypes.c_uint(0))
+    finally:
+        os.close(fd)
+
+
+def landlock_restrict(ruleset: int) -> None:
+    """Apply the ruleset to this process for good."""
+    _syscall(446, "landlock_restrict_self", ctypes.c_int(ruleset), ctypes.c_uint(0))
+
+
+# --- seccomp ----------------------------------------------------------------------------------
+
+
+def _instruction(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, k & 0xFFFFFFFF)
+
+
+def _load_argument(index: int) -> bytes:
+    return _instruction(_LOAD, 16 + 8 * index)  # its low half; both machines are little-endian
+
+
+def _for_call(number: int, body: list[bytes]) -> list[bytes]:
+    return [_instruction(_JEQ, number, 0, len(body)), *body]
+
+
+class SeccompFilter:
+    """An allow-list of system calls, assembled once; `install` only fills in the process id.
+
+    Everything else fails with EPERM (clone3 with ENOSYS, so that libc falls back to clone, whose
+    flags can be read); another architecture's call numbers kill the process.
+    """
+
+    def __init__(self, machine: str = "") -> None:
+        machine = machine or platform.machine()
+        if machine not in _MACHINES:
+            raise LayerError(errno.ENOSYS, f"seccomp: no system call table for {machine!r}")
+        arch, self._column = _MACHINES[machine]
+        code = [_instruction(_LOAD, 4), _instruction(_JEQ, arch, 1, 0),
+                _instruction(_RET, _RET_KILL), _instruction(_LOAD, 0)]
+        if machine == "x86_64":  # the x32 numbers
+            code += [_instruction(_JGE, 0x40000000, 0, 1), _instruction(_RET, _RET_KILL)]
+        for low, high in self._ranges():
+            code += [_instruction(_JGE, low, 0, 2), _instruction(_JGT, high, 1, 0),
+                     _instruction(_RET, _RET_ALLOW)]
+        self._pid_slots: list[int] = []
+        for block in self._conditional_blocks():
+            code += block
+        code.append(_instruction(_RET, _RET_DENY))
+        for index, instruction in enumerate(code):
+            if instruction == _instruction(_JEQ, 0xFFFFFFF1, 0, 1):
+                self._pid_slots.append(index * 8 + 4)
+        self.instructions = len(code)
+        self._program = ctypes.create_string_buffer(b"".join(code))
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        columns = (entry.split(":")[1 + self._column] for entry in _ALLOWED.split())
+        ranges: list[tuple[int, int]] = []
+        for number in sorted(int(c) for c in columns if c != "-"):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], number)
+            else:
+                ranges.append((number, number))
+        return ranges
+
+    def _conditional_blocks(self) -> list[list[bytes]]:
+        allow, deny = _instruction(_RET, _RET_ALLOW), _instruction(_RET, _RET_DENY)
+        blocks = [
+            _for_call(_CLONE3[self._column], [_instruction(_RET, _RET_ABSENT)]),
+            _for_call(_CLONE[self._column], [
+                _load_argument(0), _instruction(_AND, _THREAD_FLAGS | _FORBIDDEN_FLAGS),
+                _instruction(_JEQ, _THREAD_FLAGS, 0, 1), allow, deny,
+            ]),
+            # A connected AF_UNIX stream pair, which asyncio needs to wake itself: a datagram pair
+            # could address any other socket of the machine.
+            _for_call(_SOCKETPAIR[self._column], [
+                _load_argument(0), _instruction(_JEQ, 1, 0, 4),
+                _load_argument(1), _instruction(_AND, 0xF), _instruction(_JEQ, 1, 0, 1), allow,
+                deny,
+            ]),
+        ]
+        for call, (argument, values) in _PERMITTED_ARGUMENTS.items():
+            tests = [t for v in values for t in (_instruction(_JEQ, v, 0, 1), allow)]
+            blocks.append(_for_call(call[self._column], [_load_argument(argument), *tests, deny]))
+        for call in (_KILL, _TGKILL):  # 0xFFFFFFF1 stands for the process id until `install`
+            body = [_load_argument(0), _instruction(_JEQ, 0xFFFFFFF1, 0, 1), allow, deny]
+            blocks.append(_for_call(call[self._column], body))
+        return blocks
+
+    def install(self) -> None:
+        """Filter this (single-threaded) process from now on; only itself may it signal."""
+        for slot in self._pid_slots:
+            struct.pack_into("=I", self._program, slot, os.getpid())
+        header = struct.pack("@HP", self.instructions, ctypes.addressof(self._program))
+        header = ctypes.create_string_buffer(header)  # a name keeps it alive during the call
+        _prctl(22, 2, ctypes.addressof(header))
+
+
+# --- cleaning ---------------------------------------------------------------------------------
+
+
+def wipe(folder: str) -> None:
+    """Empty `folder`, however deep the tree in it and whatever its modes, following no link.
+
+    Sub-folders are moved up to `folder` and emptied there, so that no path grows too long.
+    """
+    while entries := list(os.scandir(folder)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            for child in list(os.scandir(entry.path)):
+                if child.is_dir(follow_symlinks=False):
+                    os.chmod(child.path, 0o700)  # moving a folder rewrites its ".."
+                    os.rename(child.path, os.path.join(folder, os.urandom(8).hex()))
+                else:
+                    os.unlink(child.path)
+            os.rmdir(entry.path)
+
+
+def kill_children() -> None:
+    """Kill and reap every child and adopted descendant (where no filter forbids processes)."""
+    listing = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    while os.path.exists(listing):
+        with open(listing) as file:
+            pids = [int(word) for word in file.read().split()]
+        if not pids:
+            return
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

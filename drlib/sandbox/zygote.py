@@ -1,0 +1,323 @@
+"""The warm template process: imports once, then forks one single-use child a call.
+
+`pool.py` starts this file by its path (never as a module of drlib), with an environment of a few
+harmless variables, in an empty folder, and talks to it over one socket with frames of a 4-byte
+length and JSON. A call is: fork, put every layer in place, tell the template "ready" through a
+pipe, run the code, exit. What became of the call is read from the kernel (exit status, signal,
+resource usage, size of the output files), never from what the child prints. A child that does not
+get as far as "ready" has `setup_failed`, whatever its exit code is: generated code cannot forge a
+fault of the environment.
+
+Output goes to memory files bounded by RLIMIT_FSIZE, so no pump thread is needed and no pipe can
+fill up. Random generators are seeded from the call's own text: equal calls see equal numbers.
+Left out: sessions that keep a child alive, spare pre-forked children (see the issue on the full
+service). Standard library only, and no import of drlib: the child must not see the repository.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+import types
+
+SETUP_SECONDS = 30.0  # a child that needs longer to reach "ready" is a fault of the machine
+OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
+WORK_BYTES, WORK_ENTRIES = 64 << 20, 4096  # what a call may leave in its folder while it runs
+OPEN_FILES, THREADS = 64, 512
+
+
+def load(name: str) -> types.ModuleType:
+    """The file `name`.py next to this one, by path: nothing of drlib is put on sys.path."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+child, layers = load("child"), load("layers")
+
+
+# --- frames -----------------------------------------------------------------------------------
+
+
+def send_frame(channel: socket.socket, message: dict) -> None:
+    """Write one message: its length in 4 bytes, then JSON."""
+    body = json.dumps(message).encode()
+    channel.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def receive_frame(channel: socket.socket) -> dict | None:
+    """Read one message, or None where the other side has closed."""
+    size = _receive_exactly(channel, 4)
+    body = size and _receive_exactly(channel, int.from_bytes(size, "big"))
+    return json.loads(body) if body else None
+
+
+def _receive_exactly(channel: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = channel.recv(min(count, 1 << 20))
+        if not part:
+            return b""
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# --- what a child may read --------------------------------------------------------------------
+
+
+def readable_paths(roots: list[str]) -> tuple[list[str], list[str]]:
+    """(contents readable, only listable): the standard library, the preloaded packages, C libraries.
+
+    Not the whole of site-packages: other packages hold the facts and answers that questions are
+    made from.
+    """
+    stdlib = os.path.dirname(os.path.abspath(os.__file__))
+    read = [os.path.join(stdlib, name) for name in os.listdir(stdlib)
+            if name not in ("site-packages", "dist-packages")]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None) or ""
+        for root in roots:
+            if file.startswith(root + os.sep):
+                top = file[len(root) + 1 :].split(os.sep)[0]
+                read += [os.path.join(root, top), os.path.join(root, top + ".libs")]
+    machine = f"{os.uname().machine}-linux-gnu"
+    read += [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom"]
+    for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
+        if os.path.isdir(folder):
+            read += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
+    return sorted(set(read)), [stdlib]
+
+
+def count_tasks(uid: int) -> int:
+    """Threads that user `uid` has now: RLIMIT_NPROC counts them all, not only a child's."""
+    total = 0
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:  # gone meanwhile, or hidden from us
+                total += 1
+    return total
+
+
+# --- the template -----------------------------------------------------------------------------
+
+
+class Template:
+    """Owns the work folder, the ruleset and the filter; serves one call at a time."""
+
+    def __init__(self, config: dict) -> None:
+        self.config, self.pid, self.child = config, os.getpid(), 0
+        self.channel = socket.socket(fileno=config["fd"])
+        self.work = os.path.join(os.getcwd(), "work")
+        self.ruleset, self.filter = -1, None
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        os.environ.update(HOME=self.work, TMPDIR=self.work)
+        if sys.platform == "linux":
+            layers.adopt_orphans()
+
+    def prepare(self) -> None:
+        """Import what calls will need, then build everything that children share."""
+        config = self.config
+        os.mkdir("work", 0o700)
+        if config["drop"] == "setuid":
+            os.chmod(".", 0o711)
+            os.chown("work", layers.NOBODY, layers.NOBODY)
+        elif config["drop"] == "userns":
+            layers.enter_user_namespace()
+        if sys.platform == "linux":
+            # After the change of credentials. SIGTERM, so that the work folder is cleared first.
+            layers.die_with_parent(signal.SIGTERM, config["parent"])
+        sys.path += config["roots"]
+        for name in config["preload"]:
+            importlib.import_module(name)
+        if "landlock" in config["layers"]:
+            self.ruleset = layers.landlock_ruleset(*readable_paths(config["roots"]), self.work)
+        if "seccomp" in config["layers"]:
+            self.filter = layers.SeccompFilter()
+        self.limits = self._limits()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def _limits(self) -> dict[str, int]:
+        uid = layers.NOBODY if self.config["drop"] == "setuid" else os.stat(self.work).st_uid
+        # One second more than the wall clock: one busy thread always ends as "timeout".
+        self.cpu_s = math.ceil(self.config["timeout_s"]) + 1
+        own = 0
+        if os.path.exists("/proc/self/statm"):
+            with open("/proc/self/statm") as file:
+                own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return {
+            "AS": own + (self.config["memory_mb"] << 20), "CPU": self.cpu_s,
+            "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": count_tasks(uid) + THREADS,
+            "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
+        }
+
+    def serve(self) -> None:
+        """Answer calls until the other side closes or SIGTERM comes."""
+        try:
+            self.prepare()
+            send_frame(self.channel, {"ready": True})
+            while (request := receive_frame(self.channel)) is not None:
+                reply = self.call(request)
+                del request  # the next child must not find this call in its memory
+                layers.wipe(self.work)
+                send_frame(self.channel, reply)
+        finally:
+            if os.getpid() == self.pid:
+                if self.child:
+                    self._kill()
+                layers.wipe(os.getcwd())
+
+    def call(self, request: dict) -> dict:
+        """Fork a child for one request and describe how it ended."""
+        fds = [_memory_file(name) for name in ("stdin", "stdout", "stderr")]
+        stdin, out, err = fds
+        fds += os.pipe()
+        ready_r, ready_w = fds[3:]
+        try:
+            _fill(stdin, request["stdin"])
+            self.child = os.fork()
+            if not self.child:
+                child.Child(self, request, layers).main(ready_w, (stdin, out, err))
+            os.close(fds.pop())  # the child's end: its death must read as end of file
+            reply = self._wait(ready_r, out, err)
+            limit = 4 * self.config["output_chars"]
+            reply["stdout"], reply["stderr"] = _ends(out, limit), _ends(err, limit)
+            return reply
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _wait(self, ready: int, out: int, err: int) -> dict:
+        self._sleep(ready, SETUP_SECONDS)
+        message = os.read(ready, 4096) if select.select([ready], [], [], 0)[0] else b""
+        began = time.monotonic()
+        if message == b"1":
+            cause, status, usage = self._watch(began + self.config["timeout_s"])
+        else:
+            cause, (status, usage) = "setup_failed", self._kill()
+        duration = time.monotonic() - began
+        self.child = 0
+        if "seccomp" not in self.config["layers"]:
+            layers.kill_children()
+        code = os.waitstatus_to_exitcode(status)
+        if not cause and max(os.fstat(out).st_size, os.fstat(err).st_size) >= OUTPUT_BYTES:
+            cause = "output_limit"
+        return {
+            "status": cause or self._classify(code, usage), "exit_code": code,
+            "duration_s": duration, "reason": message[1:].decode("utf-8", "replace"),
+        }
+
+    def _classify(self, code: int, usage: object) -> str:
+        """The status that the kernel's own account of a finished child amounts to."""
+        if code == 0:
+            return "ok"
+        if code > 0:
+            return "memory_limit" if code == child.EXIT_MEMORY else "error"
+        spent = usage.ru_utime + usage.ru_stime
+        if -code == signal.SIGXCPU or (-code == signal.SIGKILL and spent > self.cpu_s - 0.5):
+            return "cpu_limit"
+        return "killed"
+
+    def _watch(self, deadline: float) -> tuple[str, int, object]:
+        """Until the child ends or must: (why we killed it or "", wait status, resource usage)."""
+        pidfd = os.pidfd_open(self.child) if hasattr(os, "pidfd_open") else -1
+        try:
+            while True:
+                pid, status, usage = os.wait4(self.child, os.WNOHANG)
+                if pid:
+                    return "", status, usage
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return "timeout", *self._kill()
+                if folder_is_full(self.work):
+                    return "output_limit", *self._kill()
+                self._sleep(pidfd, min(left, 0.1))
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def _sleep(self, fd: int, seconds: float) -> None:
+        """Until `fd` is readable or the time is over; leaves where the caller has gone."""
+        poller = select.poll()
+        poller.register(self.channel, getattr(select, "POLLRDHUP", 0))
+        if fd >= 0:
+            poller.register(fd, select.POLLIN)
+        else:
+            seconds = min(seconds, 0.002)
+        if any(ready == self.channel.fileno() for ready, _ in poller.poll(seconds * 1000 + 1)):
+            sys.exit(0)
+
+    def _kill(self) -> tuple[int, object]:
+        """Kill the child with its process group and reap it."""
+        os.kill(self.child, signal.SIGKILL)
+        try:
+            os.killpg(self.child, signal.SIGKILL)
+        except ProcessLookupError:  # it had not come to setsid
+            pass
+        _, status, usage = os.wait4(self.child, 0)
+        self.child = 0
+        return status, usage
+
+
+def _memory_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _fill(fd: int, text: str) -> None:
+    data = memoryview(text.encode("utf-8", "surrogatepass"))
+    while data:
+        data = data[os.write(fd, data) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+
+
+def _ends(fd: int, limit: int) -> dict:
+    """Size, and the first and last `limit` bytes (all of a file that both would cover)."""
+    size = os.fstat(fd).st_size
+    cut = size > 2 * limit
+    head = os.pread(fd, limit if cut else size, 0)
+    tail = os.pread(fd, limit, size - limit) if cut else b""
+    return {"size": size, "head": head.decode("latin-1"), "tail": tail.decode("latin-1")}
+
+
+def folder_is_full(folder: str) -> bool:
+    """Whether the tree has more than WORK_BYTES or WORK_ENTRIES: nothing else bounds its sum."""
+    size, count, folders = 0, 0, [folder]
+    while folders:
+        try:
+            for entry in os.scandir(folders.pop()):
+                count += 1
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if size > WORK_BYTES or count > WORK_ENTRIES:
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+        except (FileNotFoundError, PermissionError):  # gone meanwhile; or closed to its owner too
+            continue
+        except OSError:  # deeper than a path can be long
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    layers.set_limits({"NOFILE": 256})  # children close every descriptor below it
+    Template(json.loads(sys.argv[1])).serve()

@@ -1,0 +1,158 @@
+"""Agentic pre-training text: copying, reading, and the first part of acting, all invented.
+
+Four kinds of document, drawn endlessly from fictional worlds (so no fact can be learned):
+
+    copy      a list of names and the same list again
+    read      pages, then statements that they support
+    search    the log of a hand that looks things up (one or two look-ups)
+    python    the log of a hand that computes
+
+A log begins with a question in chat form or with a bare goal, and *never* contains an answer or a
+chain of three look-ups: answering is what the cold start teaches, and the third look-up is left
+to reinforcement learning. What cannot be predicted (pages, tool responses, goals, first lists) is
+context and carries no loss: at this size, learning to predict noise costs the learning of copying.
+
+Sources: the FAS and HAS action synthesis of AgentFounder (Tongyi DeepResearch, report section on
+agentic CPT), cut down to what a policy of a million weights can use.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from drlib.chat import ChatIds, render_call
+from drlib.synthesis.oracle import COMPUTE, COMPUTED, FIRST, LAST, NEXT
+from drlib.synthesis.questions import SearchQuestions, Task, python_task
+from drlib.worlds import Names, World, fictional_world
+from drlib.worlds.fictional import invent_name
+from drlib.worlds.world import snippet
+
+SHARES = {"copy": 0.15, "read": 0.20, "search": 0.45, "python": 0.20}
+QUESTION_SHARE = 0.6  # of the logs; the others begin with a goal
+DOCUMENTS_PER_WORLD = 16
+CPT_MAX_HOPS = 2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids and which of them carry loss (both of one length)."""
+
+    ids: tuple[int, ...]
+    loss: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Pieces = list[tuple[list[int], bool]]
+
+
+def join(pieces: Pieces) -> Sample:
+    ids = [i for part, _ in pieces for i in part]
+    loss = [flag for part, flag in pieces for _ in part]
+    return Sample(tuple(ids), tuple(loss))
+
+
+def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
+    """Chat messages as the ids a rollout would have seen; loss on what the assistant wrote."""
+    pieces: Pieces = [(chat.prompt(messages[0]["content"]), False)]
+    for message in messages[1:]:
+        if message["role"] == "assistant":
+            pieces.append((chat.encode(message["content"]) + [chat.end_id], True))
+        else:
+            pieces.append((chat.tool_turn(message["content"]), False))
+    return join(pieces)
+
+
+class ActionData:
+    """The endless stream of pre-training documents; `sample(rng)` draws one.
+
+    Args:
+        names: the words for invented names.
+        chat: turns text into ids.
+        results: how many hits a search shows, as in the policy's toolbox.
+    """
+
+    def __init__(self, names: Names, chat: ChatIds, results: int = 2):
+        self.names, self.chat, self.results = names, chat, results
+        self._make: dict[str, Callable[[random.Random], Sample]] = {
+            "copy": self._copy, "read": self._read, "search": self._search, "python": self._python,
+        }  # fmt: skip
+        self._world: tuple[World, SearchQuestions] | None = None
+
+    def stream(self, seed: int | str) -> Iterator[Sample]:
+        """Documents for ever, the same for the same seed; a fresh world every few documents."""
+        rng = random.Random(f"cpt-{seed}")
+        while True:
+            self._renew(rng)
+            for _ in range(DOCUMENTS_PER_WORLD):
+                yield self._make[rng.choices(list(SHARES), list(SHARES.values()))[0]](rng)
+
+    def _renew(self, rng: random.Random) -> None:
+        world = fictional_world(rng.getrandbits(60), self.names)
+        self._world = world, SearchQuestions(world, None, CPT_MAX_HOPS)
+
+    def _text(self, text: str) -> list[int]:
+        return self.chat.encode(text)
+
+    def _copy(self, rng: random.Random) -> Sample:
+        taken: set[str] = set()
+        names = [
+            rng.choice(self.names.codes) if rng.random() < 0.1
+            else invent_name(rng, self.names, taken)
+            for _ in range(rng.randint(3, 12))
+        ]  # fmt: skip
+        text = "; ".join(names) + "."
+        return join([(self._text(f"{text}\n"), False), (self._text(text) + [self.chat.end_id], True)])
+
+    def _read(self, rng: random.Random) -> Sample:
+        world, _ = self._world
+        shown = rng.sample(sorted(world.graph), rng.randint(2, 4))
+        lines = [f"[{t}](cldr:{t})\n{snippet(world.graph[t])}\n" for t in shown]
+        facts = [(t, r, v) for t in shown for r, v in world.graph[t].facts.items()]
+        pieces = [(self._text("".join(lines)), False)]
+        for title, relation, value in rng.sample(facts, min(len(facts), rng.randint(2, 4))):
+            # the value carries the loss: which fact comes next is noise
+            pieces.append((self._text(f"The {relation} of {title}: "), False))
+            pieces.append((self._text(f"{value}.\n"), True))
+        return join(pieces)
+
+    def _opening(self, question: str, goal: str, rng: random.Random) -> Pieces:
+        if rng.random() < QUESTION_SHARE:
+            return [(self.chat.prompt(question), False)]
+        return [(self._text(f"Goal: {goal}\n") + self.chat.assistant_start, False)]
+
+    def _turn(self, thought: str, name: str, arguments: dict, observation: str) -> Pieces:
+        act = self._text(f"<think>{thought}</think>{render_call(name, arguments)}")
+        return [(act + [self.chat.end_id], True), (self.chat.tool_turn(observation), False)]
+
+    def _closing(self, thought: str) -> Pieces:
+        return [(self._text(f"<think>{thought}</think>"), True)]
+
+    def _search(self, rng: random.Random) -> Sample:
+        world, questions = self._world
+        task = questions.draw(1 if rng.random() < 0.35 else 2, rng)
+        goal = "; ".join([task.start, *task.relations]) + "."
+        pieces, here = self._opening(task.question, goal, rng), task.start
+        for hop, relation in enumerate(task.relations):
+            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
+            observation = self.observation(world, here, rng)
+            pieces += self._turn(thought, "search", {"query": [here]}, observation)
+            here = world.graph[here].facts[relation]
+        return join(pieces + self._closing(rng.choice(LAST).format(r=task.relations[-1])))
+
+    def observation(self, world: World, title: str, rng: random.Random) -> str:
+        """What `search` would show for an exact title: the page, then distractors."""
+        others = [t for t in rng.sample(sorted(world.graph), self.results) if t != title]
+        shown = [title, *others][: self.results]
+        return "\n".join(
+            f"{i}. [{t}](cldr:{t})\n{snippet(world.graph[t])}" for i, t in enumerate(shown, 1)
+        )
+
+    def _python(self, rng: random.Random) -> Sample:
+        task: Task = python_task(rng)
+        pieces = self._opening(task.question, task.question, rng)
+        pieces += self._turn(rng.choice(COMPUTE), "python", {"code": task.code}, task.answer)
+        return join(pieces + self._closing(rng.choice(COMPUTED)))

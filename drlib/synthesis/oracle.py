@@ -1,0 +1,189 @@
+"""Demonstrations: an oracle that solves every question through the tools, and a worse teacher.
+
+`Oracle` reads nothing but what the tools return: it is the proof that a question can be solved,
+and the clean hand of agentic pre-training. `Demonstrator` is the same hand with a person's
+faults: it guesses, stops a look-up short, sends malformed arguments, writes programs that crash
+or compute something else, asks useless queries, and sometimes repeats itself for ever. A fixed
+pool of its attempts, kept where they are right, is the cold start (rejection sampling).
+
+An episode is a list of chat messages; the tool results travel beside it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from drlib.chat import render_answer, render_call
+from drlib.synthesis.questions import Task, is_correct
+from drlib.tools import Toolbox
+from drlib.trajectory import ToolResult
+from drlib.worlds import World
+
+MAX_CALLS = 6
+_RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
+FIRST = ("Look up the {r}.", "First the {r}.", "I need the {r}.")
+NEXT = ("Now the {r}.", "Next the {r}.", "Then the {r}.")
+LAST = ("I have the {r}.", "That is the {r}.")
+COMPUTE = ("Compute it.", "Run the numbers.", "Use python.")
+COMPUTED = ("That is the result.", "The output is the answer.")
+AGAIN = ("That failed. Try again.", "An error. Fix it.")
+
+
+@dataclass
+class Episode:
+    """One attempt: messages from the question on, tool results in order, the answer or None."""
+
+    task: Task
+    messages: list[dict] = field(default_factory=list)
+    tool_results: list[ToolResult] = field(default_factory=list)
+    answer: str | None = None
+
+    @property
+    def correct(self) -> bool:
+        return self.answer is not None and is_correct(self.answer, self.task)
+
+
+def read_fact(observation: str, title: str, relation: str) -> str | None:
+    """The value of `relation` that a search observation gives for `title`, or None."""
+    for match in _RESULT.finditer(observation):
+        if match["title"].casefold() == title.casefold():
+            for fact in match["facts"].rstrip(".").split("; "):
+                if fact.startswith(relation + " "):
+                    return fact[len(relation) + 1 :]
+    return None
+
+
+class Hand:
+    """Writes one episode: keeps messages and tool results together."""
+
+    def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
+        self.episode = Episode(task, [{"role": "user", "content": task.question}])
+        self._toolbox, self._world = toolbox, world
+
+    @property
+    def calls(self) -> int:
+        return len(self.episode.tool_results)
+
+    def call(self, thought: str, name: str, arguments: dict) -> str:
+        """One tool turn; returns the observation's text."""
+        result = self._toolbox.call(name, arguments, world=self._world)
+        self.episode.tool_results.append(result)
+        content = f"<think>{thought}</think>{render_call(name, arguments)}"
+        self.episode.messages += [
+            {"role": "assistant", "content": content},
+            {"role": "tool", "content": result.text},
+        ]
+        return result.text
+
+    def answer(self, thought: str, text: str) -> Episode:
+        content = f"<think>{thought}</think>{render_answer(text)}"
+        self.episode.messages.append({"role": "assistant", "content": content})
+        self.episode.answer = text
+        return self.episode
+
+
+class Oracle:
+    """Solves every task by the shortest honest path."""
+
+    def play(
+        self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
+    ) -> Episode:
+        hand = Hand(task, toolbox, world)
+        if task.kind == "python":
+            output = hand.call(rng.choice(COMPUTE), "python", {"code": task.code})
+            return hand.answer(rng.choice(COMPUTED), output)
+        here = task.start
+        for hop, relation in enumerate(task.relations):
+            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
+            here = look_up(hand, thought, here, relation)
+        return hand.answer(rng.choice(LAST).format(r=task.relations[-1]), here)
+
+
+def look_up(hand: Hand, thought: str, title: str, relation: str) -> str:
+    """Search `title` and read `relation`; LookupError when the tools do not show it."""
+    value = read_fact(hand.call(thought, "search", {"query": [title]}), title, relation)
+    if value is None:
+        raise LookupError(f"search for {title!r} shows no {relation!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often the demonstrator goes wrong, each per opportunity."""
+
+    guess: float = 0.5  # answers without a tool
+    stop_early: float = 0.5  # after a look-up that is not the last
+    bad_code: float = 0.4  # the first program: half crash and are mended, half are wrong
+    bad_query: float = 0.3  # malformed arguments or a useless query, then the right one
+    loop: float = 0.06  # repeats one call to the limit
+
+
+class Demonstrator:
+    """The imperfect teacher; `names` are what it guesses with."""
+
+    def __init__(self, faults: Faults, names: Iterable[str]):
+        self.faults, self._names = faults, list(names)
+
+    def play(
+        self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
+    ) -> Episode:
+        hand = Hand(task, toolbox, world)
+        if rng.random() < self.faults.guess:
+            guess = str(rng.randint(10, 9999)) if task.kind == "python" else rng.choice(self._names)
+            return hand.answer("I know this.", guess)
+        if rng.random() < self.faults.loop:
+            return self._loop(hand, task, rng)
+        if task.kind == "python":
+            return self._compute(hand, task, rng)
+        return self._search(hand, task, rng)
+
+    def _loop(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
+        thought = rng.choice(COMPUTE) if task.kind == "python" else "Look again."
+        name = "python" if task.kind == "python" else "search"
+        arguments = {"code": task.code} if name == "python" else {"query": [task.start]}
+        while hand.calls < MAX_CALLS:
+            hand.call(thought, name, arguments)
+        return hand.episode
+
+    def _compute(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
+        code = task.code
+        if rng.random() < self.faults.bad_code:
+            crash = rng.random() < 0.5
+            code = _crash(code, rng) if crash else _distort(code, rng)
+            output = hand.call(rng.choice(COMPUTE), "python", {"code": code})
+            if not crash:
+                return hand.answer(rng.choice(COMPUTED), output)
+            thought = rng.choice(AGAIN)
+        else:
+            thought = rng.choice(COMPUTE)
+        output = hand.call(thought, "python", {"code": task.code})
+        return hand.answer(rng.choice(COMPUTED), output)
+
+    def _search(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
+        here = task.start
+        for hop, relation in enumerate(task.relations):
+            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
+            if rng.random() < self.faults.bad_query:
+                bad = rng.choice(({"query": here}, {"query": [relation]}))
+                hand.call(thought, "search", bad)
+                thought = rng.choice(AGAIN)
+            here = look_up(hand, thought, here, relation)
+            if hop + 1 < task.hops and rng.random() < self.faults.stop_early:
+                return hand.answer(rng.choice(LAST).format(r=relation), here)
+        return hand.answer(rng.choice(LAST).format(r=task.relations[-1]), here)
+
+
+def _crash(code: str, rng: random.Random) -> str:
+    """A program that raises: a bracket short, or a misspelt name."""
+    return code[:-1] if rng.random() < 0.5 else code.replace("print", "prin")
+
+
+def _distort(code: str, rng: random.Random) -> str:
+    """A program that runs and computes something else: one digit is changed."""
+    spots = [i for i, c in enumerate(code) if c.isdigit()]
+    spot = rng.choice(spots)
+    digit = rng.choice([d for d in "123456789" if d != code[spot]])
+    return code[:spot] + digit + code[spot + 1 :]

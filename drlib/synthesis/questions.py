@@ -1,0 +1,250 @@
+"""Questions whose answers are verified by the graph, and sums whose answers are computed.
+
+A search question is a chain of functional relations read backwards: "What is the script of the
+language of Norway?" needs two look-ups. Every answer is unique because every relation is
+functional, and train and test share no answer entity. A python question is a sum too long to
+guess; its answer is computed here, exactly, without the tool.
+
+The full question engine (query algebra, obfuscation, upgrades) is not here: this is the small
+generator that the tour is built on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+import unicodedata
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import sympy
+
+from drlib.worlds import World
+
+MAX_HOPS = 3
+SEARCH_WORDINGS = (
+    "What is the {relations} of {start}?",
+    "Find the {relations} of {start}.",
+    "Tell me the {relations} of {start}.",
+)
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with its verified answer.
+
+    `relations` is the chain from `start` (first look-up first); a python task has none and keeps a
+    correct program in `code`. `hops` is the number of look-ups, 0 for python.
+    """
+
+    id: str
+    question: str
+    answer: str
+    kind: Literal["search", "python"]
+    world: str
+    hops: int = 0
+    start: str = ""
+    relations: tuple[str, ...] = ()
+    code: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def skill(self) -> str:
+        """What the curriculum counts by: `h1`..`h3`, or the kind of sum."""
+        return f"h{self.hops}" if self.kind == "search" else self.id.split("-")[1]
+
+
+def normalise_answer(text: str) -> str:
+    """Case, width, white space and a closing full stop do not make an answer wrong (SQuAD-like)."""
+    text = re.sub(r"\s+", " ", unicodedata.normalize("NFKC", text)).strip().casefold()
+    return text.removesuffix(".").rstrip()
+
+
+def is_correct(answer: str, task: Task) -> bool:
+    """Exact match after normalisation; numbers are compared as numbers ("12" is "12.0")."""
+    given = normalise_answer(answer)
+    for right in map(normalise_answer, (task.answer, *task.aliases)):
+        if given == right or (_number(given) is not None and _number(given) == _number(right)):
+            return True
+    return False
+
+
+def _number(text: str) -> Fraction | None:
+    return Fraction(text) if re.fullmatch(r"[+-]?\d+(\.\d+)?", text, re.ASCII) else None
+
+
+@dataclass(frozen=True)
+class Chain:
+    start: str
+    relations: tuple[str, ...]
+    answer: str
+
+    @property
+    def hops(self) -> int:
+        return len(self.relations)
+
+
+def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
+    """Every chain of 1..max_hops relations that never meets an entity twice."""
+    found, frontier = [], [(title, (), (title,)) for title in world.graph]
+    for _ in range(max_hops):
+        longer = []
+        for start, relations, path in frontier:
+            entity = world.graph.get(path[-1])
+            for relation, value in entity.facts.items() if entity else ():
+                if value not in path and value.casefold() not in start.casefold():
+                    found.append(Chain(start, (*relations, relation), value))
+                    longer.append((start, (*relations, relation), (*path, value)))
+        frontier = longer
+    return found
+
+
+def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict[str, Split]:
+    """Each possible answer's side, drawn per kind of relation so that both sides have all kinds."""
+    by_relation = defaultdict(set)
+    for entity in world.graph.values():
+        for relation, value in entity.facts.items():
+            by_relation[relation].add(value)
+    side: dict[str, Split] = {}
+    for relation in sorted(by_relation):
+        values = sorted(by_relation[relation] - side.keys())
+        random.Random(f"split-{seed}-{relation}").shuffle(values)
+        cut = min(len(values) // 2, max(4, round(test_share * len(values))))
+        side |= {value: "test" for value in values[:cut]}
+        side |= {value: "train" for value in values[cut:]}
+    return side
+
+
+def search_task(chain: Chain, world: World, wording: int) -> Task:
+    """The question of `chain`, in one of three wordings."""
+    phrase = " of the ".join(reversed(chain.relations))
+    text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
+    key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:10]
+    return Task(
+        f"search-h{chain.hops}-{digest}", text, chain.answer, "search", world.version,
+        chain.hops, chain.start, chain.relations,
+    )  # fmt: skip
+
+
+class SearchQuestions:
+    """Draws search questions from one side of a world's split.
+
+    A draw takes the number of hops, then an answer uniformly, then a chain to it uniformly: so a
+    frequent answer ("Latin script") is no better a guess than a rare one.
+    """
+
+    def __init__(self, world: World, split: Split | None, max_hops: int = MAX_HOPS):
+        self.world = world
+        side = split_answers(world) if split else {}
+        self._by_hops: dict[int, dict[str, list[Chain]]] = {}
+        for chain in chains(world, max_hops):
+            if split is None or side[chain.answer] == split:
+                answers = self._by_hops.setdefault(chain.hops, {})
+                answers.setdefault(chain.answer, []).append(chain)
+
+    def answers(self, hops: int) -> list[str]:
+        return sorted(self._by_hops.get(hops, {}))
+
+    def draw(self, hops: int, rng: random.Random) -> Task:
+        """One question of `hops` look-ups; ValueError when the world has none."""
+        answers = self._by_hops.get(hops)
+        if not answers:
+            raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
+        chain = rng.choice(answers[rng.choice(sorted(answers))])
+        return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
+
+
+# --- python questions: kind -> (question, program, answer) -----------------------------------
+
+
+def _product(r: random.Random):
+    a, b = r.randint(12, 99), r.randint(12, 99)
+    return f"What is {a} times {b}?", f"print({a}*{b})", a * b
+
+
+def _expression(r: random.Random):
+    a, b, c = r.randint(12, 99), r.randint(12, 99), r.randint(100, 999)
+    return f"What is {a} times {b} plus {c}?", f"print({a}*{b}+{c})", a * b + c
+
+
+def _remainder(r: random.Random):
+    a, b = r.randint(1000, 9999), r.randint(11, 97)
+    question = f"What is the remainder of {a} divided by {b}?"
+    return question, f"print({a}%{b})", a % b
+
+
+def _power(r: random.Random):
+    a, b = r.randint(3, 12), r.randint(3, 5)
+    return f"What is {a} to the power {b}?", f"print({a}**{b})", a**b
+
+
+def _gcd(r: random.Random):
+    g, a, b = r.randint(2, 30), r.randint(2, 30), r.randint(2, 30)
+    question = f"What is the greatest common divisor of {g * a} and {g * b}?"
+    return question, f"import math; print(math.gcd({g * a},{g * b}))", math.gcd(g * a, g * b)
+
+
+def _prime(r: random.Random):
+    n = r.randint(10, 300)
+    return f"What is prime number {n}?", f"import sympy; print(sympy.prime({n}))", sympy.prime(n)
+
+
+def _factor(r: random.Random):
+    n = r.randint(200, 9999)
+    code = f"import sympy; print(max(sympy.primefactors({n})))"
+    return f"What is the largest prime factor of {n}?", code, max(sympy.primefactors(n))
+
+
+def _equation(r: random.Random):
+    a, x, b = r.randint(2, 9), r.randint(11, 99), r.randint(10, 99)
+    code = f"import sympy; x=sympy.Symbol('x'); print(sympy.solve({a}*x+{b}-{a * x + b})[0])"
+    return f"Solve {a}x plus {b} equals {a * x + b}.", code, x
+
+
+PYTHON_KINDS = {
+    "product": _product, "expression": _expression, "remainder": _remainder, "power": _power,
+    "gcd": _gcd, "prime": _prime, "factor": _factor, "equation": _equation,
+}  # fmt: skip
+
+
+def python_task(rng: random.Random, kind: str | None = None) -> Task:
+    """A sum of `kind` (drawn uniformly when None), with numbers from `rng`."""
+    kind = kind or rng.choice(sorted(PYTHON_KINDS))
+    if kind not in PYTHON_KINDS:
+        raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
+    question, code, answer = PYTHON_KINDS[kind](rng)
+    digest = hashlib.sha256(question.encode()).hexdigest()[:10]
+    return Task(f"python-{kind}-{digest}", question, str(answer), "python", "python", code=code)
+
+
+HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
+
+
+def synthesize_questions(
+    world: World, n: int, seed: int | str, split: Split = "test", kind: str = "search",
+    hops: dict[int, float] | None = None,
+) -> list[Task]:  # fmt: skip
+    """`n` different questions of `kind`; the same seed gives the same list.
+
+    `hops` is the share of each number of look-ups. Raises ValueError when the world cannot give
+    `n` different ones.
+    """
+    rng = random.Random(f"questions-{split}-{kind}-{seed}")
+    source = SearchQuestions(world, split) if kind == "search" else None
+    shares = hops or HELD_OUT_HOPS
+    tasks: dict[str, Task] = {}
+    for _ in range(50 * n + 1000):
+        if len(tasks) == n:
+            return list(tasks.values())
+        if source:
+            drawn = source.draw(rng.choices(list(shares), list(shares.values()))[0], rng)
+        else:
+            drawn = python_task(rng)
+        tasks.setdefault(drawn.id, drawn)
+    raise ValueError(f"{world.name}: only {len(tasks)} different {kind} questions of {n} exist")

@@ -1,0 +1,201 @@
+"""What an agent can call: `search` and `visit` over a world, `python` in the sandbox.
+
+Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its repository): a
+list of queries, numbered `[title](link)` results, visits with a goal, code whose printed output
+alone is seen. A call never raises: bad arguments, unknown tools and faults of the infrastructure
+come back as a `ToolResult` whose `text` is the observation. `env_fault` marks the last kind, so
+that a broken sandbox is never the policy's failure.
+
+Calls of many rollouts run at the same time on a thread pool (`submit`), and results are cached by
+tool, canonical arguments and world version: both tools are pure functions of those.
+
+Left out here: rate limits, retries, fail-over and live providers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from drlib.sandbox import Sandbox
+from drlib.trajectory import ToolResult
+from drlib.worlds import World
+
+SCHEMAS = (
+    {
+        "name": "search",
+        "description": "Search the world's pages. Give one or more queries.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
+            "required": ["query"],
+        },
+    },
+    {
+        "name": "visit",
+        "description": "Read one or more pages found by search.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "url": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                "goal": {"type": "string"},
+            },
+            "required": ["url", "goal"],
+        },
+    },
+    {
+        "name": "python",
+        "description": "Run a Python program; only what it prints is seen.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string"}},
+            "required": ["code"],
+        },
+    },
+)
+NO_RESULTS = "No results."
+SEPARATOR = "\n=======\n"
+CACHE_ENTRIES = 20_000
+
+
+class BadArguments(ValueError):
+    """The policy's arguments do not fit the schema; the text is the observation."""
+
+
+class Toolbox:
+    """The tools of one world, shared by all rollouts; safe from many threads.
+
+    Args:
+        world: what `search` and `visit` read.
+        sandbox: where `python` runs; None leaves the tool out.
+        results: how many hits a query returns (Tongyi: 10; the tour's small policy reads 2).
+        closed_book: every tool answers "No results.": what a policy knows without looking.
+        threads: how many calls run at the same time.
+    """
+
+    def __init__(
+        self, world: World | None, sandbox: Sandbox | None = None, *, results: int = 10,
+        closed_book: bool = False, threads: int = 8,
+    ):  # fmt: skip
+        self.world, self.sandbox, self.results = world, sandbox, results
+        self.closed_book = closed_book
+        self._tools: dict[str, Callable[[Mapping], ToolResult]] = {}
+        if world is not None:
+            self._tools |= {"search": self._search, "visit": self._visit}
+        if sandbox is not None:
+            self._tools["python"] = self._python
+        self._cache: OrderedDict[str, ToolResult] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
+
+    @property
+    def schemas(self) -> list[dict]:
+        """JSON schemas of the tools that are there, for the chat template's `tools`."""
+        return [dict(s) for s in SCHEMAS if s["name"] in self._tools]
+
+    def call(self, name: str, arguments: Mapping, *, world: World | None = None) -> ToolResult:
+        """Run one tool to its observation. `world` replaces this toolbox's world for the call."""
+        started = time.perf_counter()
+        version = (world or self.world).version if (world or self.world) else ""
+        key = json.dumps([name, arguments, version], sort_keys=True, ensure_ascii=False)
+        with self._lock:
+            found = self._cache.get(key)
+        if found is not None:
+            return replace(found, cache_hit=True, latency_s=time.perf_counter() - started)
+        result = replace(
+            self._run(name, arguments, world), latency_s=time.perf_counter() - started
+        )
+        if not result.env_fault:
+            with self._lock:
+                self._cache[key] = result
+                while len(self._cache) > CACHE_ENTRIES:
+                    self._cache.popitem(last=False)
+        return result
+
+    def submit(
+        self, name: str, arguments: Mapping, *, world: World | None = None
+    ) -> Future[ToolResult]:
+        """`call` on the thread pool."""
+        return self._pool.submit(self.call, name, arguments, world=world)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Toolbox:
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self.close()
+
+    def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
+        tool = self._tools.get(name)
+        if tool is None:
+            known = ", ".join(self._tools)
+            return _result(name, arguments, f"Error: no tool {name!r}; tools: {known}.", "unknown")
+        try:
+            if name == "python":
+                return tool(arguments)
+            return tool(arguments, world or self.world)
+        except BadArguments as wrong:
+            return _result(name, arguments, f"Error: {wrong}", "arguments")
+
+    def _search(self, arguments: Mapping, world: World) -> ToolResult:
+        queries = _strings(arguments, "query")
+        parts = []
+        for query in queries:
+            hits = [] if self.closed_book else world.search(query, self.results)
+            lines = [f"{i}. [{h.title}]({h.url})\n{h.snippet}" for i, h in enumerate(hits, 1)]
+            parts.append("\n".join(lines) or NO_RESULTS)
+        error = "" if any(part != NO_RESULTS for part in parts) else "empty"
+        return _result("search", arguments, SEPARATOR.join(parts), error, world.name)
+
+    def _visit(self, arguments: Mapping, world: World) -> ToolResult:
+        goal = arguments.get("goal")
+        if not isinstance(goal, str):
+            raise BadArguments("visit needs goal, a string.")
+        parts, missing = [], 0
+        for url in _strings(arguments, "url"):
+            try:
+                if self.closed_book:
+                    raise KeyError(url)
+                text = world.page(url).text
+                parts.append(f"The useful information in {url} for user goal {goal} as follows:\n{text}")
+            except KeyError:
+                missing += 1
+                parts.append(f"Error: {url} could not be accessed.")
+        error = "empty" if missing == len(parts) else ""
+        return _result("visit", arguments, SEPARATOR.join(parts), error, world.name)
+
+    def _python(self, arguments: Mapping) -> ToolResult:
+        code = arguments.get("code")
+        if not isinstance(code, str):
+            raise BadArguments("python needs code, a string.")
+        if self.closed_book:
+            return _result("python", arguments, NO_RESULTS, "empty")
+        run = self.sandbox.run(code)
+        error = "" if run.ok else run.status
+        fault = run.env_fault
+        return _result("python", arguments, run.text, error, run.isolation, env_fault=fault)
+
+
+def _strings(arguments: Mapping, key: str) -> list[str]:
+    value = arguments.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+        raise BadArguments(f"{key} must be a list of strings.")
+    return value
+
+
+def _result(
+    tool: str, arguments: Mapping, text: str, error: str = "", source: str = "",
+    env_fault: bool = False,
+) -> ToolResult:  # fmt: skip
+    return ToolResult(
+        tool=tool, arguments=dict(arguments), text=text, ok=not error, error=error,
+        latency_s=0.0, attempts=1, source=source, cache_hit=False, degraded=False,
+        env_fault=env_fault,
+    )  # fmt: skip

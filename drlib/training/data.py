@@ -1,0 +1,126 @@
+"""Stages `world` and `demonstrations`: the tokenizer of a world, and the teacher's attempts.
+
+The tokenizer is trained on the world's words, the questions' wording and the tools' scaffolding:
+a name is one token a word, the same in page, question, query and answer. Demonstrations are a
+fixed pool of an imperfect teacher's attempts at *easy* questions (sums, one and two look-ups) with
+real tools; nothing is filtered here, so that the pool's own success rate can be reported.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from drlib.chat import ChatIds, load_tokenizer, train_tokenizer
+from drlib.config import Config
+from drlib.sandbox import Sandbox
+from drlib.synthesis.oracle import (
+    AGAIN, COMPUTE, COMPUTED, FIRST, LAST, NEXT, Demonstrator, Episode, Faults,
+)  # fmt: skip
+from drlib.synthesis.questions import (
+    PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, Task, python_task,
+)  # fmt: skip
+from drlib.tools import Toolbox
+from drlib.training import stages
+from drlib.training.run import RunFolder, write_atomically
+from drlib.worlds import Names, World, fictional_world, load_world
+
+PHRASES = (
+    '{"name": "search", "arguments": {"query": ["', '"]}}', '", "',
+    '{"name": "python", "arguments": {"code": "', '"}}', "system\n", "user\n", "assistant\n",
+    "1. [", "2. [", "3. [", "](cldr:", ")\n", "; ", ".\n", "import sympy; ", "import math; ",
+    "print(", "sympy.prime(", "sympy.primefactors(", "sympy.Symbol('x'); ", "sympy.solve(",
+    "math.gcd(", "max(", "x=", ")[0])",
+)  # fmt: skip
+DEMONSTRATION_MIX = (("python", 0, 0.36), ("search", 1, 0.37), ("search", 2, 0.27))
+
+
+def world_texts(world: World, seed: int = 0) -> list[str]:
+    """The text that the tokenizer's common words come from; no fact of the world is in it."""
+    rng = random.Random(f"tokenizer-{seed}")
+    relations = sorted({r for e in world.graph.values() for r in e.facts})
+    texts = [w.format(relations=r, start="X") for w in SEARCH_WORDINGS for r in relations]
+    texts += [t.format(r=r) for t in (*FIRST, *NEXT, *LAST) for r in relations]
+    texts += [*COMPUTE, *COMPUTED, *AGAIN, "No results.", "Error: query must be a list of strings."]
+    texts += ["I know this.", "Look again.", "Goal: ", *relations]
+    for kind in PYTHON_KINDS:
+        for task in (python_task(rng, kind) for _ in range(4)):
+            texts += [task.question, task.code]
+    errors = ("SyntaxError: '(' was never closed", "NameError: name 'prin' is not defined")
+    return texts * 20 + [*errors] * 4
+
+
+def build_world(config: Config, run_dir: Path, ranks) -> dict:
+    """Stage `world`: the tokenizer's folder."""
+    run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
+    world = load_world(config.world)
+    titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
+    sample = [title for seed in range(20) for title in fictional_world(seed, Names.of(world)).graph]
+    tokenizer = train_tokenizer(
+        world_texts(world) + sample, config.vocabulary, names=titles, phrases=PHRASES
+    )
+    tokenizer.save_pretrained(run.path / "tokenizer")
+    return run.finish({"version": world.version, "pages": len(world)})
+
+
+def tokenizer_of(config: Config, runs: Path):
+    return load_tokenizer(stages.input_folder("a policy", "world", config, runs) / "tokenizer")
+
+
+def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
+    """`n` easy questions with train answers, in the pool's fixed mix."""
+    rng = random.Random(f"demonstrations-{seed}")
+    source = SearchQuestions(world, "train", max_hops=2)
+    tasks = []
+    for kind, hops, share in DEMONSTRATION_MIX:
+        for _ in range(round(n * share)):
+            tasks.append(python_task(rng) if kind == "python" else source.draw(hops, rng))
+    rng.shuffle(tasks)
+    return tasks
+
+
+def demonstrate(
+    tasks: list[Task], toolbox: Toolbox, names: list[str], seed: int, faults: Faults = Faults()
+) -> list[Episode]:
+    """The teacher's attempt at each task, with the toolbox's real tools."""
+    teacher = Demonstrator(faults, names)
+    return [
+        teacher.play(task, toolbox, random.Random(f"teacher-{seed}-{i}"))
+        for i, task in enumerate(tasks)
+    ]
+
+
+def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
+    """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong."""
+    run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
+    world = load_world(config.world)
+    tasks = demonstration_tasks(world, config.demonstrations, config.seed)
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+        episodes = demonstrate(tasks, toolbox, sorted(world.graph), config.seed)
+    rows = [
+        {"kind": e.task.kind, "hops": e.task.hops, "task": e.task.id, "correct": e.correct,
+         "errors": sum(not r.ok for r in e.tool_results), "calls": len(e.tool_results),
+         "messages": e.messages}
+        for e in episodes
+    ]  # fmt: skip
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_atomically(run.path / "episodes.jsonl", lambda p: p.write_text(text, encoding="utf-8"))
+    return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})
+
+
+def read_episodes(path: Path, keep: str) -> list[dict]:
+    """The pool's rows: all of them (`keep="none"` filters nothing) or the correct ones."""
+    lines = (path / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if row["correct"]] if keep == "correct" else rows
+
+
+def policy_tools(config: Config, runs: Path):
+    """(tokenizer, chat ids, world, names) that every training stage begins with."""
+    tokenizer, world = tokenizer_of(config, runs), load_world(config.world)
+    return tokenizer, ChatIds(tokenizer), world, Names.of(world)
+
+
+if __name__ == "__main__":
+    stages.main({"world": build_world, "demonstrations": build_demonstrations})

@@ -1,0 +1,109 @@
+"""Muon for matrices, AdamW for the rest, and the learning-rate schedule.
+
+`torch.optim.Muon` takes 2-D parameters only; the experts of a Mixture-of-Experts layer lie in one
+3-D tensor, so this one orthogonalises a stack of matrices at once. Everything that is not a hidden
+matrix (embeddings, norms, the router) goes to AdamW, as Muon's author advises.
+
+Source: K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
+
+
+def orthogonalise(g_NMK: Tensor, steps: int = 5) -> Tensor:
+    """The nearest (semi-)orthogonal matrices, roughly: singular values end in about 0.7..1.2."""
+    a, b, c = COEFFICIENTS
+    tall = g_NMK.size(-2) > g_NMK.size(-1)
+    x = g_NMK.mT if tall else g_NMK
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))  # Nesterov
+                scale = max(1.0, p.size(-2) / p.size(-1)) ** 0.5
+                p.add_(update, alpha=-group["lr"] * scale)
+
+
+def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """(hidden matrices, the rest): the router and the embeddings belong to the rest."""
+    matrices, rest = [], []
+    for name, p in model.named_parameters():
+        hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
+        (matrices if hidden and not name.endswith("gate.weight") else rest).append(p)
+    return matrices, rest
+
+
+class Optimizers:
+    """One or two optimizers that step, save and load together."""
+
+    def __init__(self, parts: dict[str, torch.optim.Optimizer]):
+        self.parts = parts
+        self._base = {k: [g["lr"] for g in o.param_groups] for k, o in parts.items()}
+
+    @staticmethod
+    def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
+        """Muon on hidden matrices, AdamW on the rest."""
+        matrices, rest = split_parameters(model)
+        adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
+        return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": adam})
+
+    @staticmethod
+    def adam(model: nn.Module, lr: float) -> Optimizers:
+        """AdamW on everything: reinforcement learning."""
+        params = list(model.parameters())
+        return Optimizers(
+            {"adam": torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)}
+        )
+
+    def step(self, factor: float) -> None:
+        """One update at `factor` times each base learning rate; gradients are cleared."""
+        for name, optimizer in self.parts.items():
+            for group, base in zip(optimizer.param_groups, self._base[name]):
+                group["lr"] = base * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict:
+        return {name: optimizer.state_dict() for name, optimizer in self.parts.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name, optimizer in self.parts.items():
+            optimizer.load_state_dict(state[name])
+
+
+def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: float = 0.0) -> float:
+    """Linear warm-up, then constant, then linear to `floor` over the last `decay_share`.
+
+    `step` counts from 0; the factor multiplies the base learning rate.
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    decay = decay_share * steps
+    left = steps - step
+    return 1.0 if left >= decay else floor + (1.0 - floor) * left / max(decay, 1.0)

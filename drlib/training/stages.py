@@ -1,0 +1,153 @@
+"""The stage graph: what is made from what, under which name, and by which program.
+
+    world -> demonstrations \\
+          -> cpt ------------> sft -> rl, rl_random_reward, sft_continued -> evaluations
+
+A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings it uses and
+those of everything before it: equal settings share a folder, and a changed setting never reuses a
+stale one. Nothing here trains; the modules named in `STAGES` do, each of them a program that
+takes the same arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from drlib.config import Config
+from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
+
+FORMAT = 1  # raise when a stage's code changes what it makes from the same settings
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`settings` are prefixes of the Config names that this stage reads itself."""
+
+    module: str
+    inputs: tuple[str, ...]
+    settings: tuple[str, ...]
+    steps: str = ""  # the setting that says how many steps its progress bar has
+    parallel: bool = True
+
+
+SHAPE = ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_dim", "experts", "expert_",
+         "init")  # fmt: skip
+LIMITS = ("search_results", "max_")
+RL = ("rl_", "balance_coef", "checkpoint_every", *LIMITS)
+
+STAGES: dict[str, Stage] = {
+    "world": Stage("drlib.training.data", (), ("world", "vocabulary"), parallel=False),
+    "untrained": Stage("drlib.training.pretrain", ("world",), (*SHAPE, "seed"), parallel=False),
+    "demonstrations": Stage(
+        "drlib.training.data", ("world",), ("demonstrations", "seed", *LIMITS), parallel=False
+    ),
+    "cpt": Stage("drlib.training.pretrain", ("untrained",),
+                 ("cpt_", "balance_coef", "checkpoint_every", "search_results"), "cpt_steps"),
+    "sft": Stage("drlib.training.sft", ("cpt", "demonstrations"),
+                 ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay",
+                  "demonstration_filter"), "sft_steps"),
+    "sft_continued": Stage("drlib.training.sft", ("sft",), ("sft_continued_steps",),
+                           "sft_continued_steps"),
+    "rl": Stage("drlib.training.grpo", ("sft",), RL, "rl_steps"),
+    "rl_random_reward": Stage("drlib.training.grpo", ("sft",), RL, "rl_steps"),
+}  # fmt: skip
+EVALUATED = ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward")
+STAGES |= {
+    f"evaluate_{name}": Stage("drlib.evals.evaluate", (name,), ("eval_", *LIMITS), "")
+    for name in EVALUATED
+}
+STAGES["evaluate_closed_book"] = Stage("drlib.evals.evaluate", ("rl",), ("eval_", *LIMITS), "")
+
+
+def stage(name: str) -> Stage:
+    if name not in STAGES:
+        raise ValueError(f"unknown stage {name!r}: known are {', '.join(STAGES)}")
+    return STAGES[name]
+
+
+def config_of(name: str, config: Config) -> Config:
+    """The control of RL is the same stage with another reward."""
+    if name.endswith("rl_random_reward"):
+        return config.derive(rl_reward="random")
+    return config
+
+
+def settings_of(name: str, config: Config) -> dict:
+    """Everything that the stage's result depends on, inputs included."""
+    spec = stage(name)
+    own = config_of(name, config).pick(*spec.settings)
+    inputs = {i: settings_of(i, config) for i in spec.inputs}
+    return {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
+
+
+def folder(name: str, config: Config, runs: Path) -> Path:
+    """Where the stage lies when it is complete."""
+    text = json.dumps(settings_of(name, config), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return runs / config.profile / f"{name}-{digest}"
+
+
+def needed(name: str, config: Config, runs: Path) -> list[str]:
+    """The stages that must still be built for `name`, in order."""
+    if RunFolder.complete(folder(name, config, runs)):
+        return []
+    order: list[str] = []
+    for before in stage(name).inputs:
+        order += [s for s in needed(before, config, runs) if s not in order]
+    return [*order, name]
+
+
+def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
+    """A complete input of stage `name`; RunFolderError says what to build first."""
+    path = folder(which, config, runs)
+    if not RunFolder.complete(path):
+        raise RunFolderError(f"{name} needs the finished stage {which!r} ({path}): build it first")
+    return path
+
+
+def arguments(name: str, config: Config, runs: Path) -> list[str]:
+    """Command-line arguments for the stage's module; `config` travels as overrides of its profile."""
+    base = dataclasses.asdict(Config.load(config.profile))
+    changed = {k: v for k, v in dataclasses.asdict(config).items() if base[k] != v}
+    sets = [f"--set={k}={v}" for k, v in changed.items()]
+    return [name, f"--profile={config.profile}", f"--runs={runs}", *sets]
+
+
+def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
+    """The command line of every stage module: `python -m drlib.training.<module> STAGE ...`.
+
+    `builders` maps a stage's name to `(config, run_dir, ranks) -> manifest`.
+    """
+    parser = argparse.ArgumentParser(description="build one stage of the recipe")
+    parser.add_argument("stage", choices=sorted(builders))
+    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    args = parser.parse_args(argv)
+    ranks = None
+    try:
+        overrides = {k: yaml.safe_load(v) for k, v in (s.split("=", 1) for s in args.set)}
+        config = Config.load(args.profile, **overrides)
+        ranks = Ranks()
+        path = folder(args.stage, config, args.runs)
+        builders[args.stage](config_of(args.stage, config), path, ranks)
+        if ranks.first:
+            print(path)
+    except (ValueError, RunFolderError) as fault:
+        sys.exit(f"error: {fault}")
+    except Interrupted:
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    finally:
+        if ranks is not None:
+            ranks.close()

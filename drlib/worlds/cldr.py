@@ -1,0 +1,140 @@
+"""The real world of the tour: facts of the Unicode CLDR, read through babel.
+
+Territories, languages, scripts, currencies (with the dates at which they were legal tender) and
+the cities that name time zones: about a thousand pages that everyone who installed the package
+has offline, and that are true. Only facts with exactly one value are kept: the one current legal
+tender, the most spoken official language, the territory of a currency or language that has one.
+
+Left out: regions (babel carries no containment data), populations, and cities of territories with
+more than six time zones, which would make "United States" a good guess for any city.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from functools import lru_cache
+from pathlib import Path
+
+from babel import Locale, __version__ as babel_version
+from babel.core import get_global
+
+from drlib.worlds.world import Entity, World
+
+TODAY = datetime.date(2026, 1, 1)  # fixed: the world must not change with the calendar
+MAX_ZONES = 6
+NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
+
+
+def load_cldr(index_path: Path | None = None) -> World:
+    """The CLDR world; `index_path` keeps its full-text index on disk."""
+    return World(_entities(), "cldr", index_path)
+
+
+@lru_cache(maxsize=1)
+def _entities() -> tuple[Entity, ...]:
+    locale = Locale("en")
+    names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
+    tender, former, since = _currencies(locale, names)
+    language, language_home = _languages(locale, names)
+    script = _scripts(locale, set(language.values()))
+    pages: dict[str, Entity] = {}
+
+    def add(title: str, kind: str, facts: dict[str, str | None], notes: tuple[str, ...] = ()):
+        known = {relation: value for relation, value in facts.items() if value}
+        if known and title not in pages:  # a title that two kinds share stays with the first kind
+            pages[title] = Entity(title, kind, known, notes)
+
+    for code, name in sorted(names.items()):
+        notes = (f"Its currency dates from {since[code]}.",) if code in since else ()
+        facts = {"currency": tender.get(code), "former currency": former.get(code)}
+        add(name, "territory", facts | {"language": language.get(code)}, notes)
+    _add_currencies(add, locale, names, tender, former)
+    for name in sorted(set(language.values())):
+        add(name, "language", {"script": script.get(name), "territory": language_home.get(name)})
+    users = defaultdict(set)
+    for name, written in script.items():
+        users[written].add(name)
+    for written, who in sorted(users.items()):
+        add(written, "script", {"language": next(iter(who)) if len(who) == 1 else None})
+    for city, territory, zone in _cities(locale, names):
+        add(city, "city", {"territory": territory}, (f"Its clocks follow {zone}.",) if zone else ())
+    return tuple(pages.values())
+
+
+def _currencies(locale: Locale, names: dict[str, str]):
+    """Current tender and former tender by territory code, and the year the current one came."""
+    tender, former, since = {}, {}, {}
+    for code, rows in get_global("territory_currencies").items():
+        if code not in names:
+            continue
+        # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
+        legal = [r for r in rows if r[3] and "(" not in locale.currencies.get(r[0], "(") and r[1]]
+        now = [r for r in legal if r[2] is None or datetime.date(*r[2]) >= TODAY]
+        past = [r for r in legal if r[2] and datetime.date(*r[2]) < TODAY]
+        if len(now) == 1:
+            tender[code] = locale.currencies[now[0][0]]
+            since[code] = now[0][1][0]
+        past = [r for r in past if locale.currencies[r[0]] != tender.get(code)]
+        if past:
+            last = max(r[2] for r in past)
+            latest = {locale.currencies[r[0]] for r in past if r[2] == last}
+            former[code] = latest.pop() if len(latest) == 1 else None
+    return tender, {c: n for c, n in former.items() if n}, since
+
+
+def _add_currencies(add, locale: Locale, names, tender, former) -> None:
+    iso = {name: code for code, name in locale.currencies.items()}
+    now, past = Counter(tender.values()), Counter(former.values())
+    home = {name: names[code] for code, name in tender.items() if now[name] == 1}
+    old_home = {
+        name: names[code] for code, name in former.items() if past[name] == 1 and name not in now
+    }
+    for name in sorted(set(now) | set(past)):
+        add(name, "currency", {"code": iso[name], "territory": home.get(name) or old_home.get(name)})
+
+
+def _languages(locale: Locale, names: dict[str, str]):
+    """Most spoken official language by territory code, and the home of a language that has one."""
+    language = {}
+    for code, spoken in get_global("territory_languages").items():
+        official = {
+            tag: row["population_percent"]
+            for tag, row in spoken.items()
+            if row["official_status"] in ("official", "de_facto_official")
+            and tag in locale.languages
+        }
+        if code in names and official:
+            language[code] = locale.languages[max(sorted(official), key=official.get)]
+    count = Counter(language.values())
+    return language, {n: names[c] for c, n in language.items() if count[n] == 1}
+
+
+def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
+    """The likely script of each language, as `Cyrillic script`."""
+    tags = {name: tag for tag, name in locale.languages.items() if name in languages}
+    likely, scripts = get_global("likely_subtags"), {}
+    for name, tag in tags.items():
+        parts = likely.get(tag, "").split("_")
+        code = tag.split("_")[1] if "_" in tag else (parts[1] if len(parts) > 1 else None)
+        if code in locale.scripts:
+            scripts[name] = f"{locale.scripts[code]} script"
+    return scripts
+
+
+def _cities(locale: Locale, names: dict[str, str]):
+    """(city, territory, time zone) for every zone of a territory with few zones."""
+    meta = get_global("meta_zones")
+    for code, zones in sorted(get_global("territory_zones").items()):
+        if code not in names or len(zones) > MAX_ZONES:
+            continue
+        for zone in sorted(zones):
+            city = locale.time_zones.get(zone, {}).get("city") or zone.split("/")[-1]
+            long = locale.meta_zones.get(meta.get(zone), {}).get("long", {})
+            title = str(city).replace("_", " ")
+            yield title, names[code], long.get("generic") or long.get("standard")
+
+
+def source() -> str:
+    """What the facts were read from, for manifests."""
+    return f"Unicode CLDR through babel {babel_version}"

@@ -1,0 +1,147 @@
+"""A world: what can be looked up.
+
+Every world, real or invented, is the same thing: entities of a few kinds, joined by *functional*
+relations (an entity has at most one value per relation), each entity with one page. Functional
+relations are the reason why a chain of look-ups has exactly one right answer, so a question made
+from the graph needs no judge.
+
+`World` gives the four things that the rest of the kit asks for: `search` (an exact-title stage,
+then BM25), `page`, `graph` (the relations themselves: for making and checking questions, never
+shown to a policy) and `version` (a hash of the data, part of every cache key and trajectory).
+
+Left out: aliases, several values per relation, and pages longer than a paragraph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drlib.worlds.index import Index
+
+URL_SCHEME = "cldr:"
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A node: `facts` maps a relation to the value's title; `notes` are sentences without links."""
+
+    title: str
+    kind: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What `visit` shows: readable English with links written `[title](url)`."""
+
+    title: str
+    url: str
+    text: str
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One search result: the snippet is the page's facts on a line."""
+
+    title: str
+    url: str
+    snippet: str
+
+
+class World:
+    """Entities with pages, an index over them, and the graph behind both.
+
+    Args:
+        entities: unique titles; a value that is itself a title becomes a link.
+        name: shown in messages.
+        index_path: where the SQLite index is kept; None keeps it in memory.
+    """
+
+    def __init__(
+        self, entities: Iterable[Entity], name: str = "world", index_path: Path | None = None
+    ):
+        self.graph: dict[str, Entity] = {}
+        for entity in entities:
+            if entity.title in self.graph:
+                raise ValueError(f"world {name!r}: two entities are called {entity.title!r}")
+            self.graph[entity.title] = entity
+        self.name = name
+        self.version = _version(self.graph.values())
+        self._folded = {title.casefold(): title for title in self.graph}
+        self._index_path = index_path
+        self._index: Index | None = None
+
+    @property
+    def index(self) -> Index:
+        """The full-text index, built at its first use (most worlds answer by title alone)."""
+        if self._index is None:
+            rows = ((e.title, f"{e.kind} {snippet(e)}") for e in self.graph.values())
+            self._index = Index(rows, self.version, self._index_path)
+        return self._index
+
+    def find(self, text: str) -> str | None:
+        """The title or URL `text` as a known title, or None."""
+        text = text.strip()
+        if text.startswith(URL_SCHEME):
+            text = text[len(URL_SCHEME) :]
+        return self._folded.get(text.strip().casefold())
+
+    def search(self, query: str, k: int = 10) -> list[Hit]:
+        """The `k` best pages: an exact title first, then BM25 with the title weighted four times."""
+        if k < 1:
+            raise ValueError(f"search needs k >= 1, got {k}")
+        exact = self.find(query)
+        titles = [exact] if exact else []
+        if len(titles) < k:
+            titles += [t for t in self.index.search(query, k + 1) if t != exact]
+        return [self._hit(title) for title in titles[:k]]
+
+    def _hit(self, title: str) -> Hit:
+        return Hit(title, URL_SCHEME + title, snippet(self.graph[title]))
+
+    def page(self, title_or_url: str) -> Page:
+        """The page of a title or URL; KeyError names it when there is none."""
+        title = self.find(title_or_url)
+        if title is None:
+            raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
+        entity = self.graph[title]
+        sentences = [f"{title} is a {entity.kind}."]
+        for relation, value in entity.facts.items():
+            shown = f"[{value}]({URL_SCHEME}{value})" if value in self.graph else value
+            sentences.append(f"Its {relation} is {shown}.")
+        links = tuple(v for v in entity.facts.values() if v in self.graph)
+        return Page(title, URL_SCHEME + title, " ".join([*sentences, *entity.notes]), links)
+
+    def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
+        """The titles met on the chain of `relations` from `start` (excluded), or None if it breaks."""
+        path, here = [], start
+        for relation in relations:
+            entity = self.graph.get(here)
+            if entity is None or relation not in entity.facts:
+                return None
+            here = entity.facts[relation]
+            path.append(here)
+        return path
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    def __repr__(self) -> str:
+        return f"World({self.name!r}, {len(self)} pages, version {self.version})"
+
+
+def snippet(entity: Entity) -> str:
+    """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
+    return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
+
+
+def _version(entities: Iterable[Entity]) -> str:
+    """First 12 hex digits of a SHA-256 over the sorted data: equal data, equal version."""
+    rows = sorted([e.title, e.kind, sorted(e.facts.items()), list(e.notes)] for e in entities)
+    return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()[:12]

@@ -1,0 +1,109 @@
+"""Estimators and intervals against published tables, brute force and simulated coverage."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from drlib.evals.metrics import (
+    bootstrap_difference,
+    bootstrap_mean,
+    pass_at_k,
+    student_interval,
+    wilson_interval,
+)
+
+
+def test_wilson_solves_its_defining_equation():
+    # both ends solve |p - share| = z sqrt(p (1 - p) / n)
+    for correct, n in [(1, 4), (37, 50), (499, 500)]:
+        for end in wilson_interval(correct, n):
+            gap = abs(end - correct / n)
+            assert gap == pytest.approx(1.96 * np.sqrt(end * (1 - end) / n), rel=1e-9)
+
+
+def test_wilson_at_the_edges():
+    low, high = wilson_interval(0, 10)
+    assert low == 0 and high == pytest.approx(1.96**2 / (10 + 1.96**2))
+    assert wilson_interval(10, 10) == (pytest.approx(1 - high), 1.0)
+    narrow, wide = wilson_interval(500, 1000), wilson_interval(5, 10)
+    assert wide[0] < narrow[0] < 0.5 < narrow[1] < wide[1]
+
+
+def test_wilson_covers_what_it_promises():
+    rng, p, n = np.random.default_rng(0), 0.08, 40
+    ends = np.array([wilson_interval(c, n) for c in range(n + 1)])[rng.binomial(n, p, 4000)]
+    coverage = np.mean((ends[:, 0] <= p) & (p <= ends[:, 1]))
+    assert 0.92 < coverage < 0.99
+
+
+@pytest.mark.parametrize(("n", "c"), [(5, 0), (5, 1), (5, 3), (6, 6)])
+def test_pass_at_k_counts_all_subsets(n, c):
+    answers = [True] * c + [False] * (n - c)
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(answers, k))
+        expected = sum(any(subset) for subset in subsets) / len(subsets)
+        assert pass_at_k(n, c, k) == pytest.approx(expected)
+
+
+def test_bootstrap_mean_weighs_questions_equally_and_ignores_order():
+    values = {"a": [1, 1, 1, 1, 1, 1], "b": [0], "c": [0, 1]}
+    mean, low, high = bootstrap_mean(values, seed=3)
+    assert mean == pytest.approx(0.5) and low <= mean <= high
+    reordered = dict(reversed(values.items()))
+    assert bootstrap_mean(reordered, seed=3) == (mean, low, high)
+    assert bootstrap_mean({"a": [0.25], "b": [0.25]}, seed=0) == (0.25, 0.25, 0.25)
+
+
+def test_bootstrap_resamples_questions_not_answers():
+    rng = np.random.default_rng(0)
+    answers = {f"q{i}": [float(rng.random() < 0.5)] * 50 for i in range(40)}  # copies: no news
+    single = {question: values[:1] for question, values in answers.items()}
+    assert bootstrap_mean(answers, seed=1) == bootstrap_mean(single, seed=1)
+    mean, low, high = bootstrap_mean(answers, seed=1)
+    standard_error = np.sqrt(mean * (1 - mean) / 40)
+    assert high - low == pytest.approx(2 * 1.96 * standard_error, rel=0.15)
+
+
+def test_a_paired_difference_is_sharper_than_two_intervals():
+    rng = np.random.default_rng(1)
+    hard = rng.random(100)
+    a = {f"q{i}": [h + 0.05] for i, h in enumerate(hard)}
+    b = {f"q{i}": [h] for i, h in enumerate(hard)}
+    assert bootstrap_difference(a, b, seed=0) == pytest.approx((0.05, 0.05, 0.05))
+    mean, low, high = bootstrap_difference(b, a, seed=0)
+    assert mean == pytest.approx(-0.05)
+    assert bootstrap_mean(a, seed=0)[1] < bootstrap_mean(b, seed=0)[2]  # unpaired, they overlap
+
+
+def test_student_interval_uses_the_published_quantiles():
+    for size, quantile in [(2, 12.7062), (3, 4.3027), (4, 3.1824), (5, 2.7764), (30, 2.0452)]:
+        values = np.arange(size, dtype=float)
+        mean, low, high = student_interval(values)
+        half = quantile * values.std(ddof=1) / np.sqrt(size)
+        assert mean == values.mean()
+        assert (low, high) == (
+            pytest.approx(mean - half, abs=1e-4 * half),
+            pytest.approx(mean + half, abs=1e-4 * half),
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: wilson_interval(0, 0), "n=0"),
+        (lambda: wilson_interval(5, 4), "correct=5"),
+        (lambda: pass_at_k(4, 2, 5), "k=5"),
+        (lambda: pass_at_k(4, 5, 1), "c=5"),
+        (lambda: bootstrap_mean({}, seed=0), "no questions"),
+        (lambda: bootstrap_mean({"q": []}, seed=0), "'q'"),
+        (lambda: bootstrap_mean({"q": [float("nan")]}, seed=0), "'q'"),
+        (lambda: bootstrap_mean({"q": [1]}, seed=0, confidence=95), "between 0 and 1"),
+        (lambda: bootstrap_mean({"q": [1]}, seed=0, n=0), "resamples"),
+        (lambda: bootstrap_difference({"q": [1]}, {"r": [1]}, seed=0), "'q' is in one only"),
+        (lambda: student_interval([1.0]), "two finite values"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

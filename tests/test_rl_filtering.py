@@ -1,0 +1,254 @@
+"""Rewards and the filter: a decision table of hand-made trajectories, and what follows from it."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drlib.rl.advantages import leave_one_out
+from drlib.rl.filtering import FilterConfig, apply_filter, classify, drop_equal_groups
+from drlib.rl.losses import policy_loss
+from drlib.rl.rewards import (
+    REWARDS,
+    answers_match,
+    exact_match,
+    make_reward,
+    normalise_answer,
+    random_reward,
+)
+from drlib.synthesis.questions import Task
+from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
+
+TASK = Task("t-1", "What is the capital?", "Côte d’Or", "search", "w", aliases=("Cote d'Or", "12"))
+ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.TURNS
+
+
+def a_tool_result(env_fault=False):
+    return ToolResult(
+        tool="search", arguments={"query": ["x"]}, text="1. x", ok=not env_fault,
+        error="backend down" if env_fault else None, latency_s=0.1, attempts=1, source="index",
+        cache_hit=False, degraded=False, env_fault=env_fault,
+    )  # fmt: skip
+
+
+def a_trajectory(termination=ANSWERED, answer="x", reward=0.0, faults=0, tokens=4, name="r-0"):
+    generated = np.arange(tokens + 1) > 0
+    zeros = np.zeros(tokens + 1)
+    return Trajectory(
+        id=name, task_id="t-1", group_id="g-0", world_version="w", policy_version=0,
+        token_ids=zeros.astype(np.int32), generated=generated,
+        logprobs=zeros.astype(np.float32), entropies=None,
+        segments=np.full(tokens + 1, Segment.ANSWER, dtype=np.uint8),
+        turns=zeros.astype(np.uint16), versions=zeros.astype(np.int32), routed_experts=None,
+        tool_results=[a_tool_result(i < faults) for i in range(2)], termination=termination,
+        answer=answer, reward=reward, reward_parts={}, messages=[], metadata={},
+    )  # fmt: skip
+
+
+# termination, answer, reward, faults -> label, loss weight, in baseline, reasons
+TABLE = [
+    (ANSWERED, "x", 1.0, 0, "positive", 1.0, True, ()),
+    (ANSWERED, "x", 0.0, 0, "negative", 1.0, True, ()),
+    (Termination.FORMAT, None, 0.0, 0, "negative", 1.0, True, ()),
+    (Termination.LOOP, None, 0.0, 0, "negative", 1.0, True, ()),
+    (TURNS, None, 0.0, 0, "negative", 1.0, True, ()),
+    (LENGTH, None, 0.0, 0, "excluded", 0.0, True, ("overlong",)),
+    (LENGTH, "x", 0.0, 0, "negative", 1.0, True, ()),
+    (LENGTH, None, 1.0, 0, "positive", 1.0, True, ()),
+    (ANSWERED, "x", 1.0, 1, "excluded", 0.0, False, ("env_fault",)),
+    (LENGTH, None, 0.0, 1, "excluded", 0.0, False, ("env_fault",)),
+    (Termination.ENV_FAULT, None, None, 0, "excluded", 0.0, False, ("env_fault", "unjudged")),
+    (ANSWERED, "x", None, 0, "excluded", 0.0, False, ("unjudged",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("termination", "answer", "reward", "faults", "label", "weight", "in_baseline", "reasons"),
+    TABLE,
+)
+def test_the_decision_table(
+    termination, answer, reward, faults, label, weight, in_baseline, reasons
+):
+    verdict = classify(a_trajectory(termination, answer, reward, faults))
+    assert dataclasses.astuple(verdict) == (label, weight, in_baseline, reasons)
+
+
+def test_switches_of_the_filter():
+    overlong = a_trajectory(LENGTH, None, 0.0)
+    assert classify(overlong, FilterConfig(overlong="keep")).label == "negative"
+    many_turns = a_trajectory(TURNS, None, 0.0)
+    both = FilterConfig(limits=(LENGTH, TURNS))
+    assert classify(many_turns, both).reasons == ("overlong",)
+    shaped = a_trajectory(LENGTH, None, 0.1)
+    assert classify(shaped).label == "excluded"
+    assert classify(shaped, FilterConfig(positive_from=0.1)).label == "positive"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"overlong": "mask"}, "overlong must be"),
+        ({"limits": (ANSWERED,)}, "limits may hold"),
+        ({"limits": ("LENGHT",)}, "limits may hold"),
+        ({"positive_from": float("nan")}, "positive_from"),
+    ],
+)
+def test_bad_filter_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FilterConfig(**settings)
+
+
+def a_group():
+    return [
+        a_trajectory(reward=1.0, tokens=2),
+        a_trajectory(reward=0.0, tokens=3),
+        a_trajectory(Termination.ENV_FAULT, None, None, tokens=1),
+        a_trajectory(LENGTH, None, 0.0, tokens=6),
+    ]
+
+
+def test_the_batch_report_counts_what_happened():
+    weights_N, in_baseline_N, report = apply_filter(a_group())
+    assert weights_N.tolist() == [1, 1, 0, 0]
+    assert in_baseline_N.tolist() == [True, True, False, True]
+    assert report == {
+        "labels": {"excluded": 2, "negative": 1, "positive": 1},
+        "reasons": {"env_fault": 1, "overlong": 1, "unjudged": 1},
+        "excluded_tokens": 7 / 12,
+        "reward_mean": 1 / 3,
+        "reward_mean_in_loss": 1 / 2,
+    }
+    backwards = apply_filter(a_group()[::-1])
+    assert backwards[2] == report
+    assert backwards[0].tolist() == weights_N.tolist()[::-1]
+
+
+def test_an_empty_batch_has_an_empty_report():
+    weights_N, in_baseline_N, report = apply_filter([])
+    assert weights_N.shape == in_baseline_N.shape == (0,)
+    assert in_baseline_N.dtype == torch.bool and report["reward_mean"] is None
+
+
+def gradient_of(group, config):
+    """Filter, advantages and loss in the order of a training step; d loss / d logp."""
+    weights_N, in_baseline_N, _ = apply_filter(group, config)
+    rewards_N = torch.tensor([float("nan") if t.reward is None else t.reward for t in group])
+    advantages_N = leave_one_out(rewards_N, [0] * len(group), in_baseline_N)
+    logp_BT = torch.zeros(len(group), 7, requires_grad=True)
+    mask_BT = torch.zeros(len(group), 7, dtype=torch.bool)
+    for row, trajectory in enumerate(group):
+        mask_BT[row, : len(trajectory.generated)] = torch.from_numpy(trajectory.generated)
+    policy_loss(
+        logp_BT, logp_BT.detach(), advantages_N, mask_BT, weights_B=weights_N
+    )[0].backward()  # fmt: skip
+    return logp_BT.grad
+
+
+def test_an_overlong_failure_counts_for_the_others_but_learns_nothing():
+    grad = gradient_of(a_group(), FilterConfig())
+    # rewards 1, 0, fault, 0: the success is 1 above the mean of two failures; 5 tokens in the loss
+    assert grad[0, 1:3].tolist() == pytest.approx([-1 / 5] * 2)
+    assert grad[1, 1:4].tolist() == pytest.approx([0.5 / 5] * 3)
+    assert grad[2:].abs().max() == 0
+    kept = gradient_of(a_group(), FilterConfig(overlong="keep"))
+    assert kept[3, 1:7].tolist() == pytest.approx([0.5 / 11] * 6)
+    without = gradient_of(a_group()[:3], FilterConfig())  # not in the baseline: another advantage
+    assert without[1, 1:4].tolist() == pytest.approx([1 / 5] * 3)
+
+
+def test_a_group_of_nothing_but_faults_is_harmless():
+    grad = gradient_of([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
+    assert grad.abs().max() == 0
+
+
+def test_drop_equal_groups():
+    rewards_N = torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0])
+    groups_N = torch.tensor([7, 7, 7, 2, 2, 3, 4, 4])
+    expected = [False, False, False, True, True, False, True, True]
+    assert drop_equal_groups(rewards_N, groups_N).tolist() == expected
+    valid_N = torch.tensor([True] * 7 + [False])
+    expected[6:] = [False, False]
+    assert drop_equal_groups(rewards_N, groups_N, valid_N).tolist() == expected
+    assert drop_equal_groups([], []).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "same"),
+    [
+        ("Paris", "paris", True),
+        ("  New\u00a0\n York. ", "new york", True),
+        ("Straße", "STRASSE", True),
+        ("cote d'or", "Côte d’Or", False),
+        ("ﬁle", "file", True),
+        ("Paris, France", "Paris", False),
+        ("", "", False),
+        ("12", "12.0", True),
+        ("+12.", "12", True),
+        ("1,234.50", "1234.5", True),
+        ("1,23", "123", False),
+        ("\N{MINUS SIGN}3", "-3", True),
+        ("2/6", "1/3", True),
+        ("1/0", "1/0", True),
+        ("1/0", "2/0", False),
+        ("1e3", "1000", True),
+        ("12 apples", "12", False),
+        ("0.30000000000000004", "0.3", False),
+        ("nan", "nan", True),
+        ("inf", "1e999", False),
+        ("1e999999999", "1e999999998", False),
+        ("9" * 5000, "9" * 5001, False),
+    ],
+)
+def test_which_answers_match(answer, expected, same):
+    assert answers_match(answer, expected) is same
+    assert answers_match(expected, answer) is same
+
+
+@given(st.text(), st.text())
+@settings(max_examples=300, deadline=None)
+def test_matching_is_total_and_normalising_settles(left, right):
+    assert answers_match(left, right) == answers_match(right, left)
+    assert normalise_answer(normalise_answer(left)) == normalise_answer(left)
+
+
+def test_normalising_settles_on_every_character():
+    for point in range(sys.maxunicode + 1):
+        once = normalise_answer(chr(point))
+        assert normalise_answer(once) == once, hex(point)
+
+
+def test_exact_match_accepts_aliases_and_only_answers():
+    reward = exact_match()
+    for answer, value in [("côte d’or.", 1.0), ("COTE D'OR", 1.0), ("12.0", 1.0), ("Dijon", 0.0)]:
+        result = reward(a_trajectory(answer=answer), TASK)
+        assert result.value == value and result.parts == {"exact_match": value}
+    assert reward(a_trajectory(LENGTH, None), TASK).value == 0.0
+    assert reward(a_trajectory(answer="Dijon", faults=1), TASK).value is None
+    assert reward(a_trajectory(answer="côte d’or", faults=1), TASK).value is None
+    assert reward(a_trajectory(Termination.ENV_FAULT, None), TASK).value is None
+    with pytest.raises(ValueError, match="t-1 accepts an empty answer"):
+        reward(a_trajectory(), dataclasses.replace(TASK, aliases=(" . ",)))
+
+
+def test_the_random_reward_is_a_fixed_fair_coin():
+    names = [f"r-{i}" for i in range(400)]
+    toss = random_reward(7)
+    coins = {n: toss(a_trajectory(name=n), TASK).value for n in names}
+    again = {n: toss(a_trajectory(name=n, answer="12"), TASK).value for n in names[::-1]}
+    assert coins == again and set(coins.values()) == {0.0, 1.0}
+    assert 160 < sum(coins.values()) < 240  # 4 standard deviations
+    other = sum(random_reward(8)(a_trajectory(name=n), TASK).value == coins[n] for n in names)
+    assert 160 < other < 240
+    assert random_reward(7)(a_trajectory(faults=1), TASK).value is None
+
+
+def test_rewards_are_made_by_name():
+    assert make_reward("exact_match")(a_trajectory(answer="12"), TASK).value == 1.0
+    assert make_reward("random", seed=3)(a_trajectory(), TASK).parts.keys() == {"random"}
+    assert {"exact_match", "random"} <= REWARDS.keys()
+    with pytest.raises(ValueError, match="'exactmatch'; there are exact_match, random"):
+        make_reward("exactmatch")

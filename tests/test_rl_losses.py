@@ -1,0 +1,253 @@
+"""The losses against numbers worked out by hand, REINFORCE, and their bookkeeping identities."""
+
+import math
+
+import pytest
+import torch
+
+from drlib.rl.losses import LossConfig, loss_denominator, merge_metrics, policy_loss, sft_loss
+
+AGGREGATES = [
+    LossConfig(),
+    LossConfig(aggregate="sequence"),
+    LossConfig(aggregate="constant", constant_tokens=10),
+]
+
+
+def a_batch(seed=0, sequences=6, tokens=7, shift=0.3):
+    """Random off-policy batch: logp (leaf), behaviour, advantages, mask with ragged lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    behaviour_BT = -torch.rand(sequences, tokens, generator=rng, dtype=torch.float64) * 3
+    noise_BT = torch.randn(sequences, tokens, generator=rng, dtype=torch.float64)
+    logp_BT = (behaviour_BT + shift * noise_BT).requires_grad_()
+    advantages_B = torch.randn(sequences, generator=rng, dtype=torch.float64)
+    mask_BT = torch.rand(sequences, tokens, generator=rng) < 0.6
+    return logp_BT, behaviour_BT, advantages_B, mask_BT
+
+
+def gradient(logp_BT, *args, **kwargs):
+    leaf = logp_BT.detach().clone().requires_grad_()
+    policy_loss(leaf, *args, **kwargs)[0].backward()
+    return leaf.grad
+
+
+def test_loss_and_gradient_by_hand():
+    # ratios 1.5 and 0.5, advantages 1 and -1: both clipped, at 1.28 and at 0.8
+    logp_BT = torch.tensor([[1.5], [0.5]], dtype=torch.float64).log().requires_grad_()
+    zeros_BT, mask_BT = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.bool)
+    advantages_B = torch.tensor([1.0, -1.0])
+    loss, metrics = policy_loss(logp_BT, zeros_BT, advantages_B, mask_BT)
+    loss.backward()
+    assert loss.item() == pytest.approx(-(1.28 - 0.8) / 2)
+    assert logp_BT.grad.tolist() == [[0.0], [0.0]]
+    assert metrics["clip_high"] == 0.5 and metrics["clip_low"] == 0.5
+    assert metrics["ratio_min"] == pytest.approx(0.5) and metrics["ratio_max"] == pytest.approx(1.5)
+    assert metrics["ratio_mean"] == pytest.approx(1.0) and metrics["tokens"] == 2
+    assert metrics["abs_dlogp"] == pytest.approx((math.log(1.5) + math.log(2)) / 2)
+    # with the signs exchanged the pessimistic side is the unclipped one
+    flipped = gradient(logp_BT, zeros_BT, -advantages_B, mask_BT)
+    assert flipped.tolist() == [[pytest.approx(1.5 / 2)], [pytest.approx(-0.5 / 2)]]
+    plain = gradient(logp_BT, zeros_BT, advantages_B, mask_BT, LossConfig(clip="none"))
+    assert plain.tolist() == [[pytest.approx(-1.5 / 2)], [pytest.approx(0.5 / 2)]]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "epsilon_low", "epsilon_high", "clipped"),
+    [
+        (1.25, 1.0, 0.2, 0.2, True),
+        (1.25, 1.0, 0.2, 0.28, False),
+        (1.25, -1.0, 0.2, 0.2, False),
+        (0.7, -1.0, 0.2, 0.28, True),
+        (0.7, -1.0, 0.4, 0.28, False),
+        (0.7, 1.0, 0.2, 0.28, False),
+    ],
+)
+def test_which_side_clips(ratio, advantage, epsilon_low, epsilon_high, clipped):
+    config = LossConfig(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+    logp_BT = torch.tensor([[ratio]]).log()
+    arguments = (torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool))
+    expected = 0.0 if clipped else -ratio * advantage
+    assert gradient(logp_BT, *arguments, config).item() == pytest.approx(expected)
+    metrics = policy_loss(logp_BT, *arguments, config)[1]
+    assert metrics["clip_high" if advantage > 0 else "clip_low"] == float(clipped)
+    assert metrics["clip_low" if advantage > 0 else "clip_high"] == 0.0
+
+
+@pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
+@pytest.mark.parametrize("clip", ["ppo", "none"])
+def test_on_policy_the_gradient_is_reinforce(config, clip):
+    logp_BT, _, advantages_B, mask_BT = a_batch()
+    for epsilon in (0.0, 0.01, 0.9):
+        config = LossConfig(clip, config.aggregate, epsilon, epsilon, config.constant_tokens)
+        got = gradient(logp_BT, logp_BT.detach(), advantages_B, mask_BT, config)
+        live_B = mask_BT.any(dim=1)
+        per_token_BT = mask_BT * advantages_B[:, None]
+        if config.aggregate == "token":
+            expected = per_token_BT / mask_BT.sum()
+        elif config.aggregate == "sequence":
+            expected = per_token_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / live_B.sum()
+        else:
+            expected = per_token_BT / (10 * live_B.sum())
+        torch.testing.assert_close(got, -expected)
+
+
+def test_aggregates_weigh_tokens_as_documented():
+    mask_BT = torch.zeros(2, 100, dtype=torch.bool)
+    mask_BT[0, :10] = True
+    mask_BT[1] = True
+    logp_BT, advantages_B = torch.zeros(2, 100), torch.ones(2)
+    ratios = []
+    for config in AGGREGATES:
+        grad = gradient(logp_BT, logp_BT, advantages_B, mask_BT, config)
+        ratios.append((grad[0, 0] / grad[1, 0]).item())
+    assert ratios == pytest.approx([1.0, 10.0, 1.0])
+
+
+@pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
+def test_micro_batches_with_the_global_denominator_add_up(config):
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    weights_B = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0])
+    whole = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
+    cuts = [slice(0, 1), slice(1, 2), slice(2, 6)]
+    total = sum(loss_denominator(mask_BT[cut], weights_B[cut], config) for cut in cuts)
+    parts = [
+        gradient(
+            logp_BT[cut],
+            behaviour_BT[cut],
+            advantages_B[cut],
+            mask_BT[cut],
+            config,
+            weights_B=weights_B[cut],
+            denominator=total,
+        )
+        for cut in cuts
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole)
+    wrong = gradient(logp_BT[:1], behaviour_BT[:1], advantages_B[:1], mask_BT[:1], config)
+    assert not torch.allclose(wrong, whole[:1])  # its own denominator is the classic mistake
+
+
+@pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
+def test_weights_exclude_and_duplicate(config):
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    rows = [0, 2, 2, 3]
+    expected = gradient(*(t[rows] for t in (logp_BT, behaviour_BT)), advantages_B[rows],
+                        mask_BT[rows], config)  # fmt: skip
+    weights_B = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 0.0])
+    got = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
+    torch.testing.assert_close(got[2], expected[1] + expected[2])
+    torch.testing.assert_close(got[[0, 3]], expected[[0, 3]])
+    assert got[[1, 4, 5]].abs().max() == 0
+
+
+def test_what_stands_outside_the_mask_cannot_matter():
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    advantages_B[1] = float("nan")
+    weights_B = torch.tensor([1.0, 0, 1, 1, 1, 1])
+    arguments = dict(weights_B=weights_B)
+    before = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, **arguments)
+    loss = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT, **arguments)[0]
+    for junk in (float("nan"), float("inf"), -1e30):
+        spoilt = logp_BT.detach().masked_fill(~mask_BT, junk)
+        spoilt[1] = junk
+        other = behaviour_BT.masked_fill(~mask_BT, -junk)
+        assert policy_loss(spoilt, other, advantages_B, mask_BT, **arguments)[0].equal(loss)
+        assert gradient(spoilt, other, advantages_B, mask_BT, **arguments).equal(before)
+
+
+def test_padding_changes_nothing():
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    pad = torch.nn.functional.pad
+    expected, metrics = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT)
+    padded, padded_metrics = policy_loss(
+        pad(logp_BT, (0, 5)), pad(behaviour_BT, (0, 5)), advantages_B, pad(mask_BT, (0, 5))
+    )
+    torch.testing.assert_close(padded, expected)
+    assert padded_metrics == metrics
+
+
+def test_nothing_to_learn_from_is_a_zero_loss_with_a_zero_gradient():
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    none_B = torch.zeros(6)
+    for given in (None, 0.0, 12.0):
+        loss, metrics = policy_loss(
+            logp_BT, behaviour_BT, advantages_B, mask_BT, weights_B=none_B, denominator=given
+        )
+        loss.backward()
+        assert loss.item() == 0 and metrics["tokens"] == 0
+        assert logp_BT.grad.abs().max() == 0
+        assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_sft_loss_is_the_mean_negative_log_likelihood():
+    logp_BT = torch.tensor([[0.5, 0.25, 1.0], [0.125, 1.0, 1.0]]).log().requires_grad_()
+    mask_BT = torch.tensor([[True, True, False], [True, False, False]])
+    loss, metrics = sft_loss(logp_BT, mask_BT)
+    assert loss.item() == pytest.approx((1 + 2 + 3) * math.log(2) / 3)
+    assert metrics == {"tokens": 3.0, "nll": pytest.approx(loss.item())}
+    first, second = (sft_loss(logp_BT[i : i + 1], mask_BT[i : i + 1], 3)[0] for i in (0, 1))
+    assert (first + second).item() == pytest.approx(loss.item())
+    # the gradient of the policy loss with advantage 1 on policy is the same
+    loss.backward()
+    same = gradient(logp_BT, logp_BT.detach(), torch.ones(2), mask_BT)
+    torch.testing.assert_close(logp_BT.grad, same)
+
+
+def test_merged_metrics_are_those_of_the_whole_batch():
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch(shift=0.6)
+    whole = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT)[1]
+    empty = torch.zeros_like(mask_BT[:1])
+    parts = [
+        policy_loss(logp_BT[cut], behaviour_BT[cut], advantages_B[cut], mask_BT[cut])[1]
+        for cut in (slice(0, 2), slice(2, 6))
+    ]
+    parts.append(policy_loss(logp_BT[:1], behaviour_BT[:1], advantages_B[:1], empty)[1])
+    assert whole["clip_high"] > 0 and whole["clip_low"] > 0
+    assert merge_metrics(parts) == pytest.approx(whole)
+    with pytest.raises(ValueError, match="same keys"):
+        merge_metrics([whole, {"tokens": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": "cispo"}, "clip must be"),
+        ({"aggregate": "mean"}, "aggregate must be"),
+        ({"epsilon_low": 1.0}, "epsilon_low"),
+        ({"epsilon_low": -0.1}, "epsilon_low"),
+        ({"epsilon_high": float("inf")}, "epsilon_high"),
+        ({"epsilon_high": float("nan")}, "epsilon_high"),
+        ({"aggregate": "constant"}, "constant_tokens"),
+        ({"constant_tokens": 5}, "constant_tokens"),
+        ({"aggregate": "constant", "constant_tokens": 0}, "at least 1"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LossConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(mask_BT=a["mask_BT"].float()), "mask_BT must be boolean"),
+        (lambda a: a.update(mask_BT=a["mask_BT"][:, 1:]), "drop the first token"),
+        (lambda a: a.update(behaviour_logp_BT=a["behaviour_logp_BT"][1:]), "behaviour_logp_BT has"),
+        (lambda a: a.update(advantages_B=a["advantages_B"][None]), "advantages_B needs"),
+        (lambda a: a["advantages_B"].fill_(float("nan")), "advantages_B is NaN"),
+        (lambda a: a["behaviour_logp_BT"].fill_(float("nan")), "behaviour_logp_BT is NaN"),
+        (lambda a: a["behaviour_logp_BT"].fill_(-500), "same temperature"),
+        (lambda a: a.update(logp_BT=a["logp_BT"].detach() * torch.inf), "logp_BT is NaN"),
+        (lambda a: a.update(logp_BT=a["logp_BT"][0]), r"shape \[B, T\]"),
+        (lambda a: a.update(weights_B=torch.ones(5)), "weights_B needs"),
+        (lambda a: a.update(weights_B=-torch.ones(6)), "weights_B must be"),
+        (lambda a: a.update(denominator=0), "denominator is 0.0"),
+        (lambda a: a.update(denominator=float("nan")), "denominator is nan"),
+    ],
+)
+def test_bad_batches_are_named(change, message):
+    names = ("logp_BT", "behaviour_logp_BT", "advantages_B", "mask_BT")
+    arguments = dict(zip(names, a_batch(), strict=True))
+    change(arguments)
+    with pytest.raises(ValueError, match=message):
+        policy_loss(**arguments)

@@ -1,0 +1,91 @@
+"""Questions: verified answers, disjoint sides, and an oracle that solves all of them with tools.
+
+Run: python -m pytest tests/test_synthesis_questions.py
+"""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from drlib.synthesis.questions import (
+    PYTHON_KINDS, SearchQuestions, chains, is_correct, python_task, search_task, split_answers,
+    synthesize_questions,
+)  # fmt: skip
+from drlib.worlds import Names, fictional_world, load_world
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+def test_chains_follow_the_graph_and_never_return(cldr):
+    found = chains(cldr)
+    assert {c.hops for c in found} == {1, 2, 3}
+    for chain in found:
+        path = cldr.follow(chain.start, chain.relations)
+        assert path[-1] == chain.answer
+        assert len({chain.start, *path}) == chain.hops + 1
+
+
+def test_chains_against_brute_force(cldr):
+    names = Names.of(cldr)
+    world = fictional_world(5, names)
+    relations = sorted({r for e in world.graph.values() for r in e.facts})
+    brute = set()
+    for start in world.graph:
+        for a in relations:
+            for b in relations:
+                path = world.follow(start, (a, b))
+                if path and len({start, *path}) == 3 and all(
+                    p.casefold() not in start.casefold() for p in path
+                ):
+                    brute.add((start, (a, b), path[-1]))
+    assert brute == {(c.start, c.relations, c.answer) for c in chains(world, 2) if c.hops == 2}
+
+
+def test_train_and_test_share_no_answer(cldr):
+    side = split_answers(cldr)
+    train, test = (SearchQuestions(cldr, s) for s in ("train", "test"))
+    seen = {s: {a for h in (1, 2, 3) for a in q.answers(h)} for s, q in
+            (("train", train), ("test", test))}
+    assert not seen["train"] & seen["test"]
+    assert all(side[a] == s for s in seen for a in seen[s])
+    assert len(test.answers(3)) >= 40, "three look-ups need enough different test answers"
+
+
+def test_same_seed_same_questions_and_all_different(cldr):
+    a, b = (synthesize_questions(cldr, 60, 7) for _ in range(2))
+    assert a == b != synthesize_questions(cldr, 60, 8)
+    assert len({t.id for t in a}) == 60
+    assert all(t.question.endswith((f"{t.start}?", f"{t.start}.")) for t in a)
+    with pytest.raises(ValueError, match="different search questions"):
+        synthesize_questions(cldr, 100_000, 0)
+
+
+def test_question_reads_as_it_should(cldr):
+    chain = next(c for c in chains(cldr) if c.start == "Oslo" and c.hops == 2)
+    task = search_task(chain, cldr, 0)
+    assert task.question == f"What is the {chain.relations[1]} of the territory of Oslo?"
+
+
+def test_programs_print_the_answers_that_were_computed_without_them():
+    rng = random.Random(0)
+    tasks = [python_task(rng, kind) for kind in PYTHON_KINDS for _ in range(3)]
+    program = "\n".join(t.code for t in tasks)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == [t.answer for t in tasks], run.stderr
+    with pytest.raises(ValueError, match="unknown python question"):
+        python_task(rng, "cosine")
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "same"),
+    [("12", "12.0", True), (" oslo. ", "Oslo", True), ("Oslo", "Osl", False), ("", "12", False),
+     ("Norwegian  Krone", "norwegian krone", True), ("1e2", "100", True), ("12", "13", False)],
+)  # fmt: skip
+def test_answers_compare_as_a_person_would(given, right, same):
+    task = python_task(random.Random(0))
+    assert is_correct(given, type(task)(**{**vars(task), "answer": right})) is same

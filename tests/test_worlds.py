@@ -1,0 +1,98 @@
+"""Worlds: true facts, stable versions, search that finds, an index that repairs itself.
+
+Run: python -m pytest tests/test_worlds.py
+"""
+
+import sqlite3
+
+import pytest
+
+from drlib.worlds import Entity, Names, World, fictional_world, load_world
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+def test_facts_are_those_of_cldr(cldr):
+    assert cldr.follow("Oslo", ["territory"]) == ["Norway"]
+    assert cldr.follow("Oslo", ["territory", "currency", "code"])[-1] == "NOK"
+    assert cldr.follow("Germany", ["former currency", "code"]) == ["German Mark", "DEM"]
+    assert cldr.follow("Thailand", ["language", "script"]) == ["Thai", "Thai script"]
+    assert cldr.follow("Norway", ["territory"]) is None
+
+
+def test_inverse_relations_are_inverse(cldr):
+    """`territory` of a currency or language is only there when it leads back."""
+    for entity in cldr.graph.values():
+        home = entity.facts.get("territory")
+        if entity.kind in ("currency", "language"):
+            back = cldr.graph[home].facts.values() if home else [entity.title]
+            assert entity.title in back
+
+
+def test_page_is_readable_and_its_links_lead_somewhere(cldr):
+    page = cldr.page("cldr:norway")
+    assert "Its currency is [Norwegian Krone](cldr:Norwegian Krone)." in page.text
+    assert "1905" in page.text
+    for title in page.links:
+        assert cldr.page(f"cldr:{title}").title == title
+    with pytest.raises(KeyError, match="Atlantis"):
+        cldr.page("Atlantis")
+
+
+def test_every_title_finds_itself_first(cldr):
+    for title in cldr.graph:
+        assert cldr.search(title, 2)[0].title == title
+
+
+def test_words_find_the_page_about_them(cldr):
+    assert cldr.search("currency of Norway", 1)[0].title == "Norway"
+    assert cldr.search("Krone Norwegian", 1)[0].title == "Norwegian Krone"
+    assert cldr.search("?!", 2) == []
+    assert cldr.search('" OR 1=1 NEAR(', 2) == []
+    with pytest.raises(ValueError, match="k >= 1"):
+        cldr.search("Norway", 0)
+
+
+def test_version_is_the_data():
+    a = World([Entity("A", "city", {"territory": "B"}), Entity("B", "territory")])
+    b = World([Entity("B", "territory"), Entity("A", "city", {"territory": "B"})])
+    c = World([Entity("A", "city", {"territory": "C"}), Entity("B", "territory")])
+    assert a.version == b.version != c.version
+    with pytest.raises(ValueError, match="two entities"):
+        World([Entity("A", "city"), Entity("A", "script")])
+
+
+def test_fictional_worlds_repeat_and_invent(cldr):
+    names = Names.of(cldr)
+    one, same, other = (fictional_world(s, names) for s in (1, 1, 2))
+    assert one.version == same.version != other.version
+    relations = {r for e in cldr.graph.values() for r in e.facts}
+    assert {r for e in one.graph.values() for r in e.facts} <= relations
+    facts = {(t, r, v) for t, e in cldr.graph.items() for r, v in e.facts.items()}
+    for seed in range(50):
+        world = fictional_world(seed, names)
+        told = {(t, r, v) for t, e in world.graph.items() for r, v in e.facts.items()}
+        assert not told & facts
+
+
+def test_index_on_disk_is_reused_and_rebuilt_when_damaged(tmp_path):
+    entities = [Entity("Gabon", "territory", {"language": "French"})]
+    path = tmp_path / "a folder" / "index.sqlite"
+    assert World(entities, index_path=path).search("language French", 1)[0].title == "Gabon"
+    made = path.stat().st_mtime_ns
+    assert World(entities, index_path=path).search("French", 1)
+    assert path.stat().st_mtime_ns == made
+    path.write_bytes(path.read_bytes()[:100])
+    assert World(entities, index_path=path).search("French", 1)
+    World([*entities, Entity("Chad", "territory", {"language": "Arabic"})], index_path=path).index
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM pages").fetchone() == (2,)
+    assert [p.name for p in path.parent.iterdir()] == ["index.sqlite"]
+
+
+def test_unknown_world_says_what_is_known():
+    with pytest.raises(ValueError, match="cldr"):
+        load_world("wikipedia")
