@@ -39,12 +39,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drlib.trajectory import Segment
 
-__all__ = [
-    "CHAT_TEMPLATE", "FORMAT_REASONS", "TAGS", "Answer", "ChatIds", "FormatError", "ToolCall",
-    "load_tokenizer", "parse", "parse_bytes", "render_answer", "render_call", "segment_tokens",
-    "train_tokenizer",
-]  # fmt: skip
-
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = (
     PAD, START, END, "<think>", "</think>", "<tool_call>", "</tool_call>",
@@ -66,26 +60,24 @@ def _literal(text: str) -> str:
 
 CHAT_TEMPLATE = "".join([
     "{% if tools %}{{ '<|im_start|>system\\n' }}",
-    "{% if messages and messages[0].role == 'system' %}{{ messages[0].content + '\\n' }}{% endif %}",
+    "{% if messages and messages[0].role == 'system' %}",
+    "{{ messages[0].content + '\\n' }}{% endif %}",
     "{{ ", _literal(_TOOLS_HEAD), " }}{% for tool in tools %}{{ (tool | tojson) + '\\n' }}",
     "{% endfor %}{{ ", _literal(_TOOLS_TAIL + END), " }}{% endif %}",
-    "{% for message in messages %}",
-    "{% if message.content is not string %}{{ raise_exception('the content of a ' + message.role + ",
-    "' message is not text; write tool calls into it with drlib.chat.render_call') }}",
+    "{% for message in messages %}{% if message.content is not string %}",
+    "{{ raise_exception('the content of a ' + message.role + ' message is not text; ",
+    "write tool calls into it with drlib.chat.render_call') }}",
     "{% elif message.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}",
     "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}",
-    "{% elif message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' + message.content + ",
-    "'</tool_response><|im_end|>' }}",
-    "{% elif message.role == 'user' or (message.role == 'system' and not (tools and loop.first)) %}",
-    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}",
-    "{% elif message.role != 'system' %}",
-    "{{ raise_exception('no such role: ' + message.role + '; use system, user, assistant, tool') }}",
+    "{% elif message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' }}",
+    "{{ message.content + '</tool_response><|im_end|>' }}",
+    "{% elif message.role == 'system' and tools and loop.first %}",
+    "{% elif message.role in ('system', 'user') %}",
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}{% else %}",
+    "{{ raise_exception('no role ' + message.role + '; use system, user, assistant, tool') }}",
     "{% endif %}{% endfor %}",
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
 ])  # fmt: skip
-
-
-# ---------------------------------------------------------------- the tokenizer
 
 
 def train_tokenizer(
@@ -106,7 +98,7 @@ def train_tokenizer(
     phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
     for phrase in phrases:
         if not phrase or any(tag in phrase for tag in TAGS) or re.search(r"<0x..>", phrase):
-            raise ValueError(f"phrase {phrase!r} is empty or holds a tag or byte piece; leave it out")
+            raise ValueError(f"phrase {phrase!r} is empty or holds a tag; leave it out")
     splitter = _splitter(phrases)
     words = Counter(word for text in texts for word in _split(splitter, text))
     name_words = dict.fromkeys(word for name in names for word in _split(splitter, name))
@@ -117,10 +109,12 @@ def train_tokenizer(
             f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit into a "
             f"vocabulary of {vocab_size}: raise vocab_size or pass fewer names"
         )
-    subwords = _subwords(sorted({*words, *name_words} - {*phrases}))
+    subwords = _subwords(sorted({*words} - {*pieces}))  # of words that are not whole
     _fill(pieces, subwords, min(len(pieces) + SUBWORDS, vocab_size))
-    _fill(pieces, sorted(words, key=lambda w: (-words[w], w)), vocab_size)
-    _fill(pieces, subwords, vocab_size)
+    by_count = sorted(words, key=lambda w: (-words[w], w))
+    _fill(pieces, [w for w in by_count if words[w] > 1], vocab_size)
+    _fill(pieces, subwords, vocab_size)  # a word seen once says less than a further merge
+    _fill(pieces, by_count, vocab_size)
     if len(pieces) < vocab_size:
         raise ValueError(
             f"the texts give only {len(pieces)} pieces for a vocabulary of {vocab_size}: "
@@ -178,15 +172,12 @@ def _subwords(words: Sequence[str]):
 
 
 def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    out: list[str] = []
-    for part in parts:
-        if out and (out[-1], part) == pair:
-            out[-1] += part
-            # a merged part never pairs again: "aaa" becomes "aa" + "a"
-            out.append("")
-        else:
-            out.append(part)
-    return [part for part in out if part]
+    out, i = [], 0
+    while i < len(parts):
+        step = 2 if tuple(parts[i : i + 2]) == pair else 1
+        out.append("".join(parts[i : i + step]))
+        i += step
+    return out
 
 
 def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
@@ -234,9 +225,6 @@ def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
             f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; add them with "
             "add_special_tokens (and resize the model's embedding), or " + _REMEDY
         )
-
-
-# ---------------------------------------------------------------- the parser
 
 
 @dataclass(frozen=True)
@@ -402,9 +390,6 @@ def render_answer(text: str) -> str:
     return f"<answer>{text}</answer>"
 
 
-# ---------------------------------------------------------------- ids and segments
-
-
 class ChatIds:
     """Token ids of the parts of a conversation, as rollouts and training put them together.
 
@@ -439,10 +424,10 @@ class ChatIds:
     ) -> list[int]:
         """Everything before the first sampled token. `system` and `tools` are trusted text."""
         head = [] if system is None else [{"role": "system", "content": system}]
-        ids = []
-        if head or tools:
-            ids = self.encode(self.tokenizer.apply_chat_template(head, tools=tools, tokenize=False))
-        return ids + self._turn("user\n" + question) + self.assistant_start
+        text = self.tokenizer.apply_chat_template(
+            [*head, {"role": "user", "content": ""}], tools=tools, tokenize=False
+        ).removesuffix(f"{START}user\n{END}")
+        return self.encode(text) + self.user_turn(question)
 
     def tool_turn(self, observation: str) -> list[int]:
         """An observation as a user turn, up to where the next assistant turn is sampled."""

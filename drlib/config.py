@@ -28,9 +28,9 @@ class Config:
     vocabulary: int = 2048
     hidden: int = 128
     layers: int = 4
-    heads: int = 8
+    heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 32
     experts: int = 8
     experts_per_token: int = 2
     expert_hidden: int = 64
@@ -44,7 +44,7 @@ class Config:
     cpt_steps: int = 600
     cpt_batch_tokens: int = 4096  # padded, over all processes
     cpt_muon_lr: float = 0.02
-    cpt_adam_lr: float = 3e-3
+    cpt_adam_lr: float = 1.5e-3
     cpt_warmup_steps: int = 20
     cpt_decay_share: float = 0.4
     # demonstrations and the cold start
@@ -64,7 +64,7 @@ class Config:
     rl_warmup_steps: int = 3
     rl_python_share: float = 0.25
     rl_fictional_share: float = 0.5  # of the search questions
-    rl_overlong: str = "exclude"  # Tongyi's rule; "keep" trains on unanswered over-long negatives
+    rl_overlong: str = "keep"  # Tongyi's rule; "keep" trains on unanswered over-long negatives
     rl_reward: str = "exact_match"  # or "random": the control
     rl_temperature: float = 1.0
     balance_coef: float = 0.01  # load-balancing loss

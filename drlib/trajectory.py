@@ -1,18 +1,339 @@
-"""temporary"""
+"""The one record that every stage reads and writes, and its Parquet file.
+
+A trajectory is kept as the token ids that were sampled, with one array entry a token, so that what
+was generated is exactly what is trained (token in, token out). Text (`messages`) is for people
+and is never tokenised again. Arrays are checked when a record is made: a mask that is one token
+short shows up where it was made and not as a slightly wrong gradient later.
+
+Files: one row a trajectory, token columns as Parquet lists, so that any Parquet reader can plot
+them; nested Python values (`messages`, `tool_results`, `metadata`, `reward_parts`) as JSON text,
+in which tuples come back as lists. A file is written beside its name and renamed when complete.
+
+Left out: appending to and streaming from a file (a step's rollouts are one file), compression
+settings, and sharding.
+"""
+
 from __future__ import annotations
-from dataclasses import dataclass, field
-from enum import StrEnum, IntEnum
-import numpy as np, pickle
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+
 class Termination(StrEnum):
-    ANSWERED="answered"; LENGTH="length"; TURNS="turns"; WALL_CLOCK="wall_clock"; FORMAT="format"; LOOP="loop"; ENV_FAULT="env_fault"
-class Segment(IntEnum): PROMPT=0; THINK=1; TOOL_CALL=2; TOOL_RESPONSE=3; ANSWER=4; REPORT=5; TEMPLATE=6
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"
+    LENGTH = "length"  # a limit on tokens, of a turn or of the context
+    TURNS = "turns"  # the limit on calls
+    WALL_CLOCK = "wall_clock"
+    FORMAT = "format"  # too many turns that could not be parsed
+    LOOP = "loop"  # repeated itself
+    ENV_FAULT = "env_fault"  # the environment broke; says nothing about the policy
+
+
+class Segment(IntEnum):
+    """What a token is part of."""
+
+    PROMPT = 0
+    THINK = 1
+    TOOL_CALL = 2
+    TOOL_RESPONSE = 3
+    ANSWER = 4
+    REPORT = 5
+    TEMPLATE = 6  # ChatML tokens, role names and tags
+
+
 @dataclass
 class ToolResult:
-    tool: str; arguments: dict; text: str; ok: bool; error: str; latency_s: float; attempts: int; source: str; cache_hit: bool; degraded: bool; env_fault: bool
-@dataclass
+    """One tool call and what came back.
+
+    text: the observation as the policy reads it.
+    error: the kind of failure, "" or None for none; `ok` says whether the call worked.
+    attempts: tries made, 1 without a retry; latency_s: seconds over all of them.
+    source: what answered (a world's name, a sandbox's isolation level, a service).
+    degraded: a fallback answered. env_fault: the environment failed, not the policy.
+    """
+
+    tool: str
+    arguments: dict[str, Any]
+    text: str
+    ok: bool
+    error: str | None
+    latency_s: float
+    attempts: int
+    source: str
+    cache_hit: bool
+    degraded: bool
+    env_fault: bool
+
+
+_ARRAYS = {
+    "token_ids": np.int32, "generated": np.bool_, "logprobs": np.float32, "entropies": np.float32,
+    "segments": np.uint8, "turns": np.uint16, "versions": np.int32,
+}  # fmt: skip
+
+
+@dataclass(eq=False)
 class Trajectory:
-    id: str; task_id: str; group_id: str; world_version: str; policy_version: int
-    token_ids: np.ndarray; generated: np.ndarray; logprobs: np.ndarray; entropies: np.ndarray; segments: np.ndarray; turns: np.ndarray; versions: np.ndarray
-    routed_experts: object; tool_results: list; termination: Termination; answer: str|None; reward: float|None; reward_parts: dict; messages: list; metadata: dict
-def save_trajectories(path, ts): pickle.dump(ts, open(path, "wb"))
-def load_trajectories(path): return pickle.load(open(path, "rb"))
+    """One rollout of T tokens.
+
+    group_id: shared by the rollouts of one question that are compared with each other.
+    token_ids int32[T]: prompt, sampled tokens and observations in order.
+    generated bool[T]: sampled by the policy (and so trained).
+    logprobs, entropies float32[T] (entropies may be None): nats, of the policy that sampled the
+        token at its sampling temperature; 0 where `generated` is False.
+    segments uint8[T]: `Segment` values. turns uint16[T]: assistant turns before the token's part.
+    versions int32[T]: the policy version that sampled the token.
+    routed_experts uint16[T, L, k] or None: L layers, k experts a token.
+    reward: None until judged.
+
+    Raises:
+        TypeError, ValueError: an array has the wrong type or length, or a value of log-probability
+            or entropy where nothing was generated; the message names it.
+    """
+
+    id: str
+    task_id: str
+    group_id: str
+    world_version: str
+    policy_version: int
+    token_ids: np.ndarray
+    generated: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray | None
+    segments: np.ndarray
+    turns: np.ndarray
+    versions: np.ndarray
+    routed_experts: np.ndarray | None
+    tool_results: list[ToolResult]
+    termination: Termination
+    answer: str | None
+    reward: float | None
+    reward_parts: dict[str, float]
+    messages: list[dict[str, Any]]
+    metadata: dict[str, Any]
+
+    __hash__ = None  # equal by content and mutable
+
+    def __post_init__(self):
+        for name, dtype in _ARRAYS.items():
+            if name != "entropies" or self.entropies is not None:
+                self._check_array(name, dtype, ndim=1)
+        if self.routed_experts is not None:
+            self._check_array("routed_experts", np.uint16, ndim=3)
+        for name in ("logprobs", "entropies"):
+            array = getattr(self, name)
+            if array is not None and np.any(array[~self.generated] != 0):
+                raise ValueError(
+                    f"trajectory {self.id}: {name} is not 0 at a token that was not generated"
+                )
+        if len(self) and self.segments.max() > max(Segment):
+            raise ValueError(f"trajectory {self.id}: segments hold {self.segments.max()}, unknown")
+        if not isinstance(self.termination, Termination):
+            raise TypeError(
+                f"trajectory {self.id}: termination must be a Termination, "
+                f"not {self.termination!r}"
+            )
+
+    def _check_array(self, name: str, dtype: type, ndim: int) -> None:
+        array = getattr(self, name)
+        want = f"{np.dtype(dtype)}[{', '.join(['T', 'L', 'k'][:ndim])}]"
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
+            got = (
+                f"{array.dtype} with {array.ndim} dimensions" if isinstance(array, np.ndarray)
+                else type(array).__name__
+            )  # fmt: skip
+            raise TypeError(f"trajectory {self.id}: {name} must be a numpy {want}, got {got}")
+        if len(array) != len(self.token_ids):
+            raise ValueError(
+                f"trajectory {self.id}: {name} has {len(array)} entries for "
+                f"{len(self.token_ids)} tokens; give one a token"
+            )
+
+    def __len__(self) -> int:
+        """T, the number of tokens."""
+        return len(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        """Same content, bit for bit; NaN equals NaN."""
+        if not isinstance(other, Trajectory):
+            return NotImplemented
+        return all(
+            _same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    # NaN is not equal to itself, but its text is
+    return type(a) is type(b) and (a == b or repr(a) == repr(b))
+
+
+# ---------------------------------------------------------------- Parquet
+
+_TEXT = ("id", "task_id", "group_id", "world_version", "termination", "answer")
+_JSON = ("tool_results", "reward_parts", "messages", "metadata")
+_SCHEMA = pa.schema([
+    *((name, pa.string()) for name in _TEXT), *((name, pa.string()) for name in _JSON),
+    ("policy_version", pa.int64()), ("reward", pa.float64()),
+    *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in _ARRAYS.items()),
+    ("routed_experts", pa.list_(pa.uint16())), ("routed_shape", pa.list_(pa.int64())),
+])  # fmt: skip
+_ROWS = 64  # a row group: keeps every list column far below Arrow's 2^31 entries
+
+
+def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write one Parquet row a trajectory, under the final name only when all is on disk.
+
+    Raises:
+        OSError: the disk is full or the folder missing; no partial file stays behind.
+        ValueError: a field cannot be written; the message names the trajectory and the field.
+    """
+    path = Path(path)
+    rows = [_to_row(trajectory) for trajectory in trajectories]
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+                for at in range(0, len(rows), _ROWS):
+                    batch = rows[at : at + _ROWS]
+                    writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot write {len(rows)} trajectories to {path}: {error}; nothing was "
+            "kept of this attempt, free space or choose another folder and save again",
+        ) from error  # fmt: skip
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _to_row(trajectory: Trajectory) -> dict[str, Any]:
+    row = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    row["termination"] = str(trajectory.termination)
+    row["tool_results"] = [dataclasses.asdict(r) for r in trajectory.tool_results]
+    for name in _JSON:
+        try:
+            row[name] = json.dumps(row[name])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"trajectory {trajectory.id!r}: {name} cannot be written as JSON ({error}); "
+                "keep to text, numbers, None, lists and dicts"
+            ) from error
+    for name in _TEXT:
+        try:
+            (row[name] or "").encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"trajectory {trajectory.id!r}: {name} is not valid Unicode ({error.reason})"
+            ) from error
+    routed = trajectory.routed_experts
+    row["routed_shape"] = None if routed is None else list(routed.shape)
+    row["routed_experts"] = None if routed is None else routed.ravel()
+    return row
+
+
+def load_trajectories(path: str | Path) -> list[Trajectory]:
+    """The trajectories of a file, in order, equal to those that were saved.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is truncated, damaged or holds something else; the message says which.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no trajectory file {path}; run the stage that writes it")
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in _SCHEMA.names if name not in file.schema_arrow.names]
+            if missing:
+                raise ValueError(f"{path} is not a trajectory file: it lacks {', '.join(missing)}")
+            return [
+                row
+                for batch in file.iter_batches(_ROWS, columns=_SCHEMA.names)
+                for row in _from_batch(batch)
+            ]
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path} is truncated or damaged ({error}); delete it and make it again"
+        ) from error
+
+
+def _from_batch(batch: pa.RecordBatch) -> Iterable[Trajectory]:
+    plain = [n for n in batch.schema.names if not pa.types.is_list(batch.schema.field(n).type)]
+    rows = batch.select(plain).to_pylist()
+    lists = [name for name in batch.schema.names if name not in plain]
+    arrays = {name: _list_column(batch.column(name)) for name in lists}
+    for i, row in enumerate(rows):
+        row.update({name: column[i] for name, column in arrays.items()})
+        shape = row.pop("routed_shape")
+        if shape is not None:
+            row["routed_experts"] = row["routed_experts"].reshape(shape)
+        for name in _JSON:
+            row[name] = json.loads(row[name])
+        row["tool_results"] = [ToolResult(**result) for result in row["tool_results"]]
+        row["termination"] = Termination(row["termination"])
+        yield Trajectory(**row)
+
+
+def _list_column(column: pa.ListArray) -> list[np.ndarray | None]:
+    """One writable array a row, cut out of the column's flat values; None where null."""
+    values = column.values.to_numpy(zero_copy_only=False)
+    offsets, null = column.offsets.to_numpy(), column.is_null().to_numpy(zero_copy_only=False)
+    return [
+        None if null[i] else values[offsets[i] : offsets[i + 1]].copy()
+        for i in range(len(column))
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B trajectories, padded on the right to T tokens."""
+
+    input_ids_BT: Tensor  # int64, `pad_id` after the end
+    attention_mask_BT: Tensor  # int64, 0 at padding
+    generated_BT: Tensor  # bool, False at padding
+    logprobs_BT: Tensor  # float32, 0 at padding
+    segments_BT: Tensor  # uint8, Segment.TEMPLATE at padding
+    lengths_B: Tensor  # int64, tokens without padding
+
+
+def collate(trajectories: Sequence[Trajectory], pad_id: int) -> Batch:
+    """Padded tensors of trajectories, in their order. ValueError when there are none."""
+    if not trajectories:
+        raise ValueError("no trajectories to collate; skip the step when a batch is empty")
+    lengths_B = torch.tensor([len(t) for t in trajectories])
+    shape = (len(trajectories), int(lengths_B.max()))
+
+    def padded(name: str, dtype: torch.dtype, fill: int) -> Tensor:
+        out_BT = torch.full(shape, fill, dtype=dtype)
+        for row_T, trajectory in zip(out_BT, trajectories):
+            row_T[: len(trajectory)] = torch.from_numpy(getattr(trajectory, name))
+        return out_BT
+
+    return Batch(
+        input_ids_BT=padded("token_ids", torch.int64, pad_id),
+        attention_mask_BT=(torch.arange(shape[1]) < lengths_B[:, None]).long(),
+        generated_BT=padded("generated", torch.bool, 0),
+        logprobs_BT=padded("logprobs", torch.float32, 0),
+        segments_BT=padded("segments", torch.uint8, int(Segment.TEMPLATE)),
+        lengths_B=lengths_B,
+    )

@@ -310,11 +310,15 @@ def test_a_failing_refresh_leaves_the_notebook_alone(folder):
 def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp_path):
     path, out = folder / "07_small.ipynb", tmp_path / "out"
     notebook = nbformat.read(path, 4)
-    call = f"from drlib import lab\nlab.launch('house_program', [{str(out)!r}, 'polite'])"
-    notebook.cells[-1].source = call
+    notebook.cells[-1].source = (
+        "import pathlib\nfrom drlib.lab import launching\n"
+        f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
+        f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
+    )
     nbformat.write(notebook, path)
     code = (
-        "import pathlib, sys; from drlib.lab import notebooks; from drlib.lab.__main__ import main\n"
+        "import pathlib, sys\nfrom drlib.lab import notebooks\n"
+        "from drlib.lab.__main__ import main\n"
         f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"
     )

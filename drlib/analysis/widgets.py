@@ -11,10 +11,11 @@ import ipywidgets as ipw
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from drlib.analysis import plots
+from drlib.analysis import plots, rendering
 from drlib.rl.losses import LossConfig
+from drlib.trajectory import Trajectory
 
-__all__ = ["GrpoPanel", "grpo_panel", "png_bytes"]
+__all__ = ["GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel"]
 
 
 def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
@@ -53,6 +54,40 @@ class GrpoPanel(ipw.VBox):
 def grpo_panel() -> GrpoPanel:
     """Notebook 05's panel: drag rewards, clip range and ratio; see advantages, loss, gradient."""
     return GrpoPanel()
+
+
+class TrajectoryPanel(ipw.VBox):
+    """Pick a question and a policy, see the rollout; `question`, `policy` and `page` (HTML).
+
+    Args:
+        runs: trajectories by policy; a question that several policies tried is offered once.
+    """
+
+    def __init__(self, runs: dict[str, list[Trajectory]]):
+        if not any(runs.values()):
+            raise ValueError("a trajectory panel needs at least one trajectory")
+        self._found = {(name, t.task_id): t for name, some in runs.items() for t in some}
+        questions = {t.metadata["question"]: t.task_id for some in runs.values() for t in some}
+        wide = ipw.Layout(width="90%")
+        self.question = ipw.Dropdown(options=questions, description="question", layout=wide)
+        self.policy = ipw.ToggleButtons(options=list(runs), description="policy")
+        self.page = ipw.HTML()
+        for control in (self.question, self.policy):
+            control.observe(self._draw, names="value")
+        super().__init__([self.question, self.policy, self.page])
+        self._draw()
+
+    def _draw(self, _change=None):
+        found = self._found.get((self.policy.value, self.question.value))
+        if found is None:
+            self.page.value = f"<p>{self.policy.value} was not asked this question</p>"
+        else:
+            self.page.value = rendering.render(found, self.policy.value).markup
+
+
+def trajectory_panel(runs: dict[str, list[Trajectory]]) -> TrajectoryPanel:
+    """The panel of notebooks 00 and 06: rollouts of several policies on the same questions."""
+    return TrajectoryPanel(runs)
 
 
 def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:

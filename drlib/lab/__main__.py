@@ -1,4 +1,4 @@
-"""`python -m drlib.lab run|refresh|check|reference`: notebooks and runs from a terminal."""
+"""`python -m drlib.lab run|refresh|check|reference|table`: notebooks and runs from a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("-f", "--file", type=Path, help="YAML file with `name: value` lines")
     one.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
                      metavar=("NAME", "VALUE"))  # fmt: skip
-    one.add_argument("-o", "--output", type=Path, help="runs/notebooks/NN_<profile>.ipynb if left out")
+    one.add_argument("-o", "--output", type=Path,
+                     help="if left out: runs/notebooks/NN_<profile>.ipynb")  # fmt: skip
     one.set_defaults(action=_run)
     for name, action, text in (
         ("refresh", _refresh, "execute in the ci profile and store the outputs, normalised"),
@@ -48,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
     line.add_argument("--out", type=Path, default=OUT)
     line.set_defaults(action=_reference)
+    text = commands.add_parser("table", help="write the reference run's results into README.md")
+    text.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    text.add_argument("--run", type=Path, default=OUT)
+    text.set_defaults(action=_table)
     return parser
 
 
@@ -55,6 +60,14 @@ def _reference(args) -> int:
     from drlib.config import Config
 
     print(reference(Config.load(args.profile), args.seeds, args.runs, args.out))
+    return 0
+
+
+def _table(args) -> int:
+    from drlib.lab.readme import refresh_readme
+
+    changed = refresh_readme(args.readme, args.run)
+    print(f"{args.readme.name}: {'refreshed' if changed else 'unchanged'}")
     return 0
 
 

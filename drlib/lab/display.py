@@ -82,7 +82,7 @@ def save_figure(fig, name: str) -> Path:
     from drlib.training.run import write_atomically  # lazily: it brings torch
 
     if not FIGURE_NAME.fullmatch(name):
-        raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (number, lower case)")
+        raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
     path = figures_folder() / f"{name}.png"
     metadata = {"Software": None}
     write_atomically(path, lambda p: fig.savefig(p, format="png", metadata=metadata))

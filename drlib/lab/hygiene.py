@@ -113,7 +113,8 @@ def _size(notebook) -> Iterator[str]:
 
 def _private(notebook) -> Iterator[str]:
     """An output with a path of this machine differs on every other one."""
-    places = {f"{p}/" for p in (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())} - {"//", "/"}
+    folders = (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())
+    places = {f"{folder}/" for folder in folders} - {"//"}
     for index, cell in enumerate(notebook.cells):
         shown = json.dumps([_without_images(output) for output in cell.get("outputs", [])])
         for place in sorted(places):

@@ -12,6 +12,7 @@ Left out: several hosts (notebook 17 shows the torchrun line), live output (it i
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from drlib.lab.display import ROOT, progress
 
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
+REFRESH_POLLS = 5
 LOG_LINES = 30
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -189,9 +191,11 @@ def _watch(child, family: list, follow: Path | None, total: int | None, desc: st
     """Move the bar until the child ends; keep `family` a list of all its living descendants."""
     follower = Follower(follow) if follow is not None else None
     with progress(total=total, desc=desc) as bar:
+        if total is None:
+            bar.bar_format = "{desc}: {elapsed}"
         if follower:  # what an interrupted run had done already says nothing about this one's pace
             bar.initial = bar.n = follower.read()
-        while True:
+        for poll in itertools.count():
             try:
                 child.wait(POLL_S)
                 break
@@ -199,7 +203,8 @@ def _watch(child, family: list, follow: Path | None, total: int | None, desc: st
                 _remember(family)
             if follower:
                 bar.update(follower.read() - bar.n)
-            bar.refresh()
+            if poll % REFRESH_POLLS == 0:  # the elapsed time, also between two steps
+                bar.refresh()
         if child.returncode == 0 and total is not None:
             bar.update(total - bar.n)
 

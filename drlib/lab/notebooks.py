@@ -209,7 +209,8 @@ def normalised(notebook):
     import nbformat
 
     notebook = nbformat.from_dict(notebook)
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    notebook.metadata = nbformat.from_dict(metadata)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
         cell.id = f"cell-{index:02d}"

@@ -273,7 +273,7 @@ def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
 
 def _nucleus(probs_NV, top_p: float):
     """Probabilities cut to the smallest set that holds at least `top_p`, renormalised."""
-    ordered, index = probs_NV.sort(-1, descending=True, stable=True)
+    ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
     kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
     return kept / kept.sum(-1, keepdim=True)

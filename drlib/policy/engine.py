@@ -151,27 +151,37 @@ class LocalEngine:
             raise ValueError(
                 f"context={context} must be in [2, {self.max_context}] (the engine's max_context)"
             )
-        keys = list(range(len(prompts))) if keys is None else [int(key) for key in keys]
-        if len(keys) != len(prompts):
-            raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts")
-        if any(not 0 <= key < 2**64 for key in keys):
-            raise ValueError("keys must be in [0, 2**64)")
-        prompts = [list(map(int, prompt)) for prompt in prompts]
-        for i, prompt in enumerate(prompts):
-            if not prompt:
-                raise ValueError(f"prompt {i} is empty: give at least one token")
-            if len(prompt) >= context:
-                raise ValueError(
-                    f"prompt {i} has {len(prompt)} tokens, which leaves no room to generate in a "
-                    f"context of {context}: shorten it or raise max_context"
-                )
-            _check_ids(prompt, self._decoder.vocab_size, f"prompt {i}")
+        vocab_size = self._decoder.vocab_size
+        prompts = _checked_prompts(prompts, context, vocab_size)
+        keys = _checked_keys(keys, len(prompts))
         stop_ids = (*self.stop_ids, *params.stop_ids)
-        _check_ids(stop_ids, self._decoder.vocab_size, "stop_ids")
+        _check_ids(stop_ids, vocab_size, "stop_ids")
+        run = _Run(self._decoder, prompts, params, stop_ids, respond, keys, context, self.lockstep)
         with torch.inference_mode():
-            _Run(
-                self._decoder, prompts, params, stop_ids, respond, keys, context, self.lockstep
-            ).run()
+            run.run()
+
+
+def _checked_prompts(prompts, context: int, vocab_size: int) -> list[list[int]]:
+    prompts = [list(map(int, prompt)) for prompt in prompts]
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {i} is empty: give at least one token")
+        if len(prompt) >= context:
+            raise ValueError(
+                f"prompt {i} has {len(prompt)} tokens, which leaves no room to generate in a "
+                f"context of {context}: shorten it or raise max_context"
+            )
+        _check_ids(prompt, vocab_size, f"prompt {i}")
+    return prompts
+
+
+def _checked_keys(keys, count: int) -> list[int]:
+    keys = list(range(count)) if keys is None else [int(key) for key in keys]
+    if len(keys) != count:
+        raise ValueError(f"{len(keys)} keys for {count} prompts")
+    if any(not 0 <= key < 2**64 for key in keys):
+        raise ValueError("keys must be in [0, 2**64)")
+    return keys
 
 
 def _check_ids(ids, vocab_size: int, what: str) -> None:

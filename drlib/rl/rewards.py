@@ -13,34 +13,22 @@ Left out: judge models, format rewards, weighted sums and gates of several rewar
 """
 
 import hashlib
-import re
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from drlib.synthesis.answers import answers_match, normalise_answer
+from drlib.synthesis.questions import Task
 from drlib.trajectory import Termination, Trajectory
-
-if TYPE_CHECKING:
-    from drlib.synthesis.questions import Task
 
 __all__ = [
     "REWARDS",
     "Reward",
     "RewardResult",
-    "answers_match",
     "exact_match",
     "has_env_fault",
     "make_reward",
-    "normalise_answer",
     "random_reward",
 ]
-
-# bounded on purpose: "1e999999999" must not become a number with a billion digits
-NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,3})?")
-THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3}){1,20}(\.[0-9]{1,400})?")
-QUOTIENT = re.compile(r"[+-]?[0-9]{1,400} ?/ ?[0-9]{1,400}")
 
 
 @dataclass(frozen=True)
@@ -54,13 +42,13 @@ class RewardResult:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-Reward = Callable[[Trajectory, "Task"], RewardResult]
+Reward = Callable[[Trajectory, Task], RewardResult]
 
 
 def exact_match() -> Reward:
     """The recipe's 0/1 reward: 1 when `trajectory.answer` is the task's answer or an alias."""
 
-    def reward(trajectory: Trajectory, task: "Task") -> RewardResult:
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
         accepted = (task.answer, *task.aliases)
@@ -81,7 +69,7 @@ def random_reward(seed: int = 0) -> Reward:
     of the answer; ids must differ between steps or the coins repeat.
     """
 
-    def reward(trajectory: Trajectory, task: "Task") -> RewardResult:
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
         key = f"random_reward|{seed}|{trajectory.id}".encode("utf-8", "surrogatepass")
@@ -106,35 +94,3 @@ def has_env_fault(trajectory: Trajectory) -> bool:
     return trajectory.termination == Termination.ENV_FAULT or any(
         result.env_fault for result in trajectory.tool_results
     )
-
-
-def answers_match(answer: str, expected: str) -> bool:
-    """Equal as numbers where both are numbers ("12" and "12.0"), else equal when normalised."""
-    answer, expected = normalise_answer(answer), normalise_answer(expected)
-    if answer == expected:
-        return bool(answer)
-    left, right = _number(answer), _number(expected)
-    return left is not None and left == right
-
-
-def normalise_answer(text: str) -> str:
-    """NFKC, casefold, single spaces, no space at the ends and no full stop at the end.
-
-    Applying it twice changes nothing more.
-    """
-    text = unicodedata.normalize("NFKC", text).casefold()
-    # casefolding can leave a form that NFKC still changes
-    text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
-    return " ".join(text.split()).rstrip(". ")
-
-
-def _number(text: str) -> Fraction | None:
-    """The exact value of a decimal, a quotient of integers or digits with thousands commas."""
-    if THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    elif not (NUMBER.fullmatch(text) or QUOTIENT.fullmatch(text)):
-        return None
-    try:
-        return Fraction(text.replace(" ", ""))
-    except ZeroDivisionError:
-        return None

@@ -1,4 +1,4 @@
-"""`python -m drlib.sandbox probe`: which layers hold on this machine; exit code 1 below standard."""
+"""`python -m drlib.sandbox probe`: which layers hold here; exit code 1 below "standard"."""
 
 from __future__ import annotations
 

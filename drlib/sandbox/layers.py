@@ -25,6 +25,11 @@ import signal
 import struct
 from collections.abc import Iterable
 
+try:
+    import resource
+except ImportError:  # Windows, where `probe` must still be able to say that nothing works
+    resource = None
+
 NOBODY = 65534  # the kernel's overflow id: owns nothing anywhere
 
 # name:number on x86-64:number on aarch64 ("-": the architecture has no such call)
@@ -112,8 +117,6 @@ def _syscall(number: int, what: str, *arguments) -> int:
 
 def set_limits(limits: dict[str, int]) -> None:
     """Set `RLIMIT_<name>` hard and soft, e.g. {"AS": bytes, "CPU": seconds}; never raises one."""
-    import resource  # not on Windows, where this module must still be importable
-
     for name, value in limits.items():
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is None:  # MSGQUEUE and others do not exist outside Linux

@@ -3,11 +3,11 @@
 One worker is one thread with one template process (`zygote.py`); it serves one call at a time, each
 in a child of its own that nothing survives. The thread starts the template and lives as long as it,
 because the kernel ties "die with the parent" to the thread that forked. If a template dies, it is
-started again and the call is tried once more; a second death is `worker_died`, a fault of the
-environment and not of the policy.
+started again and the call is tried once more, as after a child that could not lock itself in; a
+second time it is `worker_died` or `setup_failed`, faults of the environment and not of the policy.
 
-Fails closed: `probe()` tries every layer, and below `min_level` there is no sandbox. The observation
-(`SandboxResult.text`) is a fixed function of what the code did: no clock, no path of this machine.
+Fails closed: `probe()` tries every layer, and below `min_level` there is no sandbox. The
+observation (`SandboxResult.text`) is a fixed function of what the code did, without a clock.
 Left out: HTTP and Ray front ends, held sessions, the level "strong" (namespaces): a later issue.
 """
 
@@ -39,12 +39,21 @@ from drlib.sandbox import layers
 
 LEVELS = ("none", "weak", "standard", "strong")
 PRELOAD = ("numpy", "sympy")
+# Run once in each template: what these import lazily would otherwise be imported in every call.
+WARM_UP = """
+import collections, datetime, decimal, fractions, itertools, json, math, re, statistics, string
+import numpy.linalg, numpy.random, sympy
+x = sympy.Symbol("x")
+sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
+sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)
+sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(numpy.eye(2))
+"""
 START_SECONDS = 180.0  # importing sympy on a busy machine
 MAX_REQUEST_CHARS = 16_000_000
 _HERE = Path(__file__).parent
 _REMEDY = (
     "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
-    "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker, Lima or WSL2. "
+    "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
     "`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level=\"weak\") runs code "
     "behind resource limits alone: it can then read your files and use your network."
 )
@@ -95,7 +104,7 @@ def probe() -> Probe:
     """Try every layer in a process of its own (about 0.1 s, once a process)."""
     if os.name != "posix":
         return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
-    command = [*_python(), str(_HERE / "trials.py"), json.dumps(_package_roots())]
+    command = [*_python(), str(_HERE / "trials.py"), json.dumps([_package_roots(), _scratch()])]
     done = subprocess.run(
         command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=START_SECONDS, check=False,
@@ -119,6 +128,13 @@ def _environment() -> dict[str, str]:
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
             **threads, **kept}
+
+
+def _scratch() -> str:
+    """Where work folders are made: in memory where that is possible (hostile trees are then quick
+    to remove), else the folder for temporary files."""
+    shared = "/dev/shm"
+    return shared if os.access(shared, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
 def _package_roots() -> list[str]:
@@ -211,7 +227,7 @@ class _Template:
     """The parent's side of one template process."""
 
     def __init__(self, config: dict) -> None:
-        self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-")
+        self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=_scratch())
         self._errors = tempfile.TemporaryFile()
         self._channel, theirs = socket.socketpair()
         self._timeout = config["timeout_s"]
@@ -338,7 +354,9 @@ class _Workers:
             try:
                 template = self.templates.get(index) or self._start(index)
                 reply = template.call(job.request)
-                break
+                if reply["status"] != "setup_failed":
+                    break
+                self._drop(index)
             except (_TemplateDied, OSError) as error:
                 reason = str(error)
                 self._drop(index)
@@ -401,8 +419,10 @@ class Sandbox:
     ) -> None:
         if min_level not in LEVELS[1:]:
             raise ValueError(f"min_level is {min_level!r}; use one of {', '.join(LEVELS[1:])}.")
-        for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 16),
-                                   ("timeout_s", timeout_s, 0.01), ("output_chars", output_chars, 2)):
+        for name, value, least in (
+            ("workers", workers, 1), ("memory_mb", memory_mb, 16),
+            ("timeout_s", timeout_s, 0.01), ("output_chars", output_chars, 2),
+        ):
             if not value >= least:
                 raise ValueError(f"{name} is {value!r}; it must be at least {least}.")
         found = found or probe()
@@ -419,7 +439,7 @@ class Sandbox:
         config = {
             "timeout_s": timeout_s, "memory_mb": memory_mb, "output_chars": output_chars,
             "layers": found.working, "drop": found.drop, "roots": _package_roots(),
-            "preload": PRELOAD,
+            "preload": PRELOAD, "warm_up": WARM_UP,
         }
         self._pid = os.getpid()
         self._workers = _Workers(workers, config, self.isolation)

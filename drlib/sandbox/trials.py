@@ -150,13 +150,13 @@ def try_user_namespace(roots: list[str]) -> str:
     return f"user namespace, uid {layers.NOBODY}, no capabilities"
 
 
-def try_drop(roots: list[str]) -> tuple[str, list]:
+def try_drop(roots: list[str], scratch: str) -> tuple[str, list]:
     """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", [ok, detail])."""
     if os.geteuid() != 0:
         if sys.platform != "linux":
             return "none", [True, f"uid {os.geteuid()}"]
         return "none", list(in_child(lambda: layers.drop_capabilities() or f"uid {os.geteuid()}"))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         os.chmod(folder, 0o711)
         ok, detail = in_child(lambda: try_setuid(roots, folder))
     if ok:
@@ -166,8 +166,8 @@ def try_drop(roots: list[str]) -> tuple[str, list]:
 
 
 def main() -> None:
-    """Print {"drop": mode, "layers": {name: [ok, detail]}}; `argv[1]` is the JSON list of roots."""
-    mode, detail = try_drop(json.loads(sys.argv[1]))
+    """Print {"drop": mode, "layers": {name: [ok, detail]}}; `argv[1]`: JSON, `try_drop`'s arguments."""
+    mode, detail = try_drop(*json.loads(sys.argv[1]))
     results = {
         "limits": in_child(try_limits),
         "unprivileged": detail,

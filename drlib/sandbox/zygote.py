@@ -31,8 +31,9 @@ import time
 import types
 
 SETUP_SECONDS = 30.0  # a child that needs longer to reach "ready" is a fault of the machine
+CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
 OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
-WORK_BYTES, WORK_ENTRIES = 64 << 20, 4096  # what a call may leave in its folder while it runs
+WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
 OPEN_FILES, THREADS = 64, 512
 
 
@@ -79,7 +80,7 @@ def _receive_exactly(channel: socket.socket, count: int) -> bytes:
 
 
 def readable_paths(roots: list[str]) -> tuple[list[str], list[str]]:
-    """(contents readable, only listable): the standard library, the preloaded packages, C libraries.
+    """(contents readable, only listable): standard library, preloaded packages, C libraries.
 
     Not the whole of site-packages: other packages hold the facts and answers that questions are
     made from.
@@ -145,6 +146,9 @@ class Template:
         sys.path += config["roots"]
         for name in config["preload"]:
             importlib.import_module(name)
+        exec(config["warm_up"], {})
+        # Packages that were not preloaded are then "not found" rather than forbidden by path.
+        sys.path[:] = [path for path in sys.path if path not in config["roots"]]
         if "landlock" in config["layers"]:
             self.ruleset = layers.landlock_ruleset(*readable_paths(config["roots"]), self.work)
         if "seccomp" in config["layers"]:
@@ -248,7 +252,7 @@ class Template:
                     return "timeout", *self._kill()
                 if folder_is_full(self.work):
                     return "output_limit", *self._kill()
-                self._sleep(pidfd, min(left, 0.1))
+                self._sleep(pidfd, min(left, CHECK_SECONDS))
         finally:
             if pidfd >= 0:
                 os.close(pidfd)

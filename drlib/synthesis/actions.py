@@ -29,7 +29,7 @@ from drlib.worlds import Names, World, fictional_world
 from drlib.worlds.fictional import invent_name
 from drlib.worlds.world import snippet
 
-SHARES = {"copy": 0.15, "read": 0.20, "search": 0.45, "python": 0.20}
+SHARES = {"copy": 0.15, "read": 0.20, "search": 0.50, "python": 0.15}
 QUESTION_SHARE = 0.6  # of the logs; the others begin with a goal
 DOCUMENTS_PER_WORLD = 16
 CPT_MAX_HOPS = 2
@@ -141,7 +141,8 @@ class ActionData:
             observation = self.observation(world, here, rng)
             pieces += self._turn(thought, "search", {"query": [here]}, observation)
             here = world.graph[here].facts[relation]
-        return join(pieces + self._closing(rng.choice(LAST).format(r=task.relations[-1])))
+        thought = rng.choice(LAST).format(r=task.relations[-1], v=here)
+        return join(pieces + self._closing(thought))
 
     def observation(self, world: World, title: str, rng: random.Random) -> str:
         """What `search` would show for an exact title: the page, then distractors."""

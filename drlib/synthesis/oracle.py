@@ -26,7 +26,7 @@ MAX_CALLS = 6
 _RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
 FIRST = ("Look up the {r}.", "First the {r}.", "I need the {r}.")
 NEXT = ("Now the {r}.", "Next the {r}.", "Then the {r}.")
-LAST = ("I have the {r}.", "That is the {r}.")
+LAST = ("The {r} is {v}.", "I have the {r}: {v}.")
 COMPUTE = ("Compute it.", "Run the numbers.", "Use python.")
 COMPUTED = ("That is the result.", "The output is the answer.")
 AGAIN = ("That failed. Try again.", "An error. Fix it.")
@@ -99,7 +99,7 @@ class Oracle:
         for hop, relation in enumerate(task.relations):
             thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
             here = look_up(hand, thought, here, relation)
-        return hand.answer(rng.choice(LAST).format(r=task.relations[-1]), here)
+        return hand.answer(rng.choice(LAST).format(r=task.relations[-1], v=here), here)
 
 
 def look_up(hand: Hand, thought: str, title: str, relation: str) -> str:
@@ -172,8 +172,8 @@ class Demonstrator:
                 thought = rng.choice(AGAIN)
             here = look_up(hand, thought, here, relation)
             if hop + 1 < task.hops and rng.random() < self.faults.stop_early:
-                return hand.answer(rng.choice(LAST).format(r=relation), here)
-        return hand.answer(rng.choice(LAST).format(r=task.relations[-1]), here)
+                return hand.answer(rng.choice(LAST).format(r=relation, v=here), here)
+        return hand.answer(rng.choice(LAST).format(r=task.relations[-1], v=here), here)
 
 
 def _crash(code: str, rng: random.Random) -> str:

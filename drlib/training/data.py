@@ -41,7 +41,7 @@ def world_texts(world: World, seed: int = 0) -> list[str]:
     rng = random.Random(f"tokenizer-{seed}")
     relations = sorted({r for e in world.graph.values() for r in e.facts})
     texts = [w.format(relations=r, start="X") for w in SEARCH_WORDINGS for r in relations]
-    texts += [t.format(r=r) for t in (*FIRST, *NEXT, *LAST) for r in relations]
+    texts += [t.format(r=r, v="X") for t in (*FIRST, *NEXT, *LAST) for r in relations]
     texts += [*COMPUTE, *COMPUTED, *AGAIN, "No results.", "Error: query must be a list of strings."]
     texts += ["I know this.", "Look again.", "Goal: ", *relations]
     for kind in PYTHON_KINDS:

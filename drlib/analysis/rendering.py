@@ -1,0 +1,145 @@
+"""Trajectories for reading: turns as blocks of think, call, response and answer.
+
+Every block carries its name in words, because GitHub's static view drops colours; in Jupyter the
+blocks are tinted as well. A `Rendered` shows as HTML where HTML can be seen and as text elsewhere.
+Texts of policies and pages are escaped: nothing that a page says becomes markup. No latency and
+no time is shown, so equal trajectories give equal bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drlib.synthesis.answers import answers_match
+from drlib.trajectory import Trajectory
+
+TINTS = {
+    "think": "#eeeeee", "call": "#d6e9f5", "response": "#fdf0d5", "failed": "#f8d7c4",
+    "answer": "#d5efe6", "text": "#ffffff",
+}  # fmt: skip
+_BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
+_NAMES = {"think": "think", "tool_call": "call", "answer": "answer"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of a conversation; `name` is think, call, response, failed, answer or text."""
+
+    turn: int
+    name: str
+    text: str
+
+
+class Rendered:
+    """Something with an HTML and a text form, which notebooks choose between."""
+
+    def __init__(self, markup: str, text: str):
+        self.markup, self.text = markup, text
+
+    def _repr_html_(self) -> str:
+        return self.markup
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __add__(self, other: Rendered) -> Rendered:
+        return Rendered(self.markup + other.markup, f"{self.text}\n\n{other.text}")
+
+
+def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
+    """The conversation after its question, cut at the tags; `failed` is one flag a tool turn."""
+    found, turn, observed = [], 0, 0
+    for message in messages[1:]:
+        text = message["content"]
+        if message["role"] == "assistant":
+            turn += 1
+            found += _assistant(turn, text)
+        else:
+            wrong = observed < len(failed) and failed[observed]
+            found.append(Block(turn, "failed" if wrong else "response", text))
+            observed += 1
+    return found
+
+
+def _assistant(turn: int, text: str) -> list[Block]:
+    """A turn's blocks; what stands outside every tag is a block `text`."""
+    found, at = [], 0
+    for match in _BLOCK.finditer(text):
+        if text[at : match.start()].strip():
+            found.append(Block(turn, "text", text[at : match.start()]))
+        found.append(Block(turn, _NAMES[match[1]], match[2]))
+        at = match.end()
+    if text[at:].strip() or not text:
+        found.append(Block(turn, "text", text[at:]))
+    return found
+
+
+def is_right(trajectory: Trajectory) -> bool:
+    """Whether its answer is the right one that its metadata names."""
+    right = trajectory.metadata["right_answer"]
+    return trajectory.answer is not None and answers_match(trajectory.answer, right)
+
+
+def verdict(trajectory: Trajectory) -> str:
+    """`right`, `wrong`, or how it ended without an answer."""
+    if trajectory.answer is None:
+        return f"no answer ({trajectory.termination.value})"
+    return "right" if is_right(trajectory) else "wrong"
+
+
+def render(trajectory: Trajectory, title: str = "") -> Rendered:
+    """One trajectory: a line about it, then its blocks in a table."""
+    failed = [not result.ok for result in trajectory.tool_results]
+    head = f"{title}: {verdict(trajectory)}" if title else verdict(trajectory)
+    question, right = trajectory.metadata["question"], trajectory.metadata["right_answer"]
+    return conversation(head, question, right, blocks(trajectory.messages, failed))
+
+
+def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
+    """A conversation that is not a trajectory, such as a demonstration, in the same form."""
+    rows, lines, before = [], [head, f"  question  {question}  (right: {right})"], 0
+    for part in parts:
+        number = str(part.turn) if part.turn != before else ""
+        label = "response: failed" if part.name == "failed" else part.name
+        rows.append(_row(number, label, part.text, TINTS[part.name]))
+        first, *rest = part.text.strip().splitlines() or [""]
+        lines.append(f"{number:>1} {label:<9} {first}")
+        lines += [" " * 12 + line for line in rest]
+        before = part.turn
+    top = (
+        f"<p><b>{html.escape(head)}</b><br>{html.escape(question)} "
+        f"(right: <i>{html.escape(right)}</i>)</p>"
+    )
+    return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
+
+
+def _row(number: str, label: str, text: str, tint: str) -> str:
+    shown = html.escape(text.strip()).replace("\n", "<br>")
+    style = f"background:{tint};color:#000;text-align:left;vertical-align:top"
+    return (
+        f'<tr style="{style}"><td style="{style}">{number}</td>'
+        f'<td style="{style}"><b>{label}</b></td>'
+        f'<td style="{style};white-space:normal">{shown}</td></tr>'
+    )
+
+
+def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
+    """The tokens as the loss sees them: those that carry loss are bold, in brackets as text.
+
+    Args:
+        tokenizer: names the ids. advantage: of this rollout; its sign chooses the tint.
+    """
+    tint = TINTS["call"] if advantage > 0 else TINTS["failed"] if advantage < 0 else TINTS["text"]
+    pieces, plain = [], []
+    names = tokenizer.convert_ids_to_tokens([int(i) for i in trajectory.token_ids])
+    for name, trained in zip(names, trajectory.generated):
+        shown = html.escape(name.replace("\n", "⏎"))
+        mark = f'<b style="background:{tint};color:#000">{shown}</b>'
+        pieces.append(mark if trained else f'<span style="color:#777">{shown}</span>')
+        plain.append(f"[{name}]" if trained else name)
+    n = int(trajectory.generated.sum())
+    head = f"advantage {advantage + 0.0:+.2f}, {n} of {len(names)} tokens carry loss (bold)"
+    return Rendered(f"<p>{head}</p><p>{' '.join(pieces)}</p>", f"{head}\n{''.join(plain)}")

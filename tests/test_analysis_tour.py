@@ -1,0 +1,269 @@
+"""The tour's numbers, pictures and texts: hand-made outcomes, hand-computed results."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from drlib.analysis import rendering, tour, widgets
+from drlib.evals.evaluate import Outcome, rows_of
+from drlib.evals.metrics import wilson_interval
+from drlib.evals.results import Results
+from drlib.lab import ROOT, readme
+from drlib.lab.__main__ import main
+from drlib.lab.reference import OUT
+from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
+
+K = 8
+
+
+def outcome(task, kind, hops, right, greedy, errors=1, calls=4):
+    """`right` of K samples are right; errors and calls are those of the samples."""
+    samples = [i < right for i in range(K)]
+    return Outcome(task, kind, hops, greedy, samples, calls, errors, 1, 0, 0)
+
+
+def asked(python, search, errors=1):
+    """Four python and six search questions (two of each number of look-ups)."""
+    hops = [1, 1, 2, 2, 3, 3]
+    some = [outcome(f"p{i}", "python", 0, n, n > 4, errors) for i, n in enumerate(python)]
+    return some + [
+        outcome(f"s{i}", "search", h, n, n > 4, errors)
+        for i, (n, h) in enumerate(zip(search, hops))
+    ]
+
+
+@pytest.fixture
+def results():
+    outcomes = {
+        ("untrained", 0): asked([0] * 4, [0] * 6),
+        ("sft", 0): asked([4, 4, 8, 0], [4, 0, 2, 0, 0, 0], 2),
+        ("sft_continued", 0): asked([6, 4, 8, 2], [5, 1, 2, 0, 0, 0], 2),
+        ("rl", 0): asked([8, 8, 8, 4], [8, 6, 5, 4, 6, 1], 1),
+        ("rl_random_reward", 0): asked([4, 4, 8, 0], [4, 0, 1, 0, 0, 0], 2),
+        ("closed_book", 0): asked([0] * 4, [0] * 6),
+    }
+    rows = [r for (stage, seed), some in outcomes.items() for r in rows_of(some, stage, seed)]
+    rows.append(dict(stage="demonstrator", kind="python", hops=0, decoding="sample", seed=0,
+                     n=50, correct=20))  # fmt: skip
+    return Results("a command", "laptop", rows, outcomes)
+
+
+@pytest.fixture
+def run(results):
+    def rows(level, keys=("accuracy_python", "accuracy_search")):
+        return [{"step": s + 1, "entropy": 0.3, "generated": 50, "live_groups": 0.5,
+                 "tool_errors": 0.2, "no_call": 0.1, "overlong": 0.0, "accuracy_h1": level,
+                 "accuracy_h2": level, "accuracy_h3": level} | dict.fromkeys(keys, level)
+                for s in range(12)]  # fmt: skip
+
+    curves = {
+        "cpt": {0: [{"step": 1, "loss": 5.0}, {"step": 10, "loss": 1.0}]},
+        "rl": {0: rows(0.4), 1: rows(0.6)}, "rl_random_reward": {0: rows(0.1)},
+    }  # fmt: skip
+    return tour.TourRun(results, curves)
+
+
+def trajectory(task="search-h3-a", answer="Oslo", right="Oslo", failed=False):
+    messages = [
+        {"role": "user", "content": "What is the capital of <b>Norway</b>?"},
+        {"role": "assistant", "content": '<think>Look.</think><tool_call>{"name": "search"}'
+                                         "</tool_call>"},
+        {"role": "tool", "content": "1. [Norway](cldr:Norway)\n<script>alert(1)</script>"},
+        {"role": "assistant", "content": f"<think>Read.</think><answer>{answer}</answer>"},
+    ]  # fmt: skip
+    call = ToolResult("search", {}, messages[2]["content"], not failed, "bad" if failed else "",
+                      0.5, 1, "", False, False, False)  # fmt: skip
+    n = 5
+    return Trajectory(
+        id=f"0-{task}-0", task_id=task, group_id="0", world_version="w", policy_version=0,
+        token_ids=np.arange(n, dtype=np.int32), generated=np.array([0, 0, 1, 1, 0], bool),
+        logprobs=np.array([0, 0, -1, -1, 0], np.float32), entropies=np.zeros(n, np.float32),
+        segments=np.full(n, int(Segment.THINK), np.uint8), turns=np.zeros(n, np.uint16),
+        versions=np.zeros(n, np.int32), routed_experts=None, tool_results=[call],
+        termination=Termination.ANSWERED, answer=answer, reward=None, reward_parts={},
+        messages=messages, metadata={"question": messages[0]["content"], "right_answer": right},
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# numbers
+
+
+def test_accuracy_is_the_share_right_and_never_without_a_width(results):
+    mean, low, high = tour.accuracy(results, "rl", "python", "sample")
+    assert mean == pytest.approx(28 / 32) and low < mean <= high
+    assert tour.accuracy(results, "rl", "search", "greedy", 3)[0] == 0.5
+    zero = tour.accuracy(results, "closed_book", "search", "sample")
+    assert zero == (0.0, *wilson_interval(0, 6))  # six questions, not 48 answers
+    assert tour.accuracy(results, "demonstrator", "python", "sample")[1:] == wilson_interval(20, 50)
+
+
+def test_error_rates_and_their_ratio_are_sums_over_sums(results):
+    assert tour.error_rate(results, "rl")[0] == pytest.approx(10 / 40)
+    mean, low, high = tour.error_ratio(results, "rl", "sft_continued")
+    assert (mean, low, high) == pytest.approx((0.5, 0.5, 0.5))  # the same in every question
+    results.outcomes["rl", 0][0] = outcome("p0", "python", 0, 8, True, errors=4)
+    mean, low, high = tour.error_ratio(results, "rl", "sft_continued")
+    assert mean == pytest.approx(13 / 20) and low < mean < high
+    with pytest.raises(ValueError, match="'cpt' was not evaluated: there are"):
+        tour.error_rate(results, "cpt")
+
+
+def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
+    text = tour.table(results)
+    assert max(map(len, text.splitlines())) <= 80
+    rl = [line for line in text.splitlines() if line.startswith("after RL ")]
+    assert len(rl) == 3 and re.match(r"after RL +87.5 \[.+\] +75.0 \[.+\] +100.0 \[.+\] +4$", rl[0])
+    assert re.search(r"the demonstrator +40.0 \[27.6, 53.8\] +50$", text, re.M)
+    assert "pass@8" in text and text.count("untrained") == 3
+
+
+def test_smoothing_looks_back_only_and_skips_what_is_missing():
+    rows = [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "a": 4.0}]
+    steps, values = tour.smoothed(rows, "a", width=2)
+    assert steps.tolist() == [1, 2, 3] and values.tolist() == [1.0, 1.0, 4.0]
+    assert np.isnan(tour.smoothed(rows, "b")[1]).all()
+
+
+# ---------------------------------------------------------------------------------------------
+# pictures
+
+
+def labels(fig):
+    return {text.get_text() for legend in fig.legends for text in legend.get_texts()}
+
+
+def test_the_learning_figure_shows_runs_control_and_levels(run):
+    fig = tour.learning(run)
+    assert {"RL, 2 seed(s), in training", "RL, random reward (control)", "after SFT, held-out",
+            "after RL, held-out", "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
+    blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL, 2 seed(s), in training"]
+    assert blue[0].get_ydata() == pytest.approx(np.full(12, 50.0))
+    assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
+
+
+def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
+    rows = [r for r in results.rows if r["stage"] not in ("sft_continued", "rl_random_reward")]
+    outcomes = {k: v for k, v in results.outcomes.items() if k[0] in ("untrained", "sft", "rl")}
+    mine = tour.TourRun(
+        Results("c", "laptop", rows, outcomes), {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]}
+    )
+    fig = tour.learning(mine, behind=run)
+    assert {"RL, reference run", "RL, random reward (control)",
+            "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
+    pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
+    assert to_hex(pale[0].get_color()) == to_hex(tour.BEHIND)
+    assert tour.pretraining(mine, run).axes[0].get_legend() is not None
+    assert len(tour.rl_closely(mine, run).axes) == 6
+
+
+def test_pictures_of_what_was_not_run_are_refused(run):
+    with pytest.raises(ValueError, match="no trajectories rl/greedy"):
+        run.trajectories("rl")
+    assert tour.copying({"a": [3.0, 1.0], "b": [7.0, 7.0]}, 7.3).axes[0].get_ylim()[0] == 0
+
+
+def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
+    results.save(tmp_path)
+    (tmp_path / "seed1_rl_random_reward.jsonl").write_text('{"step": 1, "accuracy_python": 0.5}\n')
+    save_trajectories(tmp_path / "sft_greedy.parquet", [trajectory()])
+    loaded = tour.TourRun.load(tmp_path)
+    assert loaded.curves["rl_random_reward"][1][0]["accuracy_python"] == 0.5
+    assert [t.answer for t in loaded.trajectories("sft")] == ["Oslo"]
+    assert tour.table(loaded.results) == tour.table(results)
+    with pytest.raises(ValueError, match="no readable results"):
+        tour.TourRun.load(tmp_path / "nowhere")
+
+
+# ---------------------------------------------------------------------------------------------
+# trajectories for reading
+
+
+def test_a_conversation_is_cut_into_named_blocks():
+    found = rendering.blocks(trajectory().messages, [True])
+    assert [(b.turn, b.name) for b in found] == [
+        (1, "think"), (1, "call"), (1, "failed"), (2, "think"), (2, "answer")
+    ]  # fmt: skip
+    odd = [{"role": "user", "content": "q"},
+           {"role": "assistant", "content": "well <think>open <answer>x"}]  # fmt: skip
+    assert [(b.name, b.text) for b in rendering.blocks(odd)] == [
+        ("text", "well "), ("think", "open <answer>x")
+    ]  # fmt: skip
+
+
+def test_markup_in_texts_stays_text_and_blocks_are_named_in_words():
+    shown = rendering.render(trajectory(failed=True), "after RL")
+    markup = shown._repr_html_()
+    assert "<script>" not in markup and "&lt;script&gt;" in markup and "&lt;b&gt;Norway" in markup
+    for word in ("think", "call", "response: failed", "answer"):
+        assert f"<b>{word}</b>" in markup
+    assert repr(shown).startswith("after RL: right") and "\n2 think     Read." in repr(shown)
+    assert repr(shown + shown).count("after RL: right") == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("oslo.", "right"), ("Bergen", "wrong"), (None, "no answer (length)")]
+)
+def test_the_verdict_judges_as_the_evaluation_does(answer, expected):
+    one = trajectory(answer=answer)
+    if answer is None:
+        one.termination = Termination.LENGTH
+    assert rendering.verdict(one) == expected
+
+
+def test_tokens_that_carry_loss_are_marked():
+    class Names:
+        def convert_ids_to_tokens(self, ids):
+            return ["<a>", "b ", "c\n", "d", "e"]
+
+    shown = rendering.tokens(trajectory(), Names(), -1 / 3)
+    assert "advantage -0.33, 2 of 5 tokens carry loss" in repr(shown)
+    assert "[c\n][d]e" in repr(shown) and "&lt;a&gt;" in shown.markup
+    assert shown.markup.count("<b style") == 2
+
+
+def test_the_panel_follows_its_controls():
+    one, two = trajectory("search-h1-a"), trajectory("search-h1-b", answer="Bergen")
+    two.metadata["question"] = "Another?"
+    panel = widgets.trajectory_panel({"after SFT": [one, two], "after RL": [one]})
+    assert "after SFT: right" in panel.page.value
+    panel.question.value = "search-h1-b"
+    assert "after SFT: wrong" in panel.page.value
+    panel.policy.value = "after RL"
+    assert "was not asked" in panel.page.value
+    with pytest.raises(ValueError, match="at least one"):
+        widgets.trajectory_panel({"after SFT": []})
+
+
+# ---------------------------------------------------------------------------------------------
+# README
+
+
+def test_the_block_is_computed_from_the_results(results, tmp_path):
+    block = readme.results_block(results)
+    assert "**87.5 [" in block and "| `evaluate_rl` |" in block and "a command" in block
+    page, folder = tmp_path / "README.md", tmp_path / "run"
+    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    results.save(folder)
+    assert readme.refresh_readme(page, folder) is True
+    assert page.read_text() == f"before\n{readme.BEGIN}\n{block}\n{readme.END}\nafter\n"
+    assert readme.refresh_readme(page, folder) is False
+    assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
+
+
+def test_a_readme_without_markers_or_a_missing_run_is_an_error(results, tmp_path, capsys):
+    page = tmp_path / "README.md"
+    page.write_text("no markers")
+    with pytest.raises(ValueError, match="the README needs <!-- results -->"):
+        readme.with_block(page.read_text(), "block")
+    assert main(["table", "--readme", str(page), "--run", str(tmp_path / "none")]) == 1
+    assert "no readable results" in capsys.readouterr().err
+
+
+def test_the_committed_readme_says_what_the_reference_run_gave():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = readme.results_block(Results.load(OUT))
+    assert readme.with_block(text, block) == text, "run `python -m drlib.lab table`"

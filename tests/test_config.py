@@ -1,0 +1,56 @@
+"""Settings: a typo never runs with a default.
+
+Run: python -m pytest tests/test_config.py
+"""
+
+import pytest
+
+from drlib.config import PROFILES, Config, load_parameters
+
+
+def test_profiles_differ_from_the_default_only_in_known_names():
+    for profile in PROFILES:
+        assert Config.load(profile).profile == profile
+    assert Config.load("ci").rl_steps < Config.load("laptop").rl_steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl_stepz": 3}, "did you mean 'rl_steps'"),
+        ({"rl_steps": "3"}, "'rl_steps' must be int, got str"),
+        ({"rl_steps": 3.5}, "must be int"),
+        ({"rl_steps": True}, "must be int, got bool"),
+        ({"rl_steps": -1}, "negative"),
+        ({"rl_python_share": 1.5}, "share in 0..1"),
+        ({"init": "zeros"}, "one of"),
+    ],
+)
+def test_wrong_values_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Config.load("ci", **changes)
+
+
+def test_unknown_profile_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'laptop'"):
+        Config.load("latop")
+
+
+def test_whole_numbers_are_fine_where_a_fraction_is_asked():
+    assert Config.load("ci", rl_lr=1).rl_lr == 1.0
+
+
+def test_parameter_file_faults_name_the_file(tmp_path):
+    good = tmp_path / "good.yaml"
+    good.write_text("profile: ci\nseed: 3\n")
+    assert load_parameters(good) == {"profile": "ci", "seed": 3}
+    for text, message in (
+        ("sead: 3\n", "bad.yaml.*did you mean 'seed'"), ("- 1\n", "must hold"),
+        ("a: [", "is not YAML"),
+    ):  # fmt: skip
+        bad = tmp_path / "bad.yaml"
+        bad.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_parameters(bad)
+    with pytest.raises(ValueError, match="no parameter file"):
+        load_parameters(tmp_path / "none.yaml")

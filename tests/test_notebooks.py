@@ -1,0 +1,144 @@
+"""The committed notebooks obey the rules, and run through papermill with parameters passed.
+
+That every stored output is still what the code gives is nbval's part (`make test` runs it).
+"""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from drlib.lab import ROOT, notebooks
+from drlib.lab.hygiene import HEADINGS, problems
+from drlib.lab.notebooks import check_parameters, find, normalised, read, read_parameters
+
+COMMITTED = find(None, solutions=True)
+PARAMETERS = sorted((ROOT / "notebooks" / "params").glob("*.yaml"))
+
+
+def name(path):
+    return path.relative_to(ROOT / "notebooks").as_posix()
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=name)
+def test_committed_notebooks_obey_the_rules(path):
+    assert problems(path) == []
+
+
+@pytest.mark.parametrize("path", find(None), ids=name)
+def test_every_parameter_file_fits_every_notebook(path):
+    for file in PARAMETERS:
+        values = check_parameters(read(path), read_parameters(file))
+        assert values["profile"] == file.stem
+    assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot pass another one
+
+
+@pytest.mark.parametrize("number", sorted({p.stem[:2] for p in COMMITTED} & {"00", "05"}))
+def test_notebook_runs_through_papermill_with_parameters(number, tmp_path):
+    output = tmp_path / "copy.ipynb"
+    parameters = read_parameters(ROOT / "notebooks" / "params" / "ci.yaml") | {"seed": 1}
+    notebooks.run(number, parameters, output)
+    copy = nbformat.read(output, 4)
+    assert copy.metadata.papermill.parameters == parameters
+    injected = [c for c in copy.cells if "injected-parameters" in c.metadata.get("tags", [])]
+    assert "seed = 1" in injected[0].source
+    assert copy.metadata.papermill.exception is None
+
+
+# ---------------------------------------------------------------------------------------------
+# the rules themselves: a good notebook breaks none, and each fault is found
+
+
+def good():
+    """A notebook that breaks no rule: every heading, 26 cells, executed and normalised."""
+    cells = [new_markdown_cell("# 07 · Small\n\n## Goal\n\n## Parameters")]
+    cells += [new_code_cell('profile = "ci"', metadata={"tags": ["parameters"]})]
+    cells += [new_markdown_cell(f"## {heading}") for heading in HEADINGS[2:]]
+    cells += [new_code_cell(f"print({i})") for i in range(14)]
+    cells += [new_code_cell('lab.save_figure(fig, "07_small")')]
+    notebook = new_notebook(cells=cells)
+    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
+        cell.execution_count = count
+        cell.outputs = [new_output("stream", name="stdout", text="1\n")]
+    return normalised(notebook)
+
+
+def faults(notebook, tmp_path, again=True):
+    """The problems of a notebook whose picture exists; `again`: normalised after the change."""
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "07_small.png").touch()
+    path = tmp_path / "07_small.ipynb"
+    nbformat.write(normalised(notebook) if again else notebook, path)
+    return problems(path, figures=tmp_path / "figures")
+
+
+def test_a_good_notebook_has_no_problem(tmp_path):
+    assert faults(good(), tmp_path) == []
+
+
+def source(cell, text):
+    return lambda notebook: notebook.cells[cell].update(source=text)
+
+
+def output(cell, *args, **kwargs):
+    return lambda notebook: notebook.cells[cell].outputs.append(new_output(*args, **kwargs))
+
+
+def tag(cell, *tags):
+    return lambda notebook: notebook.cells[cell].metadata.update(tags=list(tags))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda n: n.cells[-1].update(execution_count=None), "execution counts are"),
+        (output(-1, "error", ename="KeyError", evalue="", traceback=[]), "ends in KeyError"),
+        (tag(-1, "skip-execution"), "go together"),
+        (tag(1), "0 cells are tagged `parameters`"),
+        (tag(-1, "parameters"), "2 cells are tagged `parameters`"),
+        (source(2, "## Ideas"), "headings are Goal, Parameters, Ideas"),
+        (source(0, "# 08 · Small\n\n## Goal\n\n## Parameters"), "must begin with '# 07 · Title'"),
+        (lambda n: n.cells.__delitem__(slice(12, 14)), "24 cells, not 25 to 45"),
+        (source(-1, "x = 1\n" * 26), "26 lines, above 25"),
+        (lambda n: [c.update(source="x\n" * 7) for c in n.cells[11:]], "median code cell has 7"),
+        (source(-1, "x = " + "1" * 80), "84 columns, above 80"),
+        (source(-1, ""), "cell 25 is empty"),
+        (source(-1, "!ls"), "no shell or magic"),
+        (source(-1, "%matplotlib inline"), "no shell or magic"),
+        (source(-1, "plot(x);"), "a trailing `;`"),
+        (source(-1, 'save_figure(fig, "07_lost")'), "figures/07_lost.png does not exist"),
+        (source(10, "## At scale\n\n![](../figures/07_gone.png)"), "07_gone.png does not exist"),
+        (source(-1, 'save_figure(fig, "06_small")'), "must begin with the notebook's number"),
+        (output(-1, "stream", text="x" * 300_000), "bytes without pictures"),
+        (output(-1, "display_data", {"image/png": "x" * 600_001}), "bytes of pictures"),
+        (output(-1, "stream", text=f"{ROOT}/runs/ci"), "a path of this machine"),
+    ],
+    ids=lambda value: value.replace(" ", "_")[:30] if isinstance(value, str) else "",
+)
+def test_each_fault_is_found(change, message, tmp_path):
+    notebook = good()
+    change(notebook)
+    found = faults(notebook, tmp_path)
+    assert any(message in text for text in found), found
+
+
+@pytest.mark.parametrize("name", ["widgets", "papermill"])
+def test_metadata_that_changes_on_every_run_is_found(name, tmp_path):
+    notebook = good()
+    notebook.metadata[name] = {"version": 1}
+    found = faults(notebook, tmp_path, again=False)
+    assert any(f"metadata.{name} is stored" in text for text in found)
+    assert any("not normalised" in text for text in found)
+
+
+def test_a_broken_file_is_a_problem_not_a_crash(tmp_path):
+    path = tmp_path / "07_small.ipynb"
+    path.write_text("{")
+    assert "is not a valid notebook" in problems(path)[0]
+
+
+def test_solutions_need_no_headings(tmp_path):
+    notebook = new_notebook(cells=[new_code_cell("1 + 1", execution_count=1)])
+    folder = tmp_path / "solutions"
+    folder.mkdir()
+    nbformat.write(normalised(notebook), folder / "07_small.ipynb")
+    assert problems(folder / "07_small.ipynb", figures=tmp_path) == []

@@ -1,0 +1,344 @@
+"""The pool: results, independence of calls, threads, event loops, deaths and what is left behind."""
+
+import asyncio
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from drlib.sandbox import Sandbox, SandboxResult, probe
+from drlib.sandbox.layers import SeccompFilter, wipe
+
+pytestmark = pytest.mark.skipif(
+    probe().level != "standard", reason=f"isolation here is {probe().level}:\n{probe().table()}"
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, timeout_s=8.0, memory_mb=256, output_chars=100) as made:
+        yield made
+
+
+def gone(pid: int, patience_s: float = 10.0) -> bool:
+    """Whether the process ends (a zombie of another parent counts as ended)."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def until(condition, patience_s: float = 60.0) -> None:
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def running_child(template: int) -> int:
+    """The child of the template that has begun to run code (its own session leader)."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for pid in children(template):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == pid and fields[0] == "S":
+                return pid
+        time.sleep(0.02)
+    raise AssertionError("no call is running")
+
+
+def folder_of(template: int) -> Path:
+    return Path(os.readlink(f"/proc/{template}/cwd"))
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "status", "exit_code", "text"), [
+    ("print(6 * 7)", "ok", 0, "42"),
+    ("print('a\\n')", "ok", 0, "a"),
+    ("x = 1", "ok", 0, "Finished execution."),
+    ("", "ok", 0, "Finished execution."),
+    ("print('before'); 1 / 0", "error", 1, "ZeroDivisionError: division by zero"),
+    ("print(", "error", 1, "SyntaxError: '(' was never closed"),
+    ("raise SystemExit(3)", "error", 3, "Error: exit code 3."),
+    ("raise SystemExit", "ok", 0, "Finished execution."),
+    ("import os; print(1); os._exit(0)", "ok", 0, "Finished execution."),
+    ("class E(Exception):\n    def __str__(self): raise E\nraise E", "error", 1,
+     "E: <exception str() failed>"),
+    ("print('{\"status\": \"worker_died\"}')", "ok", 0, '{"status": "worker_died"}'),
+    ("import sys; sys.stdout.close()", "ok", 0, "Finished execution."),
+    ("import sys; sys.stdout = 3", "ok", 0, "Finished execution."),
+    ("import os; os._exit = lambda code: None; raise KeyError('k')", "error", 1, "KeyError: 'k'"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "killed", -15,
+     "Error: killed by SIGTERM."),
+])
+def test_status_and_text(code, status, exit_code, text, sandbox):
+    result = sandbox.run(code)
+    assert (result.status, result.exit_code, result.text) == (status, exit_code, text), result
+    assert result.ok == (status == "ok") and not result.env_fault
+    assert result.isolation == "standard" and 0 <= result.duration_s < 8
+
+
+def test_traceback_shows_the_code_and_not_the_sandbox():
+    with Sandbox() as roomy:
+        shown = roomy.run("def f():\n    return 1 / 0\nf()").stderr.splitlines()
+    assert shown == [
+        "Traceback (most recent call last):", '  File "<python>", line 3, in <module>', "    f()",
+        '  File "<python>", line 2, in f', "    return 1 / 0", "           ~~^~~",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+def test_long_output_keeps_head_and_tail(sandbox):
+    text = sandbox.run("print('a' * 3000 + 'b' * 3000, end='')").stdout
+    assert text == "a" * 50 + "\n... [5900 bytes omitted] ...\n" + "b" * 50
+    assert sandbox.run("print('é' * 100, end='')").stdout == "é" * 100
+    assert sandbox.run("print('é' * 101, end='')").stdout.endswith("\n... [2 bytes omitted] ...\n"
+                                                                  + "é" * 50)
+
+
+def test_stdin_and_history(sandbox):
+    assert sandbox.run("print(int(input()) + 1)", stdin="41\n").text == "42"
+    text = "x" * 3_000_000
+    assert sandbox.run("import sys; print(len(sys.stdin.read()))", stdin=text).text == "3000000"
+    history = ["x = 2; print('not shown')", "1 / 0", "raise SystemExit(9)", "y = x + 1"]
+    assert sandbox.run("print(x * y)", history=history).text == "6"
+
+
+def test_bad_arguments(sandbox):
+    with pytest.raises(TypeError, match="code must be text, not bytes"):
+        sandbox.run(b"print(1)")
+    with pytest.raises(TypeError, match="history must be text"):
+        sandbox.run("", history=[3])
+    with pytest.raises(ValueError, match="16000000 is the limit"):
+        sandbox.run(" " * 16_000_001)
+    for arguments in ({"workers": 0}, {"timeout_s": 0}, {"memory_mb": 1}, {"output_chars": 0},
+                      {"timeout_s": float("nan")}, {"min_level": "some"}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            Sandbox(**arguments)
+
+
+# --- independence -----------------------------------------------------------------------------
+
+
+def test_nothing_survives_a_call():
+    with Sandbox(timeout_s=8.0) as single:
+        single.run("import builtins, math, sys, os, json\nbuiltins.print = None\nmath.pi = 3\n"
+                   "json.dumps = None\nos.environ['A'] = 'b'\nsys.path.clear()\n"
+                   "open('left', 'w').write('x')\nleft = 1")
+        after = single.run("import math, os\nprint(math.pi > 3, 'A' in os.environ, "
+                           "'left' in globals(), os.listdir('.'))")
+        assert after.text == "True False False []"
+
+
+def test_random_numbers_depend_on_the_call_alone(sandbox):
+    code = ("import random, numpy, sympy.core.random as s\n"
+            "print(random.random(), numpy.random.rand(), s.rng.random(), {'a', 'b', 'c'})")
+    first, second = sandbox.run(code).stdout, sandbox.run(code).stdout
+    with Sandbox() as other:
+        third = other.run(code).stdout
+    assert first == second == third
+    assert sandbox.run(code + "\n").stdout != first
+
+
+def test_calls_from_many_threads_get_their_own_answers(sandbox):
+    answers = {}
+
+    def ask(index: int) -> None:
+        generator = random.Random(index)
+        for _ in range(5):
+            number = generator.randrange(10**9)
+            answers[index, number] = sandbox.run(f"open('f', 'w').write('{number}')\n"
+                                                 "print(open('f').read())").text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 40
+    assert all(text == str(number) for (_, number), text in answers.items())
+
+
+def test_workers_run_at_the_same_time(sandbox):
+    futures = [sandbox.submit(f"import time; time.sleep(4); print({i})") for i in range(2)]
+    both = [running_child(pid) for pid in sandbox.template_pids()]
+    assert len(set(both)) == 2 and not any(future.done() for future in futures)
+    assert [future.result().text for future in futures] == ["0", "1"]
+
+
+def test_inside_a_running_event_loop(sandbox):
+    async def main() -> list[SandboxResult]:
+        blocking = sandbox.run("print('in a loop')")  # as a notebook cell would
+        return [blocking, *await asyncio.gather(*(sandbox.arun(f"print({i})") for i in range(4)))]
+
+    assert [r.text for r in asyncio.run(main())] == ["in a loop", "0", "1", "2", "3"]
+
+
+# --- deaths -----------------------------------------------------------------------------------
+
+
+def test_template_killed_in_a_call_is_replaced_and_the_call_repeated():
+    with Sandbox(timeout_s=20.0) as single:
+        (old,) = single.template_pids()
+        future = single.submit("import time; time.sleep(2); print('done')")
+        child, folder = running_child(old), folder_of(old)
+        os.kill(old, signal.SIGKILL)
+        assert future.result().text == "done"
+        assert gone(old) and gone(child) and not folder.exists()
+        assert single.template_pids() != [old]
+
+
+def test_second_death_is_a_fault_of_the_environment():
+    with Sandbox(timeout_s=60.0) as single:
+        future = single.submit("import time; time.sleep(50)")
+        for _ in range(2):
+            until(single.template_pids)
+            (pid,) = single.template_pids()
+            running_child(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda gone=pid: gone not in single.template_pids())
+        result = future.result()
+        assert (result.status, result.env_fault) == ("worker_died", True)
+        assert single.run("print('and again')").text == "and again"
+
+
+def test_a_lost_work_folder_is_healed():
+    with Sandbox() as single:
+        (folder_of(single.template_pids()[0]) / "work").rmdir()
+        assert single.run("print(1)").text == "1"
+
+
+def test_close_leaves_nothing_behind():
+    single = Sandbox(timeout_s=60.0)
+    (template,) = single.template_pids()
+    folder = folder_of(template)
+    running, waiting = (single.submit("import time; time.sleep(50)") for _ in range(2))
+    child = running_child(template)
+    single.close()
+    assert gone(template) and gone(child) and not folder.exists()
+    with pytest.raises(RuntimeError, match="closed during this call"):
+        running.result()
+    with pytest.raises(CancelledError):
+        waiting.result()
+    with pytest.raises(RuntimeError, match="is closed"):
+        single.run("print(1)")
+    single.close()
+
+
+CALLER = """
+import sys
+from drlib.sandbox import Sandbox
+sandbox = Sandbox(timeout_s=60.0)
+future = sandbox.submit("import time; time.sleep(50)")
+print(*sandbox.template_pids(), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "forgotten", "interrupted"])
+def test_a_caller_that_goes_leaves_no_orphan(end):
+    last = "sys.exit(0)" if end == "forgotten" else "future.result()"
+    caller = subprocess.Popen([sys.executable, "-c", CALLER.format(end=last)], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    template = int(caller.stdout.readline())
+    pids, folder = [template], None
+    if end != "forgotten":
+        folder = folder_of(template)
+        pids.append(running_child(template))
+        caller.send_signal(signal.SIGKILL if end == "killed" else signal.SIGINT)
+    caller.wait(30)
+    assert all(gone(pid) for pid in pids)
+    assert folder is None or not list(folder.glob("work/*"))
+
+
+def test_a_forked_copy_is_refused(sandbox):
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            sandbox.run("print(1)")
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert b"make a new one in each forked process" in os.read(read, 1000)
+    os.close(read)
+    os.close(write)
+    assert sandbox.run("print(2)").text == "2"
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+def test_wipe_removes_any_tree_and_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    work = tmp_path / "work"
+    (work / "a" / "b" / "c").mkdir(parents=True)
+    (work / "a" / "b" / "f").write_text("x")
+    (work / "link").symlink_to(outside)
+    (work / "a" / "link").symlink_to(outside)
+    (work / "a" / "b").chmod(0)
+    wipe(str(work))
+    assert os.listdir(work) == [] and os.listdir(outside) == ["kept"]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_program_is_well_formed(machine):
+    """Simulated: every path of the BPF program ends in a verdict, and the verdicts are right."""
+    program = SeccompFilter(machine)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    names = {"x86_64": {"read": 0, "execve": 59, "socket": 41, "clone": 56, "clone3": 435,
+                        "getpid": 39, "mount": 165, "setrlimit": 160},
+             "aarch64": {"read": 63, "execve": 221, "socket": 198, "clone": 220, "clone3": 435,
+                         "getpid": 172, "mount": 40, "setrlimit": 164}}[machine]
+    allow, eperm, enosys, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
+    thread, process = 0x3D0F00, 0x1200011
+    assert verdict(program, arch ^ 1, names["read"]) == kill
+    assert verdict(program, arch, names["read"]) == allow
+    assert verdict(program, arch, names["getpid"]) == allow
+    for name in ("execve", "socket", "mount", "setrlimit"):
+        assert verdict(program, arch, names[name]) == eperm
+    assert verdict(program, arch, names["clone3"]) == enosys
+    assert verdict(program, arch, names["clone"], thread) == allow
+    assert verdict(program, arch, names["clone"], process) == eperm
+    assert verdict(program, arch, names["clone"], thread | 0x10000000) == eperm  # new user ns
+
+
+def verdict(program: SeccompFilter, arch: int, number: int, argument: int = 0) -> int:
+    """Interpret the classic BPF program on one system call."""
+    data = struct.pack("=iIQQ", number, arch, 0, argument) + bytes(40)
+    code = list(struct.iter_unpack("=HBBI", program._program.raw[: 8 * program.instructions]))
+    accumulator, index = 0, 0
+    while True:
+        operation, yes, no, k = code[index]
+        index += 1
+        if operation == 0x20:
+            accumulator = struct.unpack_from("=I", data, k)[0]
+        elif operation == 0x54:
+            accumulator &= k
+        elif operation == 0x06:
+            return k
+        else:
+            test = {0x15: accumulator == k, 0x35: accumulator >= k, 0x25: accumulator > k}
+            index += yes if test[operation] else no

@@ -1,0 +1,247 @@
+"""Stages with real processes: killed and resumed, one process and two, half-written folders.
+
+Run: python -m pytest tests/test_training_stages.py
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from drlib.config import Config
+from drlib.training import data, grpo, pretrain, sft, stages
+from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics, write_atomically
+
+MODULES = {"cpt": "pretrain", "sft": "sft", "rl": "grpo", "rl_random_reward": "grpo"}
+SMALL = {
+    "hidden": 32, "layers": 2, "heads": 4, "head_dim": 8, "expert_hidden": 16, "experts": 4,
+    "cpt_steps": 6, "cpt_batch_tokens": 1024, "sft_steps": 4, "sft_batch_tokens": 1024,
+    "rl_steps": 4, "rl_questions": 4, "rl_group": 2, "max_turn_tokens": 24, "max_calls": 2,
+    "demonstrations": 60, "checkpoint_every": 2, "processes": 1,
+}  # fmt: skip
+
+
+def config(**changes) -> Config:
+    return Config.load("ci", **{**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Stages up to the cold start, built in this process."""
+    runs, ranks = tmp_path_factory.mktemp("a folder with runs"), Ranks()
+    for name, build in (
+        ("world", data.build_world), ("untrained", pretrain.build_untrained),
+        ("demonstrations", data.build_demonstrations), ("cpt", pretrain.pretrain), ("sft", sft.sft),
+    ):  # fmt: skip
+        build(config(), stages.folder(name, config(), runs), ranks)
+    return runs
+
+
+def command(name, settings, runs, processes=1):
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+                  f"--nproc-per-node={processes}", "-m"]  # fmt: skip
+    return [*start, f"drlib.training.{MODULES[name]}", *stages.arguments(name, settings, runs)]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def run(name, settings, runs, processes=1, **more):
+    return subprocess.run(
+        command(name, settings, runs, processes), env=environment(), capture_output=True,
+        text=True, timeout=300, **more,
+    )  # fmt: skip
+
+
+def weights(folder):
+    from drlib.policy.moe import load_policy
+
+    model, _ = load_policy(folder / "policy")
+    return model.state_dict()
+
+
+def link_inputs(runs, target, settings, *names):
+    for name in names:
+        path = stages.folder(name, settings, target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(stages.folder(name, settings, runs))
+
+
+def wait_for_step(path, step, seconds=120):
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        if path.exists() and len(path.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} never reached step {step}")
+
+
+@pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
+def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path, name, kill_at):
+    """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
+    settings = config(cpt_steps=7) if name == "cpt" else config(rl_steps=5)
+    before = ("world", "untrained") if name == "cpt" else (
+        "world", "untrained", "demonstrations", "cpt", "sft")  # fmt: skip
+    for target in (tmp_path / "whole", tmp_path / "killed"):
+        link_inputs(runs, target, settings, *before)
+    whole = run(name, settings, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    final = stages.folder(name, settings, tmp_path / "killed")
+    partial = final.with_name(final.name + ".partial")
+    child = subprocess.Popen(
+        command(name, settings, tmp_path / "killed"), env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for_step(partial / "metrics.jsonl", kill_at)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not final.exists() and (partial / "checkpoint.pt").exists()
+    again = run(name, settings, tmp_path / "killed")
+    assert again.returncode == 0, again.stderr
+    expected = weights(stages.folder(name, settings, tmp_path / "whole"))
+    for key, value in weights(final).items():
+        assert torch.equal(value, expected[key]), key
+    steps = [row["step"] for row in read_metrics(final)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("name", ["cpt", "rl"])
+def test_two_processes_give_the_losses_of_one(runs, tmp_path, name):
+    settings = config(cpt_steps=3, rl_steps=2)
+    before = ("world", "untrained", "demonstrations")
+    for target in (tmp_path / "one", tmp_path / "two"):
+        link_inputs(runs, target, settings, *before)
+        if name == "rl":
+            for done in ("cpt", "sft"):
+                target.joinpath("ci").mkdir(exist_ok=True)
+                source = stages.folder(done, config(), runs)
+                stages.folder(done, settings, target).symlink_to(source)
+    for target, processes in (("one", 1), ("two", 2)):
+        result = run(name, settings, tmp_path / target, processes)
+        assert result.returncode == 0, result.stderr[-2000:]
+    one, two = (read_metrics(stages.folder(name, settings, tmp_path / t)) for t in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        for key in ("loss_tokens", "rollouts", "tokens", "accuracy"):
+            assert a.get(key) == b.get(key), key
+
+
+def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_path):
+    settings = config(cpt_steps=400)
+    link_inputs(runs, tmp_path, settings, "world", "untrained")
+    final = stages.folder("cpt", settings, tmp_path)
+    partial = final.with_name(final.name + ".partial")
+    child = subprocess.Popen(
+        command("cpt", settings, tmp_path, 2), env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for_step(partial / "metrics.jsonl", 2)
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.wait(timeout=60) != 0
+    left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True)
+    assert left.stdout == ""
+    state = torch.load(partial / "checkpoint.pt", weights_only=True)
+    assert not final.exists() and state["step"] >= 2
+    small = {**state, "step": 399}  # as if it had gone on: one step is left
+    torch.save(small, partial / "checkpoint.pt")
+    assert run("cpt", settings, tmp_path).returncode == 0
+    assert RunFolder.complete(final)
+
+
+def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
+    settings = config(cpt_steps=2)
+    link_inputs(runs, tmp_path, settings, "world", "untrained")
+
+    def little_room():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    result = run("cpt", settings, tmp_path, preexec_fn=little_room)
+    assert result.returncode != 0
+    assert "checkpoint.pt" in result.stderr and "disk" in result.stderr
+    partial = stages.folder("cpt", settings, tmp_path)
+    partial = partial.with_name(partial.name + ".partial")
+    assert not [p for p in partial.iterdir() if "checkpoint" in p.name]
+
+
+def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
+    settings = config()
+    link_inputs(runs, tmp_path, settings, "world")
+    half = stages.folder("cpt", settings, tmp_path)
+    half.mkdir()
+    (half / "manifest.json").write_text('{"settings": ')
+    assert not RunFolder.complete(half)
+    assert stages.needed("cpt", settings, tmp_path) == ["untrained", "cpt"]
+    with pytest.raises(RunFolderError, match="'untrained'"):
+        stages.input_folder("cpt", "untrained", settings, tmp_path)
+
+
+def test_partial_folder_of_other_settings_is_refused(tmp_path):
+    RunFolder(tmp_path / "sft-1", {"steps": 1}, Ranks())
+    with pytest.raises(RunFolderError, match="other settings"):
+        RunFolder(tmp_path / "sft-1", {"steps": 2}, Ranks())
+
+
+def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
+    settings = config(cpt_steps=5)
+    link_inputs(runs, tmp_path, settings, "world", "untrained")
+    final = stages.folder("cpt", settings, tmp_path)
+    partial = final.with_name(final.name + ".partial")
+    partial.mkdir()
+    (partial / "settings.json").write_text(json.dumps(stages.settings_of("cpt", settings)))
+    (partial / "checkpoint.pt").write_bytes(b"PK\x03\x04 half a file")
+    result = run("cpt", settings, tmp_path)
+    assert result.returncode == 1
+    assert "checkpoint.pt cannot be read" in result.stderr and "delete it" in result.stderr
+
+
+def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
+    a, b = config(), config(rl_steps=9)
+    assert stages.folder("sft", a, tmp_path) == stages.folder("sft", b, tmp_path)
+    assert stages.folder("rl", a, tmp_path) != stages.folder("rl", b, tmp_path)
+    assert stages.folder("rl", a, tmp_path) != stages.folder("rl_random_reward", a, tmp_path)
+    assert stages.folder("cpt", a, tmp_path) != stages.folder("cpt", config(seed=1), tmp_path)
+    with pytest.raises(ValueError, match="known are"):
+        stages.folder("midtraining", a, tmp_path)
+
+
+def test_unknown_setting_on_the_command_line(tmp_path):
+    call = [sys.executable, "-m", "drlib.training.grpo", "rl", f"--runs={tmp_path}"]
+    typo = subprocess.run([*call, "--set=rl_stepz=3"], capture_output=True, text=True)
+    assert typo.returncode == 1 and "did you mean 'rl_steps'" in typo.stderr
+    profile = subprocess.run([*call, "--profile=labtop"], capture_output=True, text=True)
+    assert profile.returncode == 1 and "did you mean 'laptop'" in profile.stderr
+
+
+def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
+    settings = config(rl_steps=1)
+    folder = stages.folder("rl_random_reward", settings, runs)
+    random = stages.config_of("rl_random_reward", settings)
+    for name in ("cpt", "sft"):
+        assert RunFolder.complete(stages.folder(name, settings, runs))
+    metrics = grpo.grpo(random, folder, Ranks())
+    assert metrics["rollouts"] == 8 and metrics["live_groups"] > 0
+    assert metrics["logp_gap"] < 1e-5
+
+
+def test_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "manifest.json"
+    path.write_text("old")
+
+    def fails(partial):
+        partial.write_text("new")
+        raise OSError("No space left on device")
+
+    with pytest.raises(RunFolderError, match="manifest.json.*disk full"):
+        write_atomically(path, fails)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,194 @@
+"""The record: checked when made, written whole or not at all, read back bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from drlib.trajectory import (
+    Segment, Termination, ToolResult, Trajectory, collate, load_trajectories, save_trajectories,
+)  # fmt: skip
+
+
+def record(tokens=3, **changes) -> Trajectory:
+    """A trajectory whose last token was sampled."""
+    generated = np.arange(tokens) == tokens - 1
+    fields = dict(
+        id="t", task_id="q", group_id="g", world_version="w", policy_version=4,
+        token_ids=np.arange(10, 10 + tokens, dtype=np.int32), generated=generated,
+        logprobs=np.where(generated, -0.5, 0).astype(np.float32), entropies=None,
+        segments=np.full(tokens, Segment.ANSWER, np.uint8), turns=np.zeros(tokens, np.uint16),
+        versions=np.where(generated, 4, 0).astype(np.int32), routed_experts=None,
+        tool_results=[], termination=Termination.ANSWERED, answer="Paris", reward=1.0,
+        reward_parts={"match": 1.0}, messages=[{"role": "user", "content": "?"}], metadata={},
+    )  # fmt: skip
+    return Trajectory(**{**fields, **changes})
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=5,
+)  # fmt: skip
+RESULTS = st.builds(
+    ToolResult, tool=TEXT, arguments=st.dictionaries(TEXT, JSON, max_size=2),
+    text=st.text(max_size=8), ok=st.booleans(), error=st.none() | TEXT,
+    latency_s=st.floats(0, 9), attempts=st.integers(1, 4), source=TEXT,
+    cache_hit=st.booleans(), degraded=st.booleans(), env_fault=st.booleans(),
+)  # fmt: skip
+
+
+@st.composite
+def trajectories(draw):
+    tokens = draw(st.integers(0, 6))
+    generated = draw(hnp.arrays(bool, tokens))
+
+    def numbers():
+        values = draw(hnp.arrays(np.float32, tokens, elements=st.floats(width=32)))
+        return np.where(generated, values, np.float32(0))
+
+    def integers(dtype):
+        return draw(hnp.arrays(dtype, tokens))
+
+    return record(
+        tokens, id=draw(TEXT), policy_version=draw(st.integers(0, 2**40)),
+        token_ids=integers(np.int32), generated=generated, logprobs=numbers(),
+        entropies=draw(st.sampled_from([None, numbers()])),
+        segments=draw(hnp.arrays(np.uint8, tokens, elements=st.integers(0, 6))),
+        turns=integers(np.uint16), versions=integers(np.int32),
+        routed_experts=draw(st.none() | hnp.arrays(np.uint16, (tokens, 2, 2))),
+        tool_results=draw(st.lists(RESULTS, max_size=2)),
+        termination=draw(st.sampled_from(Termination)), answer=draw(st.none() | TEXT),
+        reward=draw(st.none() | st.floats()), reward_parts=draw(st.dictionaries(TEXT, st.floats())),
+        messages=draw(st.lists(st.dictionaries(TEXT, JSON, max_size=2), max_size=2)),
+        metadata=draw(st.dictionaries(TEXT, JSON, max_size=2)),
+    )  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(records=st.lists(trajectories(), max_size=3))
+def test_what_is_saved_is_loaded(records, tmp_path_factory):
+    path = tmp_path_factory.mktemp("records") / "t.parquet"
+    save_trajectories(path, records)
+    assert load_trajectories(path) == records
+
+
+def test_many_rows_keep_their_order_and_are_one_parquet_row_each(tmp_path):
+    records = [record(1 + i % 5, id=f"t{i}", reward=float(i)) for i in range(150)]
+    save_trajectories(tmp_path / "t.parquet", records)
+    assert load_trajectories(tmp_path / "t.parquet") == records
+    table = pq.read_table(tmp_path / "t.parquet", columns=["id", "token_ids"])
+    assert table.num_rows == 150 and table["token_ids"][3].as_py() == [10, 11, 12, 13]
+
+
+def test_equality_sees_every_field():
+    base = record(entropies=np.zeros(3, np.float32), routed_experts=np.zeros((3, 2, 2), np.uint16))
+    assert base == dataclasses.replace(base, token_ids=base.token_ids.copy())
+    for field in dataclasses.fields(base):
+        value = getattr(base, field.name)
+        if isinstance(value, np.ndarray):
+            other = value.copy()
+            other[-1] = 1 - other[-1].astype(int)  # the last token was sampled: any value will do
+        else:
+            other = {str: "x", int: 9, float: 0.5, list: [1], dict: {"a": 1}}.get(type(value))
+            other = Termination.LOOP if field.name == "termination" else other
+        changed = dataclasses.replace(base)
+        object.__setattr__(changed, field.name, other)
+        assert changed != base, field.name
+
+
+@pytest.mark.parametrize("changes, error, message", [
+    ({"turns": np.zeros(2, np.uint16)}, ValueError, "turns has 2 entries for 3 tokens"),
+    ({"token_ids": np.zeros(3)}, TypeError, r"token_ids must be a numpy int32\[T\], got float64"),
+    ({"generated": [True] * 3}, TypeError, r"generated must be a numpy bool\[T\], got list"),
+    ({"logprobs": None}, TypeError, "logprobs must be a numpy float32"),
+    ({"segments": np.full(3, 7, np.uint8)}, ValueError, "segments hold 7"),
+    ({"logprobs": np.ones(3, np.float32)}, ValueError, "logprobs is not 0 at a token"),
+    ({"entropies": np.ones(3, np.float32)}, ValueError, "entropies is not 0 at a token"),
+    ({"routed_experts": np.zeros(3, np.uint16)}, TypeError, r"uint16\[T, L, k\]"),
+    ({"routed_experts": np.zeros((2, 1, 1), np.uint16)}, ValueError, "2 entries for 3 tokens"),
+    ({"termination": "answered"}, TypeError, "termination must be a Termination"),
+])  # fmt: skip
+def test_a_record_that_does_not_fit_together_is_refused(changes, error, message):
+    with pytest.raises(error, match="trajectory t: .*" + message):
+        record(**changes)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"metadata": {"x": object()}}, "metadata cannot be written as JSON"),
+    ({"answer": "\ud800"}, "answer is not valid Unicode"),
+])  # fmt: skip
+def test_what_cannot_be_written_is_named_and_leaves_no_file(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=f"trajectory 't': {message}"):
+        save_trajectories(tmp_path / "t.parquet", [record(**changes)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_damaged_missing_or_foreign_file_is_named(tmp_path):
+    path = tmp_path / "t.parquet"
+    with pytest.raises(FileNotFoundError, match="no trajectory file .*t.parquet"):
+        load_trajectories(path)
+    save_trajectories(path, [record(400)])
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-1], b"", b"text"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="t.parquet is truncated or damaged"):
+            load_trajectories(path)
+    pq.write_table(pa.table({"id": ["t"]}), path)
+    with pytest.raises(ValueError, match="is not a trajectory file: it lacks task_id, "):
+        load_trajectories(path)
+
+
+@contextmanager
+def file_size_limit(size: int):
+    """No file of this process may grow beyond `size` bytes: a full disk, as `write` sees it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 20_000])
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new(limit, tmp_path):
+    path = tmp_path / "t.parquet"
+    save_trajectories(path, [record()])
+    long = record(metadata={"x": [i * 7919 % 10007 for i in range(9000)]})
+    with file_size_limit(limit), pytest.raises(OSError) as caught:
+        save_trajectories(path, [long])
+    assert f"cannot write 1 trajectories to {path}" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [path] and load_trajectories(path) == [record()]
+
+
+def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="cannot write 1 trajectories to .*nowhere"):
+        save_trajectories(tmp_path / "nowhere" / "t.parquet", [record()])
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([record(3), record(1)], pad_id=7)
+    assert batch.input_ids_BT.tolist() == [[10, 11, 12], [10, 7, 7]]
+    assert batch.attention_mask_BT.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch.generated_BT.tolist() == [[False, False, True], [True, False, False]]
+    assert batch.logprobs_BT.tolist() == [[0, 0, -0.5], [-0.5, 0, 0]]
+    assert batch.segments_BT.tolist() == [[4, 4, 4], [4, 6, 6]]
+    assert batch.lengths_B.tolist() == [3, 1]
+    assert (batch.input_ids_BT.dtype, batch.generated_BT.dtype) == (torch.int64, torch.bool)
+
+
+def test_collate_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no trajectories to collate"):
+        collate([], pad_id=0)
