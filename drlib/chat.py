@@ -1,24 +1,20 @@
 """Text and token ids of a conversation: tokenizer, THE chat template, parser, segments.
 
-All stages share one format, the Qwen/Hermes format of Tongyi DeepResearch (report, appendix A)
+All stages share one format, that of Qwen/Hermes and Tongyi DeepResearch (report, appendix A)
 without its blank lines: `<think>..</think><tool_call>{json}</tool_call>` or
-`<think>..</think><answer>..</answer>`; an observation comes back as a user turn that holds a
-`<tool_response>`. Each tag is one special token.
+`<think>..</think><answer>..</answer>`; an observation is a user turn with a `<tool_response>`.
 
-Tokenizer: Unigram with one constant score a piece (the fewest pieces win) and byte fallback, so
-that any text survives encoding and decoding. A space belongs to the word *before* it: a name that
-is followed by punctuation is then the same ids in page, question, query and answer, and a small
-policy can copy it. No normaliser, for the same reason.
+Tokenizer: Unigram with one score for all pieces (the fewest pieces win) and byte fallback, so any
+text survives. A space belongs to the word *before* it and nothing is normalised: a name that is
+followed by punctuation is the same ids wherever it stands, and a small policy can copy it.
 
-Parser: strict and total. It reads JSON before it looks at names (upstream greps the call for
-"python" and so runs searches as code), and everything it refuses is a `FormatError` whose reason
-is short enough to be the next observation.
+Parser: strict and total. JSON is read before names are looked at (upstream greps the call for
+"python" and so runs searches as code); what is refused becomes the next observation.
 
 Injection: text of users and tools must not become tags. `ChatIds` encodes it as plain text. The
-Jinja template cannot (one string holds both), so `apply_chat_template` is for text that you trust.
+Jinja template cannot (one string holds both): use `apply_chat_template` for trusted text only.
 
-Left out: OpenAI's `tool_calls` field (write calls into the content with `render_call`), several
-calls in a turn, and images.
+Left out: OpenAI's `tool_calls` field, several calls in a turn, images.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +43,14 @@ TAGS = (
 )  # fmt: skip
 ROLES = ("system\n", "user\n", "assistant\n")
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
-_TOOLS_HEAD = "You can call one tool a turn:\n<tools>\n"
-_TOOLS_TAIL = (
-    '</tools>\nWrite <tool_call>{"name": "...", "arguments": {...}}</tool_call> to call one, '
-    "<answer>...</answer> to finish."
-)
-
-
-def _literal(text: str) -> str:
-    """`text` as a Jinja string."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
-
-
+# One line of Jinja in pieces: line breaks of the source would end up in the text.
 CHAT_TEMPLATE = "".join([
     "{% if tools %}{{ '<|im_start|>system\\n' }}",
     "{% if messages and messages[0].role == 'system' %}",
     "{{ messages[0].content + '\\n' }}{% endif %}",
-    "{{ ", _literal(_TOOLS_HEAD), " }}{% for tool in tools %}{{ (tool | tojson) + '\\n' }}",
-    "{% endfor %}{{ ", _literal(_TOOLS_TAIL + END), " }}{% endif %}",
+    "You can call one tool a turn:\n<tools>\n{% for tool in tools %}{{ (tool | tojson) + '\\n' }}",
+    '{% endfor %}</tools>\nTo call one, write <tool_call>{"name": "...", "arguments": {...}}',
+    "</tool_call>; to finish, <answer>...</answer>.<|im_end|>{% endif %}",
     "{% for message in messages %}{% if message.content is not string %}",
     "{{ raise_exception('the content of a ' + message.role + ' message is not text; ",
     "write tool calls into it with drlib.chat.render_call') }}",
@@ -92,8 +79,7 @@ def train_tokenizer(
         phrases: scaffolding strings kept whole, one piece each (the longest match wins).
 
     Raises:
-        ValueError: names and phrases do not fit, the texts hold too few pieces, or a phrase is
-            empty, a tag, or looks like a byte piece.
+        ValueError: names and phrases do not fit, the texts hold too few pieces, bad phrase.
     """
     phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
     for phrase in phrases:
@@ -109,7 +95,9 @@ def train_tokenizer(
             f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit into a "
             f"vocabulary of {vocab_size}: raise vocab_size or pass fewer names"
         )
-    subwords = _subwords(sorted({*words} - {*pieces}))  # of words that are not whole
+    lexicon = {*words, *name_words} - {*phrases}
+    # first of words that are no pieces yet; where texts are short, of all
+    subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
     _fill(pieces, subwords, min(len(pieces) + SUBWORDS, vocab_size))
     by_count = sorted(words, key=lambda w: (-words[w], w))
     _fill(pieces, [w for w in by_count if words[w] > 1], vocab_size)
@@ -194,11 +182,11 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `path`, which must have every tag and a chat template.
+    """The tokenizer in the folder `path`.
 
     Raises:
         FileNotFoundError: there is no `tokenizer.json`.
-        ValueError: it is damaged, or lacks tags or the template; the message names them.
+        ValueError: it is damaged, or lacks tags (named) or a chat template.
     """
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
@@ -248,30 +236,18 @@ class FormatError:
 
 
 FORMAT_REASONS = (
-    "no tool call or answer.",
-    "think is not closed.",
-    "tool call is not closed.",
-    "tool call is not valid JSON.",
-    "tool call needs a name and arguments, nothing else.",
-    "name must be a text.",
-    "arguments must be a JSON object.",
-    "code must be closed, not empty, and only for python.",
-    "answer is not closed.",
-    "answer is empty.",
-    "policy wrote a tool response.",
-    "policy wrote a chat marker.",
-    "text is not valid Unicode.",
-)
-(
     _NO_ACTION, _OPEN_THINK, _OPEN_CALL, _NOT_JSON, _NOT_A_CALL, _BAD_NAME, _BAD_ARGUMENTS,
     _BAD_CODE, _OPEN_ANSWER, _EMPTY_ANSWER, _TOOL_RESPONSE, _MARKER, _NOT_UNICODE,
-) = FORMAT_REASONS  # fmt: skip
+) = (
+    "no tool call or answer.", "think is not closed.", "tool call is not closed.",
+    "tool call is not valid JSON.", "tool call needs a name and arguments, nothing else.",
+    "name must be a text.", "arguments must be a JSON object.",
+    "code must be closed, not empty, and only for python.", "answer is not closed.",
+    "answer is empty.", "policy wrote a tool response.", "policy wrote a chat marker.",
+    "text is not valid Unicode.",
+)  # fmt: skip
 _MAX_DEPTH = 32  # of JSON; Python's own limit depends on the caller's stack
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
-
-
-class _Refused(ValueError):
-    """A format error on its way out of the JSON reader."""
 
 
 def parse(text: str) -> ToolCall | Answer | FormatError:
@@ -321,31 +297,29 @@ def _parse_action(tag: str, rest: str) -> ToolCall | Answer | FormatError:
         return FormatError(_OPEN_CALL)
     try:
         return _parse_call(body.strip())
-    except _Refused as refused:
-        return FormatError(str(refused))
     except (ValueError, RecursionError):
         return FormatError(_NOT_JSON)
 
 
-def _parse_call(body: str) -> ToolCall:
+def _parse_call(body: str) -> ToolCall | FormatError:
     call, end = _JSON.raw_decode(body)
     _check_values(call)
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
-        raise _Refused(_NOT_A_CALL)
+        return FormatError(_NOT_A_CALL)
     name, arguments = call["name"], call["arguments"]
     if not isinstance(name, str) or not name.strip():
-        raise _Refused(_BAD_NAME)
+        return FormatError(_BAD_NAME)
     if not isinstance(arguments, dict):
-        raise _Refused(_BAD_ARGUMENTS)
+        return FormatError(_BAD_ARGUMENTS)
     rest = body[end:].strip()
     if rest.startswith("<code>"):  # Tongyi's form: arguments {}, then the program itself
         code = rest.removeprefix("<code>").removesuffix("</code>").strip("\r\n")
         python = name in ("PythonInterpreter", "python") and not arguments
         if not (python and rest.endswith("</code>") and code.strip()):
-            raise _Refused(_BAD_CODE)
+            return FormatError(_BAD_CODE)
         return ToolCall("python", {"code": code})
     if rest:
-        raise _Refused(_NOT_JSON)
+        return FormatError(_NOT_JSON)
     return ToolCall(name, arguments)
 
 
@@ -355,29 +329,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _refuse_constant(word: str):
-    raise ValueError(word)
+_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
-
-
-def _check_values(value: Any) -> None:
-    """Refuse what JSON lets through and a tool would choke on; level by level, no recursion."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        for item in level:
-            if isinstance(item, str):
-                item.encode("utf-8")  # a lone surrogate, written as an escape
-            elif isinstance(item, float) and not math.isfinite(item):
-                raise ValueError("a number beyond float64")
-        level = [
-            part for item in level if isinstance(item, (dict, list))
-            for part in ((*item, *item.values()) if isinstance(item, dict) else item)
-        ]  # fmt: skip
-        if not level:
-            return
-    raise ValueError("nested too deeply")
+def _check_values(value: Any, depth: int = _MAX_DEPTH) -> None:
+    """ValueError for what Python reads as JSON but a tool would choke on."""
+    if isinstance(value, str):
+        value.encode("utf-8")  # fails on a lone surrogate, written as an escape
+    elif isinstance(value, float) and not math.isfinite(value) or depth == 0:
+        raise ValueError("NaN, infinite, or nested too deeply")
+    elif isinstance(value, (dict, list)):
+        for part in chain(value, value.values() if isinstance(value, dict) else ()):
+            _check_values(part, depth - 1)
 
 
 def render_call(name: str, arguments: dict[str, Any]) -> str:
@@ -394,9 +357,7 @@ class ChatIds:
     """Token ids of the parts of a conversation, as rollouts and training put them together.
 
     What users and tools say is encoded as plain text, so a tag inside it stays characters. For
-    text without tags the ids are those of `apply_chat_template`. Lone surrogates, which no UTF-8
-    text can hold, become "?".
-
+    text without tags the ids are those of `apply_chat_template`. Lone surrogates become "?".
     Attributes: `tokenizer`; `end_id` (closes a turn); `assistant_start` (the generation prompt).
     """
 
@@ -431,9 +392,8 @@ class ChatIds:
 
     def tool_turn(self, observation: str) -> list[int]:
         """An observation as a user turn, up to where the next assistant turn is sampled."""
-        response = [
-            self._ids["<tool_response>"], *self.plain(observation), self._ids["</tool_response>"],
-        ]  # fmt: skip
+        tags = self._ids["<tool_response>"], self._ids["</tool_response>"]
+        response = [tags[0], *self.plain(observation), tags[1]]
         return self._turn("user\n", response) + self.assistant_start
 
     def user_turn(self, text: str) -> list[int]:

@@ -117,7 +117,7 @@ def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
     assert max(map(len, text.splitlines())) <= 80
     rl = [line for line in text.splitlines() if line.startswith("after RL ")]
     assert len(rl) == 3 and re.match(r"after RL +87.5 \[.+\] +75.0 \[.+\] +100.0 \[.+\] +4$", rl[0])
-    assert re.search(r"the demonstrator +40.0 \[27.6, 53.8\] +50$", text, re.M)
+    assert re.search(r"demonstrator +40.0 \[27.6, 53.8\] +50$", text, re.M)
     assert "pass@8" in text and text.count("untrained") == 3
 
 

@@ -348,8 +348,7 @@ def call(body):
     (call('{"name": "a", "arguments": {"x": ' + "1" * 5000 + "}}"), "tool call is not valid JSON."),
     (call('{"name": "a", "arguments": {"x": "\\ud800"}}'), "tool call is not valid JSON."),
     (call('{"name": "a", "arguments": {"\\ud800": 1}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": ' + "[" * 40 + "]" * 40 + "}}"),
-     "tool call is not valid JSON."),
+    (call("[" * 40 + "]" * 40), "tool call is not valid JSON."),
     (call("[" * 100_000), "tool call is not valid JSON."),
     (call('["search", {}]'), "tool call needs a name and arguments, nothing else."),
     (call('{"name": "search"}'), "tool call needs a name and arguments, nothing else."),
@@ -390,6 +389,7 @@ def test_the_parser_is_total(text):
                                          max_size=10).map(b"".join))  # fmt: skip
 def test_the_parser_is_total_on_bytes(data):
     check_total(parse_bytes(data))
+    assert parse_bytes(b"\xff" + data) == FormatError("text is not valid Unicode.")
 
 
 def check_total(action):
@@ -400,10 +400,6 @@ def check_total(action):
     else:
         assert isinstance(action, ToolCall) and action.name.strip()
         json.dumps(action.arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")
-
-
-def test_bytes_that_are_not_utf8_are_a_format_error():
-    assert parse_bytes(b"<answer>\xff</answer>") == FormatError("text is not valid Unicode.")
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(

@@ -1,4 +1,4 @@
-"""The pool: results, independence of calls, threads, event loops, deaths and what is left behind."""
+"""The pool: results, independence of calls, threads, event loops, deaths, what is left behind."""
 
 import asyncio
 import os

@@ -153,6 +153,10 @@ def percent(interval: Interval, sign: str = "") -> str:
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
+SHORT = {
+    "closed_book": "RL, closed book", "sft_continued": "SFT continued", "cpt": "pre-trained",
+    "demonstrator": "demonstrator", "rl_random_reward": "random reward",
+}  # fmt: skip
 # a block of the table: title, kind, number of look-ups (None: all)
 BLOCKS = (
     ("python questions", "python", None), ("search questions", "search", None),
@@ -167,15 +171,15 @@ def table(results: Results) -> str:
     lines = [f"held-out answers, % right [95% interval], {len(results.seeds)} seed(s);",
              f"n questions: n greedy, {k} n sampled"]  # fmt: skip
     for title, kind, hops in BLOCKS:
-        lines += ["", f"{title:<80}".rstrip()]
-        lines.append(f"{'':<22}{'sampled':<18}{'greedy':<18}{best:<18}n".rstrip())
+        lines += ["", title]
+        lines.append(f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n".rstrip())
         for stage in results.stages:
             cells = [_cell(results, stage, kind, d, hops) for d in decodings]
             if any(cells):
                 n = results.count(stage, kind, "greedy", hops)[1]
                 n = n or results.count(stage, kind, "sample", hops)[1]
-                name = TITLES[stage].replace(" (RL's compute)", "")
-                lines.append(f"{name:<22}" + "".join(f"{c:<18}" for c in cells) + f"{n}")
+                name = SHORT.get(stage, TITLES[stage])
+                lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
     lines += ["", "The demonstrator was asked its own easy training questions."]
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
 """policy: the Mixture-of-Experts policy and what generates from it.
 
 `moe` builds, initialises, saves and loads the model; `decoder` is its forward pass over a
-key-value cache; `engine` schedules many requests over that cache.
+key-value cache; `sampling` draws a token; `engine` schedules many requests over that cache.
 """

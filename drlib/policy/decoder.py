@@ -1,4 +1,4 @@
-"""Forward pass of a Qwen3-MoE policy over a key-value cache, and the sampling of one token a row.
+"""Forward pass of a Qwen3-MoE policy over a key-value cache.
 
 This is the arithmetic half of the local engine; `engine` holds the scheduling half. It re-reads
 the Hugging Face weights into fused copies: query, key and value in one matrix, RMSNorm gains
@@ -18,7 +18,6 @@ import torch.nn.functional as F
 
 _ROW_BLOCK = 32  # rows whose attention shares one length
 _DENSE_ROWS = 32  # up to here all experts at once beat sorting tokens by expert (measured)
-_CDF_BLOCK = 64
 
 
 class Decoder:
@@ -55,7 +54,7 @@ class Decoder:
         """Re-read the weights of `model` (same shape as at construction)."""
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_experts"):
             if getattr(model.config, name) != getattr(self.config, name):
-                raise ValueError(f"update_weights: the new model differs in {name}; build an engine")
+                raise ValueError(f"the new model differs in {name}: build a new engine for it")
         self.embedding = model.model.embed_tokens.weight.detach().float().clone()
         self.head = model.lm_head.weight.detach().float() * model.model.norm.weight.float()
         self.layers = [self._fuse(layer) for layer in model.model.layers]
@@ -243,56 +242,3 @@ class _ChunkPlan:
         chunk = torch.arange(len(self.rows), device=self.rows.device)
         self.visible = self.visible[chunk, :, last][:, :, None]
         self.chunk_T, self.offset_T, self.width = chunk, torch.zeros_like(chunk), 1
-
-
-def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
-    """One token a row by inverse CDF: (ids [N], log-probs [N], entropies [N]).
-
-    `uniforms_N` are float64 in [0, 1). Log-prob and entropy (nats) are those of the distribution
-    that was sampled, after temperature and top-p; at temperature 0 (argmax) they are those of the
-    temperature-1 distribution, since the greedy one has neither.
-    """
-    if temperature == 0:
-        logp = torch.log_softmax(logits_NV, -1)
-        ids = logits_NV.argmax(-1)
-        return ids, logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    if temperature != 1:
-        logits_NV = logits_NV / temperature
-    probs = torch.softmax(logits_NV, -1)
-    if top_p < 1:
-        probs = _nucleus(probs, top_p)
-        ids = _inverse_cdf(probs, uniforms_N)
-        logp = probs.gather(1, ids[:, None])[:, 0].log()
-        return ids, logp, -torch.xlogy(probs, probs).sum(-1)
-    ids = _inverse_cdf(probs, uniforms_N)
-    logp = probs.gather(1, ids[:, None])[:, 0].log()
-    # H = log Z - E[logit]: cheaper than a second pass through the logarithm of every token.
-    log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
-    return ids, logp, log_z - (probs * logits_NV).sum(-1)
-
-
-def _nucleus(probs_NV, top_p: float):
-    """Probabilities cut to the smallest set that holds at least `top_p`, renormalised."""
-    ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
-    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-    kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def _inverse_cdf(probs_NV, uniforms_N):
-    """First id whose cumulated probability exceeds the uniform; two levels, to scan V once."""
-    n, v = probs_NV.shape
-    if v % _CDF_BLOCK:
-        probs_NV = F.pad(probs_NV, (0, _CDF_BLOCK - v % _CDF_BLOCK))
-    blocked = probs_NV.view(n, -1, _CDF_BLOCK)
-    cumulated = blocked.sum(-1).double().cumsum(-1)
-    target = (uniforms_N * cumulated[:, -1])[:, None]
-    block = torch.searchsorted(cumulated, target, right=True).clamp_(max=blocked.shape[1] - 1)
-    before = torch.where(block > 0, cumulated.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocked[torch.arange(n, device=probs_NV.device), block[:, 0]]
-    within = torch.searchsorted(inside.double().cumsum(-1), target - before, right=True)
-    within.clamp_(max=_CDF_BLOCK - 1)
-    # Rounding at a block's end may point at a token of probability zero; take the block's top.
-    dead = inside.gather(1, within) == 0
-    within = torch.where(dead, inside.argmax(-1, keepdim=True), within)
-    return (block * _CDF_BLOCK + within)[:, 0]

@@ -24,39 +24,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from drlib.policy.decoder import Decoder, sample
+from drlib.policy.decoder import Decoder
+from drlib.policy.sampling import SamplingParams, sample
 
 _PREFILL_TOKENS = 4096  # at most so many tokens in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are drawn. `temperature=0` is greedy; `max_tokens` is a limit per turn.
-
-    A turn ends at one of `stop_ids` or when its last tokens equal one of `stop_sequences`; the
-    stop token or sequence is kept in the completion.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 72
-    stop_ids: tuple[int, ...] = ()
-    stop_sequences: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
-
-    def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
-        if any(len(sequence) == 0 for sequence in self.stop_sequences):
-            raise ValueError("a stop sequence must hold at least one id")
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from drlib.sandbox.pool import LEVELS, probe
+from drlib.sandbox.probing import LEVELS, probe
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,9 +14,6 @@ Left out: HTTP and Ray front ends, held sessions, the level "strong" (namespaces
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
-import importlib.util
 import json
 import os
 import queue
@@ -24,7 +21,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -36,116 +32,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drlib.sandbox import layers
-
-LEVELS = ("none", "weak", "standard", "strong")
-PRELOAD = ("numpy", "sympy")
-# Run once in each template: what these import lazily would otherwise be imported in every call.
-WARM_UP = """
-import collections, datetime, decimal, fractions, itertools, json, math, re, statistics, string
-import numpy.linalg, numpy.random, sympy
-x = sympy.Symbol("x")
-sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
-sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)
-sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(numpy.eye(2))
-"""
-START_SECONDS = 180.0  # importing sympy on a busy machine
-MAX_REQUEST_CHARS = 16_000_000
-_HERE = Path(__file__).parent
-_REMEDY = (
-    "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
-    "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
-    "`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level=\"weak\") runs code "
-    "behind resource limits alone: it can then read your files and use your network."
+from drlib.sandbox.probing import (
+    LEVELS,
+    PRELOAD,
+    REMEDY,
+    START_SECONDS,
+    WARM_UP,
+    Probe,
+    SandboxUnavailable,
+    environment,
+    package_roots,
+    probe,
+    python,
+    scratch,
 )
 
-
-class SandboxUnavailable(RuntimeError):
-    """This machine cannot isolate code as asked for; the text says which layer and the remedy."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What the trial of one layer found."""
-
-    name: str
-    ok: bool
-    detail: str
-
-
-@dataclass(frozen=True)
-class Probe:
-    """The layers of this machine; `drop` is how root's powers are lost (see trials.py)."""
-
-    layers: tuple[Layer, ...]
-    drop: str
-
-    @property
-    def working(self) -> tuple[str, ...]:
-        """Names of the layers that hold."""
-        return tuple(layer.name for layer in self.layers if layer.ok)
-
-    @property
-    def level(self) -> str:
-        """"standard" (every layer), "weak" (limits and a process of its own) or "none"."""
-        if "limits" not in self.working:
-            return "none"
-        return "standard" if all(layer.ok for layer in self.layers) else "weak"
-
-    def table(self) -> str:
-        """The result as text, a line a layer."""
-        lines = [f"isolation: {self.level}"]
-        for layer in self.layers:
-            lines.append(f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}")
-        return "\n".join(lines)
-
-
-@functools.lru_cache(maxsize=1)
-def probe() -> Probe:
-    """Try every layer in a process of its own (about 0.1 s, once a process)."""
-    if os.name != "posix":
-        return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
-    command = [*_python(), str(_HERE / "trials.py"), json.dumps([_package_roots(), _scratch()])]
-    done = subprocess.run(
-        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=START_SECONDS, check=False,
-    )
-    if done.returncode:
-        raise SandboxUnavailable(f"The probe itself failed:\n{done.stderr[-2000:]}\n{_REMEDY}")
-    found = json.loads(done.stdout)
-    return Probe(tuple(Layer(n, *row) for n, row in found["layers"].items()), found["drop"])
-
-
-def _python() -> list[str]:
-    # Not -I, which would ignore PYTHONHASHSEED and so let the order of printed sets differ between
-    # runs. With an environment of our own making -P -s -S isolate as well; -S also keeps .pth
-    # files, and with them an editable install of this library, out of the template.
-    return [sys.executable, "-P", "-s", "-S", "-B"]
-
-
-def _environment() -> dict[str, str]:
-    """All that the template inherits: no secret, no proxy, one thread for the numeric libraries."""
-    kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if k in os.environ}
-    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
-            **threads, **kept}
-
-
-def _scratch() -> str:
-    """Where work folders are made: in memory where that is possible (hostile trees are then quick
-    to remove), else the folder for temporary files."""
-    shared = "/dev/shm"
-    return shared if os.access(shared, os.W_OK | os.X_OK) else tempfile.gettempdir()
-
-
-def _package_roots() -> list[str]:
-    """The folders that hold the preloaded packages."""
-    roots = []
-    for name in PRELOAD:
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.origin:
-            raise SandboxUnavailable(f"The sandbox preloads {name}: pip install {name}.")
-        roots.append(str(Path(spec.origin).resolve().parent.parent))
-    return list(dict.fromkeys(roots))
+MAX_REQUEST_CHARS = 16_000_000
+_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -227,15 +130,15 @@ class _Template:
     """The parent's side of one template process."""
 
     def __init__(self, config: dict) -> None:
-        self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=_scratch())
+        self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=scratch())
         self._errors = tempfile.TemporaryFile()
         self._channel, theirs = socket.socketpair()
         self._timeout = config["timeout_s"]
         config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
         with theirs:
             self.process = subprocess.Popen(
-                [*_python(), str(_HERE / "zygote.py"), json.dumps(config)],
-                env=_environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
+                [*python(), str(_HERE / "zygote.py"), json.dumps(config)],
+                env=environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is for the caller, which then closes us
             )
@@ -429,7 +332,7 @@ class Sandbox:
         if LEVELS.index(found.level) < LEVELS.index(min_level):
             raise SandboxUnavailable(
                 f"Isolation here is {found.level!r}, asked for is {min_level!r}.\n"
-                f"{found.table()}\n{_REMEDY}"
+                f"{found.table()}\n{REMEDY}"
             )
         self.isolation = found.level
         if self.isolation == "weak" and not _warned_weak.is_set():
@@ -438,7 +341,7 @@ class Sandbox:
                           "use the network. Do not run a policy you do not trust.", stacklevel=2)
         config = {
             "timeout_s": timeout_s, "memory_mb": memory_mb, "output_chars": output_chars,
-            "layers": found.working, "drop": found.drop, "roots": _package_roots(),
+            "layers": found.working, "drop": found.drop, "roots": package_roots(),
             "preload": PRELOAD, "warm_up": WARM_UP,
         }
         self._pid = os.getpid()

@@ -1,6 +1,6 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`pool.probe` runs this file by its path in a clean process, as it does with `zygote.py`; the result
+`probing.probe` runs this file by its path in a clean process, as it does with `zygote.py`; the result
 goes to stdout as JSON, {layer: [ok, detail]}. A kernel that has a call is no proof that a container
 lets it through or that it forbids anything, so nothing is concluded from versions alone.
 """
@@ -166,7 +166,7 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, list]:
 
 
 def main() -> None:
-    """Print {"drop": mode, "layers": {name: [ok, detail]}}; `argv[1]`: JSON, `try_drop`'s arguments."""
+    """Print {"drop": mode, "layers": {name: [ok, detail]}}; argv: `try_drop`'s."""
     mode, detail = try_drop(*json.loads(sys.argv[1]))
     results = {
         "limits": in_child(try_limits),

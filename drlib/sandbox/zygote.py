@@ -214,6 +214,8 @@ class Template:
         began = time.monotonic()
         if message == b"1":
             cause, status, usage = self._watch(began + self.config["timeout_s"])
+        elif message:  # it has told why and is leaving
+            cause, (_, status, usage) = "setup_failed", os.wait4(self.child, 0)
         else:
             cause, (status, usage) = "setup_failed", self._kill()
         duration = time.monotonic() - began

@@ -1,0 +1,128 @@
+"""What this machine can isolate, and how the sandbox's own Python processes are started.
+
+`probe()` believes no version number: `trials.py` uses each layer in a process of its own. The level
+"standard" needs every layer; "weak" is resource limits and a process of its own; "strong"
+(namespaces on top) is named but not offered yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+LEVELS = ("none", "weak", "standard", "strong")
+PRELOAD = ("numpy", "sympy")
+# Run once in each template: what these import lazily would otherwise be imported in every call.
+WARM_UP = """
+import collections, datetime, decimal, fractions, itertools, json, math, re, statistics, string
+import numpy.linalg, numpy.random, sympy
+x = sympy.Symbol("x")
+sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
+sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)
+sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(numpy.eye(2))
+"""
+START_SECONDS = 180.0  # importing sympy on a busy machine
+_HERE = Path(__file__).parent
+REMEDY = (
+    "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
+    "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
+    "`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level=\"weak\") runs code "
+    "behind resource limits alone: it can then read your files and use your network."
+)
+
+
+class SandboxUnavailable(RuntimeError):
+    """This machine cannot isolate code as asked for; the text says which layer and the remedy."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the trial of one layer found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The layers of this machine; `drop` is how root's powers are lost (see trials.py)."""
+
+    layers: tuple[Layer, ...]
+    drop: str
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """Names of the layers that hold."""
+        return tuple(layer.name for layer in self.layers if layer.ok)
+
+    @property
+    def level(self) -> str:
+        """"standard" (every layer), "weak" (limits and a process of its own) or "none"."""
+        if "limits" not in self.working:
+            return "none"
+        return "standard" if all(layer.ok for layer in self.layers) else "weak"
+
+    def table(self) -> str:
+        """The result as text, a line a layer."""
+        lines = [f"isolation: {self.level}"]
+        for layer in self.layers:
+            lines.append(f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}")
+        return "\n".join(lines)
+
+
+@functools.lru_cache(maxsize=1)
+def probe() -> Probe:
+    """Try every layer in a process of its own (about 0.1 s, once a process)."""
+    if os.name != "posix":
+        return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
+    command = [*python(), str(_HERE / "trials.py"), json.dumps([package_roots(), scratch()])]
+    done = subprocess.run(
+        command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=START_SECONDS, check=False,
+    )
+    if done.returncode:
+        raise SandboxUnavailable(f"The probe itself failed:\n{done.stderr[-2000:]}\n{REMEDY}")
+    found = json.loads(done.stdout)
+    return Probe(tuple(Layer(n, *row) for n, row in found["layers"].items()), found["drop"])
+
+
+def python() -> list[str]:
+    """The command that starts our Python without anything of the caller's set-up."""
+    # Not -I, which would ignore PYTHONHASHSEED and so let the order of printed sets differ between
+    # runs. With an environment of our own making -P -s -S isolate as well; -S also keeps .pth
+    # files, and with them an editable install of this library, out of the template.
+    return [sys.executable, "-P", "-s", "-S", "-B"]
+
+
+def environment() -> dict[str, str]:
+    """All that the template inherits: no secret, no proxy, one thread for the numeric libraries."""
+    kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if k in os.environ}
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
+            **threads, **kept}
+
+
+def scratch() -> str:
+    """Where work folders are made: in memory where that is possible (hostile trees are then quick
+    to remove), else the folder for temporary files."""
+    shared = "/dev/shm"
+    return shared if os.access(shared, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def package_roots() -> list[str]:
+    """The folders that hold the preloaded packages."""
+    roots = []
+    for name in PRELOAD:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.origin:
+            raise SandboxUnavailable(f"The sandbox preloads {name}: pip install {name}.")
+        roots.append(str(Path(spec.origin).resolve().parent.parent))
+    return list(dict.fromkeys(roots))
