@@ -65,7 +65,7 @@ test: $(STAMP)
 
 reference: $(STAMP)
 	@$(ALONE) echo "== the reference run: three seeds of the whole line, controls included (hours)"; \
-	exec $(PY) -m drlib.training.reference
+	exec $(PY) -m drlib.lab reference
 
 clean:
 	@echo "== removing .venv, runs and caches"; \

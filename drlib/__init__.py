@@ -39,7 +39,7 @@ ask
     One question from the terminal.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
-    drlib.lab run|refresh|check`.
+    drlib.lab run|refresh|check|reference|table`.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

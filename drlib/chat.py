@@ -22,8 +22,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -43,6 +43,7 @@ TAGS = (
 )  # fmt: skip
 ROLES = ("system\n", "user\n", "assistant\n")
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
+_REMEDY = "make one with drlib.chat.train_tokenizer(...).save_pretrained(folder)"
 # One line of Jinja in pieces: line breaks of the source would end up in the text.
 CHAT_TEMPLATE = "".join([
     "{% if tools %}{{ '<|im_start|>system\\n' }}",
@@ -78,8 +79,7 @@ def train_tokenizer(
         names: each word of each name becomes one piece, in the form it has inside the name.
         phrases: scaffolding strings kept whole, one piece each (the longest match wins).
 
-    Raises:
-        ValueError: names and phrases do not fit, the texts hold too few pieces, bad phrase.
+    ValueError when names and phrases do not fit, texts hold too few pieces, or a phrase is bad.
     """
     phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
     for phrase in phrases:
@@ -100,9 +100,9 @@ def train_tokenizer(
     subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
     _fill(pieces, subwords, min(len(pieces) + SUBWORDS, vocab_size))
     by_count = sorted(words, key=lambda w: (-words[w], w))
-    _fill(pieces, [w for w in by_count if words[w] > 1], vocab_size)
-    _fill(pieces, subwords, vocab_size)  # a word seen once says less than a further merge
-    _fill(pieces, by_count, vocab_size)
+    _fill(pieces, (w for w in by_count if words[w] > 1), vocab_size)
+    _fill(pieces, subwords, vocab_size)  # a word seen once says less than a part of many
+    _fill(pieces, iter(by_count), vocab_size)
     if len(pieces) < vocab_size:
         raise ValueError(
             f"the texts give only {len(pieces)} pieces for a vocabulary of {vocab_size}: "
@@ -122,50 +122,23 @@ def _split(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     return [word for word, _ in splitter.pre_tokenize_str(text)]
 
 
-def _fill(pieces: dict[str, None], candidates: Iterable[str], size: int) -> None:
-    """Add candidates in order until there are `size` pieces; takes no more than it adds."""
-    if len(pieces) < size:
-        for piece in candidates:
-            pieces[piece] = None
-            if len(pieces) == size:
-                return
+def _fill(pieces: dict[str, None], candidates: Iterator[str], size: int) -> None:
+    """Take candidates in order until there are `size` pieces."""
+    while len(pieces) < size and (piece := next(candidates, None)):
+        pieces[piece] = None
 
 
-def _subwords(words: Sequence[str]):
-    """Pieces of words, the most useful first: characters, then byte-pair merges.
+def _subwords(words: Sequence[str]) -> Iterator[str]:
+    """Pieces of words, the most useful first: characters, then strings of two and three.
 
-    Each different word counts once: frequent words become whole pieces anyway. Own merges rather
-    than the library's trainers, whose ties depend on the order of a hash map.
+    Each different word counts once: frequent words become whole pieces anyway. Not the library's
+    trainers: their ties depend on the order of a hash map, and merges gave no shorter texts here.
     """
     yield from ("\n", *map(chr, range(32, 127)))
     letters = Counter(c for word in words for c in set(word))
     yield from sorted((c for c in letters if letters[c] > 2), key=lambda c: (-letters[c], c))[:40]
-    parts = [list(word) for word in words]
-    count: Counter[tuple[str, str]] = Counter()
-    where: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for i, word in enumerate(parts):
-        for pair in zip(word, word[1:]):
-            count[pair] += 1
-            where[pair].add(i)
-    while count and max(count.values()) > 1:
-        best = min(count, key=lambda pair: (-count[pair], pair))
-        yield best[0] + best[1]
-        for i in sorted(where.pop(best)):
-            count.subtract(zip(parts[i], parts[i][1:]))
-            parts[i] = _merged(parts[i], best)
-            for pair in zip(parts[i], parts[i][1:]):
-                count[pair] += 1
-                where[pair].add(i)
-        del count[best]
-
-
-def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    out, i = [], 0
-    while i < len(parts):
-        step = 2 if tuple(parts[i : i + 2]) == pair else 1
-        out.append("".join(parts[i : i + step]))
-        i += step
-    return out
+    count = Counter(w[i : i + n] for w in words for n in (2, 3) for i in range(len(w) - n + 1))
+    yield from sorted((p for p in count if count[p] > 1), key=lambda p: (-count[p], p))
 
 
 def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
@@ -184,9 +157,8 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer in the folder `path`.
 
-    Raises:
-        FileNotFoundError: there is no `tokenizer.json`.
-        ValueError: it is damaged, or lacks tags (named) or a chat template.
+    FileNotFoundError without a `tokenizer.json`; ValueError when it is damaged, lacks tags (the
+    message names them) or has no chat template.
     """
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
@@ -200,9 +172,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer at {path} has no chat template; {_REMEDY}")
     return tokenizer
-
-
-_REMEDY = "make one with drlib.chat.train_tokenizer(...).save_pretrained(folder)"
 
 
 def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
@@ -246,7 +215,6 @@ FORMAT_REASONS = (
     "answer is empty.", "policy wrote a tool response.", "policy wrote a chat marker.",
     "text is not valid Unicode.",
 )  # fmt: skip
-_MAX_DEPTH = 32  # of JSON; Python's own limit depends on the caller's stack
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
 
 
@@ -332,8 +300,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def _check_values(value: Any, depth: int = _MAX_DEPTH) -> None:
+def _check_values(value: Any, depth: int = 32) -> None:
     """ValueError for what Python reads as JSON but a tool would choke on."""
+    # a depth of our own: where Python's recursion ends depends on the caller's stack
     if isinstance(value, str):
         value.encode("utf-8")  # fails on a lone surrogate, written as an escape
     elif isinstance(value, float) and not math.isfinite(value) or depth == 0:
@@ -392,22 +361,18 @@ class ChatIds:
 
     def tool_turn(self, observation: str) -> list[int]:
         """An observation as a user turn, up to where the next assistant turn is sampled."""
-        tags = self._ids["<tool_response>"], self._ids["</tool_response>"]
-        response = [tags[0], *self.plain(observation), tags[1]]
-        return self._turn("user\n", response) + self.assistant_start
+        opens, closes = self._ids["<tool_response>"], self._ids["</tool_response>"]
+        return self.user_turn("", [opens, *self.plain(observation), closes])
 
-    def user_turn(self, text: str) -> list[int]:
-        """What a user says later on, up to where the next assistant turn is sampled."""
-        return self._turn("user\n" + text) + self.assistant_start
-
-    def _turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
-        return [self._ids[START], *self.plain(text), *more, self.end_id]
+    def user_turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
+        """What a user says (`more`: ids after it), up to where the next turn is sampled."""
+        said = [*self.plain("user\n" + text), *more, self.end_id]
+        return [self._ids[START], *said, *self.assistant_start]
 
     def decode_turn(self, ids: Iterable[int]) -> str:
         """The text of a sampled turn, tags included, without the token that closed it."""
         ids = [int(i) for i in ids]
-        if ids and ids[-1] == self.end_id:
-            ids.pop()
+        ids = ids[:-1] if ids[-1:] == [self.end_id] else ids
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 

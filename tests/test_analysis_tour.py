@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from drlib.analysis import rendering, tour, widgets
+from drlib.analysis import rendering, tour, tour_plots, widgets
 from drlib.evals.evaluate import Outcome, rows_of
 from drlib.evals.metrics import wilson_interval
 from drlib.evals.results import Results
@@ -123,9 +123,9 @@ def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
 
 def test_smoothing_looks_back_only_and_skips_what_is_missing():
     rows = [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "a": 4.0}]
-    steps, values = tour.smoothed(rows, "a", width=2)
+    steps, values = tour_plots.smoothed(rows, "a", width=2)
     assert steps.tolist() == [1, 2, 3] and values.tolist() == [1.0, 1.0, 4.0]
-    assert np.isnan(tour.smoothed(rows, "b")[1]).all()
+    assert np.isnan(tour_plots.smoothed(rows, "b")[1]).all()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ def labels(fig):
 
 
 def test_the_learning_figure_shows_runs_control_and_levels(run):
-    fig = tour.learning(run)
-    assert {"RL, 2 seed(s), in training", "RL, random reward (control)", "after SFT, held-out",
+    fig = tour_plots.learning(run)
+    assert {"RL in training, 2 seeds", "RL, random reward (control)", "after SFT, held-out",
             "after RL, held-out", "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
-    blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL, 2 seed(s), in training"]
+    blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL in training, 2 seeds"]
     assert blue[0].get_ydata() == pytest.approx(np.full(12, 50.0))
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
 
@@ -151,19 +151,21 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     mine = tour.TourRun(
         Results("c", "laptop", rows, outcomes), {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]}
     )
-    fig = tour.learning(mine, behind=run)
+    fig = tour_plots.learning(mine, behind=run)
     assert {"RL, reference run", "RL, random reward (control)",
             "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
     pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
-    assert to_hex(pale[0].get_color()) == to_hex(tour.BEHIND)
-    assert tour.pretraining(mine, run).axes[0].get_legend() is not None
-    assert len(tour.rl_closely(mine, run).axes) == 6
+    assert to_hex(pale[0].get_color()) == to_hex(tour_plots.BEHIND)
+    assert tour_plots.pretraining(mine, run).axes[0].get_legend() is not None
+    assert len(tour_plots.rl_closely(mine, run).axes) == 6
+    rules = {"keep": run.curves["rl"][0], "exclude": run.curves["rl"][1]}
+    assert labels(tour_plots.overlong(rules)) == {"keep them", "exclude them"}
 
 
 def test_pictures_of_what_was_not_run_are_refused(run):
     with pytest.raises(ValueError, match="no trajectories rl/greedy"):
         run.trajectories("rl")
-    assert tour.copying({"a": [3.0, 1.0], "b": [7.0, 7.0]}, 7.3).axes[0].get_ylim()[0] == 0
+    assert tour_plots.copying({"a": [3.0, 1.0], "b": [7.0, 7.0]}, 7.3).axes[0].get_ylim()[0] == 0
 
 
 def test_a_run_is_read_back_from_its_files(run, results, tmp_path):

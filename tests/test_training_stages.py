@@ -58,7 +58,7 @@ def environment():
 def run(name, settings, runs, processes=1, **more):
     return subprocess.run(
         command(name, settings, runs, processes), env=environment(), capture_output=True,
-        text=True, timeout=300, **more,
+        text=True, timeout=600, **more,
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def link_inputs(runs, target, settings, *names):
         path.symlink_to(stages.folder(name, settings, runs))
 
 
-def wait_for_step(path, step, seconds=120):
+def wait_for_step(path, step, seconds=300):
     deadline = time.time() + seconds
     while time.time() < deadline:
         if path.exists() and len(path.read_text().splitlines()) >= step:
@@ -147,7 +147,7 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
     )  # fmt: skip
     wait_for_step(partial / "metrics.jsonl", 2)
     os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(timeout=60) != 0
+    assert child.wait(timeout=300) != 0
     left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True)
     assert left.stdout == ""
     state = torch.load(partial / "checkpoint.pt", weights_only=True)

@@ -94,7 +94,9 @@ class _Rollout:
         self.termination = Termination.LENGTH
 
     def respond(self, done: Completion) -> list[int] | Future | None:
-        """What the environment says after a turn: token ids, a future of them, or None (the end)."""
+        """What the environment says after a turn: ids, a future of ids, or None (the end)."""
+        if done.finish_reason == "context" and not done.token_ids:
+            return None  # the observation did not fit and was not fed: it is not part of the record
         self.parts.append((done.token_ids, done))
         text = self.agent.chat.decode_turn(done.token_ids)
         self.messages.append({"role": "assistant", "content": text})

@@ -48,7 +48,7 @@ def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command:
         for name in names:
             path = stages.folder(f"evaluate_{name}", config, runs)
             if not RunFolder.complete(path):
-                raise ValueError(f"stage 'evaluate_{name}' of seed {config.seed} is missing: {path}")
+                raise ValueError(f"evaluate_{name} of seed {config.seed} is missing: {path}")
             outcomes[name, config.seed] = read_outcomes(path)
             rows += rows_of(outcomes[name, config.seed], name, config.seed)
     return Results(command, configs[0].profile, rows, outcomes)

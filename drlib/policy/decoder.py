@@ -109,7 +109,7 @@ class Decoder:
         return self._logits(x)
 
     def prefill(self, rows: list[int], starts: list[int], chunks: list) -> torch.Tensor:
-        """Feed each chunk (numpy ids) into its row from position `start` on; logits [M, V] after the last.
+        """Feed each chunk (numpy ids) into its row from `start` on; logits [M, V] after its end.
 
         Linear layers see the tokens of all chunks end to end, with no padding; attention alone is
         padded to the longest chunk. The last layer goes on with the last token of a chunk only.

@@ -10,7 +10,7 @@ and indexed by the number of tokens the request has sampled, so a sample does no
 composition, number of slots, order or process (up to float rounding of the logits).
 
 Left out: paged caches, preemption, speculative decoding, sharing of prefixes between different
-prompts (equal prompts, the GRPO case, are fed once and copied). For large models: `policy.vllm`.
+prompts (equal prompts, the GRPO case, are fed once and copied). For large models there is vLLM.
 """
 
 from __future__ import annotations

@@ -194,6 +194,8 @@ class _Template:
         self._errors.close()
         try:
             layers.wipe(self._folder)
+        except FileNotFoundError:  # as usual: the template has removed it itself
+            return
         except OSError:  # a child of a killed template may still be dying in there
             time.sleep(0.05)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`probing.probe` runs this file by its path in a clean process, as it does with `zygote.py`; the result
-goes to stdout as JSON, {layer: [ok, detail]}. A kernel that has a call is no proof that a container
+`probing.probe` runs this file by its path in a clean process, as `pool` runs `zygote.py`; the
+result goes to stdout as JSON. A kernel that has a call is no proof that a container
 lets it through or that it forbids anything, so nothing is concluded from versions alone.
 """
 

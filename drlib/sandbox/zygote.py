@@ -124,7 +124,8 @@ class Template:
     def __init__(self, config: dict) -> None:
         self.config, self.pid, self.child = config, os.getpid(), 0
         self.channel = socket.socket(fileno=config["fd"])
-        self.work = os.path.join(os.getcwd(), "work")
+        self.folder = os.getcwd()
+        self.work = os.path.join(self.folder, "work")
         self.ruleset, self.filter = -1, None
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         os.environ.update(HOME=self.work, TMPDIR=self.work)
@@ -186,7 +187,8 @@ class Template:
             if os.getpid() == self.pid:
                 if self.child:
                     self._kill()
-                layers.wipe(os.getcwd())
+                layers.wipe(self.folder)
+                os.rmdir(self.folder)  # a caller that was killed cannot do it
 
     def call(self, request: dict) -> dict:
         """Fork a child for one request and describe how it ended."""

@@ -105,7 +105,8 @@ class ActionData:
             for _ in range(rng.randint(3, 12))
         ]  # fmt: skip
         text = "; ".join(names) + "."
-        return join([(self._text(f"{text}\n"), False), (self._text(text) + [self.chat.end_id], True)])
+        again = self._text(text) + [self.chat.end_id]
+        return join([(self._text(f"{text}\n"), False), (again, True)])
 
     def _read(self, rng: random.Random) -> Sample:
         world, _ = self._world

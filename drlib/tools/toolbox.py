@@ -60,6 +60,7 @@ SCHEMAS = (
 )
 NO_RESULTS = "No results."
 SEPARATOR = "\n=======\n"
+USEFUL = "The useful information in {url} for user goal {goal} as follows:\n"
 CACHE_ENTRIES = 20_000
 
 
@@ -164,7 +165,7 @@ class Toolbox:
                 if self.closed_book:
                     raise KeyError(url)
                 text = world.page(url).text
-                parts.append(f"The useful information in {url} for user goal {goal} as follows:\n{text}")
+                parts.append(USEFUL.format(url=url, goal=goal) + text)
             except KeyError:
                 missing += 1
                 parts.append(f"Error: {url} could not be accessed.")

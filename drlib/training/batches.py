@@ -76,7 +76,7 @@ class Scored:
 
 
 def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Scored:
-    """Log-probabilities of the tokens marked in `loss_RT`, given what precedes them in their sample.
+    """Log-probabilities of the tokens marked in `loss_RT`, each given its sample up to it.
 
     A sample's first token has no predecessor and is never scored.
     """

@@ -41,11 +41,12 @@ from drlib.training import stages
 from drlib.training.batches import pack, score, spread
 from drlib.training.data import policy_tools
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import SHARDS, Interrupted, Ranks, RunFolder, interruptible
+from drlib.training.run import Interrupted, Ranks, RunFolder, interruptible
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import Names, World, fictional_world
 
 MICRO_BATCH_ROWS = 6
+KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
 SKILLS = (*sorted(PYTHON_KINDS), "h1", "h2", "h3")
 
@@ -139,29 +140,15 @@ def learn(
     sums = {"loss": 0.0, "gap": 0.0, "scored": 0.0, "balance": 0.0, "batches": 0.0}
     gap_max = 0.0
     for batch in _micro_batches(live, trajectories, config.max_context_tokens):
-        chosen = [trajectories[i] for i in batch]
-        rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
-        mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
-        scored = score(model, rows, mask_RT, config.rl_temperature)
-        # every scored token stands as a sequence of its own: a row holds several trajectories
-        behaviour = spread(rows, [t.logprobs for t in chosen], torch.float32)[scored.at]
-        advantage = spread(
-            rows, [np.full(len(t.token_ids), float(advantages[i])) for i, t in zip(batch, chosen)],
-            torch.float32,
-        )[scored.at]  # fmt: skip
-        loss, _ = policy_loss(
-            scored.logp_M[:, None], scored.logp_M.detach()[:, None], advantage,
-            torch.ones_like(behaviour, dtype=torch.bool)[:, None], LossConfig(),
-            denominator=denominator,
-        )  # fmt: skip
-        share = len(behaviour) / denominator
-        (loss + config.balance_coef * share * scored.balance).backward()
-        gap = (scored.logp_M.detach() - behaviour).abs()
+        chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
+        loss, balance, gap = batch_loss(model, chosen, of_each, denominator, config, pad_id)
+        share = gap.numel() / denominator
+        (loss + config.balance_coef * share * balance).backward()
         gap_max = max(gap_max, float(gap.max()))
-        sums["loss"] += float(loss)
+        sums["loss"] += float(loss.detach())
         sums["gap"] += float(gap.sum())
-        sums["scored"] += len(gap)
-        sums["balance"] += float(scored.balance)
+        sums["scored"] += gap.numel()
+        sums["balance"] += float(balance.detach())
         sums["batches"] += 1
     sums = ranks.sum(sums)
     return {
@@ -169,6 +156,29 @@ def learn(
         "logp_gap_max_rank0": gap_max, "balance": sums["balance"] / max(sums["batches"], 1.0),
         "tokens": int(denominator), "trained_share": sums["scored"] / denominator,
     }  # fmt: skip
+
+
+def batch_loss(
+    model, chosen: list[Trajectory], advantages: list[float], denominator: float, config: Config,
+    pad_id: int,
+):  # fmt: skip
+    """(policy loss, balance loss, |log-prob gap to the engine| of each scored token).
+
+    A packed row holds several trajectories, so every scored token stands as a sequence of its own
+    in `policy_loss`; with one denominator for the whole step that changes nothing.
+    """
+    rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
+    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+    scored = score(model, rows, mask_RT, config.rl_temperature)
+    behaviour_M = spread(rows, [t.logprobs for t in chosen], torch.float32)[scored.at]
+    of_token = [np.full(len(t.token_ids), a) for a, t in zip(advantages, chosen)]
+    advantage_M = spread(rows, of_token, torch.float32)[scored.at]
+    logp_M1 = scored.logp_M[:, None]
+    loss, _ = policy_loss(
+        logp_M1, logp_M1.detach(), advantage_M, torch.ones_like(logp_M1, dtype=torch.bool),
+        LossConfig(), denominator=denominator,
+    )  # fmt: skip
+    return loss, scored.balance, (scored.logp_M.detach() - behaviour_M).abs()
 
 
 def _micro_batches(order: list[int], trajectories: list[Trajectory], width: int):
@@ -222,6 +232,39 @@ def summarise(trajectories: list[Trajectory], ranks: Ranks) -> tuple[dict, list]
     return row, [(skill, correct) for skill, correct, *_ in outcomes]
 
 
+class Step:
+    """One GRPO step after another: what the loop needs between checkpoints."""
+
+    def __init__(self, config: Config, model, optimizers, agent: ReAct, questions, ranks: Ranks):
+        self.config, self.model, self.optimizers = config, model, optimizers
+        self.agent, self.questions, self.ranks = agent, questions, ranks
+
+    def __call__(self, step: int, curriculum: Curriculum) -> tuple[dict, list[Trajectory]]:
+        """Roll out, judge, learn, hand the new weights to the engine."""
+        config, model, ranks = self.config, self.model, self.ranks
+        started = time.perf_counter()
+        tasks, worlds = self.questions.draw(step, curriculum)
+        model.eval()
+        trajectories = rollout(self.agent, tasks, worlds, config, step, ranks)
+        rolled = time.perf_counter()
+        advantages, weights, report = advantages_of(trajectories, config)
+        model.train()
+        pad_id = self.agent.chat.tokenizer.pad_token_id
+        row = learn(model, trajectories, advantages, weights, config, ranks, pad_id)
+        ranks.sum_gradients(model)
+        row["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        row["lr_factor"] = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
+        self.optimizers.step(row["lr_factor"])
+        self.agent.engine.update_weights(model)
+        summary, outcomes = summarise(trajectories, ranks)
+        curriculum.update(outcomes)
+        times = {
+            "seconds": round(time.perf_counter() - started, 3),
+            "rollout_seconds": round(rolled - started, 3),
+        }
+        return {"step": step + 1, **summary, **row, **times}, trajectories
+
+
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
     ranks = ranks or Ranks()
@@ -234,55 +277,38 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     done, extra = run.resume(model, optimizers)
     curriculum = Curriculum(SKILLS, extra.get("curriculum"))
     questions = Questions(config, world, names)
-    metrics: dict = {}
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results) as toolbox,
         interruptible(ranks) as stop,
     ):
-        engine = LocalEngine(
-            model, max_context=config.max_context_tokens, lockstep=True
-        )  # fmt: skip
+        engine = LocalEngine(model, max_context=config.max_context_tokens, lockstep=True)
         agent = ReAct(engine, toolbox, chat, limits_of(config))
-        for step in range(done, config.rl_steps):
-            started = time.perf_counter()
-            tasks, worlds = questions.draw(step, curriculum)
-            model.eval()
-            trajectories = rollout(agent, tasks, worlds, config, step, ranks)
-            rolled = time.perf_counter()
-            advantages, weights, report = advantages_of(trajectories, config)
-            model.train()
-            row = learn(
-                model, trajectories, advantages, weights, config, ranks, tokenizer.pad_token_id
-            )
-            ranks.sum_gradients(model)
-            row["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-            factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
-            optimizers.step(factor)
-            engine.update_weights(model)
-            summary, outcomes = summarise(trajectories, ranks)
-            curriculum.update(outcomes)
-            ended = time.perf_counter()
-            metrics = {
-                "step": step + 1, **summary, **row, "lr_factor": factor,
-                "seconds": round(ended - started, 3), "rollout_seconds": round(rolled - started, 3),
-            }  # fmt: skip
-            run.log(metrics)
-            last = step + 1 == config.rl_steps
-            if ranks.first and (step in (0, config.rl_steps // 2) or last):
-                sample = trajectories[: 4 * config.rl_group]
-                save_trajectories(run.path / f"trajectories_{step + 1:04d}.parquet", sample)
-            asked = stop()
-            if asked or last or (step + 1) % config.checkpoint_every == 0:
-                run.save_checkpoint(
-                    step + 1, model, optimizers, {"curriculum": curriculum.state_dict()}
-                )
-            if asked and not last:
-                raise Interrupted
+        take = Step(config, model, optimizers, agent, questions, ranks)
+        metrics = _loop(config, run, done, take, curriculum, stop)
     if ranks.first:
         save_policy(model, tokenizer, run.path / "policy")
     ranks.barrier()
     run.finish(metrics)
+    return metrics
+
+
+def _loop(config: Config, run: RunFolder, done: int, take: Step, curriculum, stop) -> dict:
+    """All steps that are left: a line of metrics each, checkpoints, a few kept trajectories."""
+    metrics: dict = {}
+    for step in range(done, config.rl_steps):
+        metrics, trajectories = take(step, curriculum)
+        run.log(metrics)
+        last = step + 1 == config.rl_steps
+        if run.ranks.first and (step in (0, config.rl_steps // 2) or last):
+            kept = trajectories[: KEPT_GROUPS * config.rl_group]
+            save_trajectories(run.path / f"trajectories_{step + 1:04d}.parquet", kept)
+        asked = stop()
+        if asked or last or (step + 1) % config.checkpoint_every == 0:
+            state = {"curriculum": curriculum.state_dict()}
+            run.save_checkpoint(step + 1, take.model, take.optimizers, state)
+        if asked and not last:
+            raise Interrupted
     return metrics
 
 

@@ -97,7 +97,7 @@ class Ranks:
 
 
 def write_atomically(path: Path, write) -> None:
-    """`write(temporary path)`, then rename; on any failure no file is left and the path is named."""
+    """`write(temporary path)`, then rename; a failure leaves no file and names the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -116,7 +116,7 @@ def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
-    """Command-line arguments for the stage's module; `config` travels as overrides of its profile."""
+    """Arguments for the stage's module; `config` travels as overrides of its profile."""
     base = dataclasses.asdict(Config.load(config.profile))
     changed = {k: v for k, v in dataclasses.asdict(config).items() if base[k] != v}
     sets = [f"--set={k}={v}" for k, v in changed.items()]

@@ -91,7 +91,8 @@ def _add_currencies(add, locale: Locale, names, tender, former) -> None:
         name: names[code] for code, name in former.items() if past[name] == 1 and name not in now
     }
     for name in sorted(set(now) | set(past)):
-        add(name, "currency", {"code": iso[name], "territory": home.get(name) or old_home.get(name)})
+        where = home.get(name) or old_home.get(name)
+        add(name, "currency", {"code": iso[name], "territory": where})
 
 
 def _languages(locale: Locale, names: dict[str, str]):

@@ -38,7 +38,10 @@ class Index:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        sql = "SELECT title FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, ?, 1.0), title LIMIT ?"
+        sql = (
+            "SELECT title FROM pages WHERE pages MATCH ?"
+            " ORDER BY bm25(pages, ?, 1.0), title LIMIT ?"
+        )
         with self._lock:
             return [row[0] for row in self._db.execute(sql, (match, TITLE_WEIGHT, k))]
 

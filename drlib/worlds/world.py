@@ -93,7 +93,7 @@ class World:
         return self._folded.get(text.strip().casefold())
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The `k` best pages: an exact title first, then BM25 with the title weighted four times."""
+        """The `k` best pages: an exact title first, then BM25 with titles weighted four times."""
         if k < 1:
             raise ValueError(f"search needs k >= 1, got {k}")
         exact = self.find(query)
@@ -119,7 +119,7 @@ class World:
         return Page(title, URL_SCHEME + title, " ".join([*sentences, *entity.notes]), links)
 
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
-        """The titles met on the chain of `relations` from `start` (excluded), or None if it breaks."""
+        """The titles on the chain of `relations` from `start` (excluded); None if it breaks."""
         path, here = [], start
         for relation in relations:
             entity = self.graph.get(here)

@@ -1,0 +1,202 @@
+"""The pictures of notebooks 00 and 06: each function takes a `TourRun` and returns a Figure.
+
+A second run, where given, is drawn in pale grey behind. Colours: blue is reinforcement learning
+with the real reward, orange more of the same supervised data, green the cold start, dark grey and
+dashed the random-reward control. Nothing here trains, samples or saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from drlib.analysis.tour import TourRun, accuracy
+
+SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
+COLORS = {"sft": "C2", "sft_continued": "C1", "rl": "C0", "rl_random_reward": "0.45"}
+BEHIND = "0.8"
+
+def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, mean of the last `width` values of `key`); a step without the key counts for none."""
+    steps = np.array([row["step"] for row in rows])
+    values = np.array([row.get(key, np.nan) for row in rows], dtype=float)
+    out = np.full(len(values), np.nan)
+    for i in range(len(values)):
+        window = values[max(0, i - width + 1) : i + 1]
+        if not np.isnan(window).all():
+            out[i] = np.nanmean(window)
+    return steps, out
+
+
+def draw(
+    ax: Axes, run: TourRun, stage: str, key: str, color: str, label: str, *, style: str = "-",
+    width: int = SMOOTH, scale: float = 1.0, thick: float = 2.0,
+) -> bool:  # fmt: skip
+    """Seeds as thin lines over their range, their mean thick; False where the run lacks the stage."""
+    seeds = run.curves.get(stage, {})
+    lines = [smoothed(rows, key, width) for _, rows in sorted(seeds.items())]
+    length = min((len(steps) for steps, _ in lines), default=0)
+    if not length:
+        return False
+    steps = lines[0][0][:length]
+    values = scale * np.array([v[:length] for _, v in lines])
+    if len(lines) > 1:
+        ax.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
+        ax.plot(steps, values.T, color=color, lw=0.6, alpha=0.6, ls=style)
+    ax.plot(steps, values.mean(0), color=color, lw=thick, ls=style, label=label)
+    return True
+
+
+def _seeds(run: TourRun, stage: str) -> str:
+    n = len(run.curves[stage])
+    return "1 seed" if n == 1 else f"{n} seeds"
+
+
+def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
+    """The loss of agentic pre-training by step, in nats a token that carries loss."""
+    fig, ax = plt.subplots(figsize=(6.4, 3.2))
+    if behind:
+        draw(ax, behind, "cpt", "loss", BEHIND, "reference run", width=1)
+    draw(ax, run, "cpt", "loss", "C0", _seeds(run, "cpt"), width=1)
+    ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
+    ax.set_ylabel("loss, nats a token")
+    ax.legend(loc="upper right")
+    return fig
+
+
+def copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
+    """How fast each initialisation learns to repeat a random list: nats a token by step."""
+    fig, ax = plt.subplots(figsize=(6.4, 3.0))
+    for color, (name, losses) in zip(("C0", "C1"), curves.items()):
+        ax.plot(range(len(losses)), losses, color=color, marker="o", label=name)
+    ax.axhline(chance, color="0.45", ls=":", label="guessing")
+    ax.set(title="Saying a random list again", xlabel="training step", ylim=(0, 1.15 * chance))
+    ax.set_ylabel("loss, nats a token")
+    ax.legend(loc="center right")
+    return fig
+
+
+def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
+    """The tour's figure: RL by step for both kinds of question, and held-out accuracy by look-ups.
+
+    Curves are the rollouts of training (its questions come from a curriculum); points and the
+    dashed line are held-out questions, with intervals, so that levels are compared like with like.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(12, 4.1), layout="constrained")
+    for ax, kind in zip(axes, ("python", "search")):
+        _reward_panel(ax, run, behind, kind)
+    _look_ups_panel(axes[2], run, behind)
+    handles: dict[str, object] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    order = sorted(handles, key=lambda label: ("SFT" in label, "after" in label, label))
+    fig.legend([handles[label] for label in order], order, loc="outside lower center", ncols=3)
+    return fig
+
+
+def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> None:
+    key = f"accuracy_{kind}"
+    if behind:
+        draw(ax, behind, "rl", key, BEHIND, "RL, reference run", scale=100)
+    control = run if "rl_random_reward" in run.curves else behind
+    if control:
+        draw(ax, control, "rl_random_reward", key, COLORS["rl_random_reward"],
+             "RL, random reward (control)", style="--", scale=100)  # fmt: skip
+    draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {_seeds(run, 'rl')}", scale=100)
+    last = max(rows[-1]["step"] for rows in run.curves["rl"].values())
+    _point(ax, 0, run, "sft", kind, "sample", "D", "after SFT, held-out")
+    _point(ax, last * 1.04, run, "rl", kind, "sample", "o", "after RL, held-out")
+    more = _with_stage("sft_continued", run, behind)
+    if more:
+        mean, low, high = accuracy(more.results, "sft_continued", kind, "sample")
+        ax.axhspan(100 * low, 100 * high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
+        ax.axhline(100 * mean, color=COLORS["sft_continued"], ls=(0, (5, 2)), lw=1.6,
+                   label="SFT continued with RL's compute, held-out")  # fmt: skip
+    ax.set(title=f"{kind.capitalize()} questions, sampled", xlabel="RL step", ylim=(-2, 102))
+    ax.set_ylabel("right answers, %")
+
+
+def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
+    """The run that evaluated `stage`: the shown one, else the one behind it."""
+    return next((r for r in (run, behind) if r and stage in r.results.stages), None)
+
+
+def _point(
+    ax: Axes, x: float, run: TourRun, stage: str, kind: str, decoding: str, marker: str,
+    label: str | None, hops: int | None = None,
+) -> None:  # fmt: skip
+    mean, low, high = (100 * v for v in accuracy(run.results, stage, kind, decoding, hops))
+    ax.errorbar([x], [mean], [[max(mean - low, 0)], [max(high - mean, 0)]], color=COLORS[stage],
+                marker=marker, capsize=3, ls="", label=label, zorder=5,
+                markeredgecolor="white", markersize=7)  # fmt: skip
+
+
+def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
+    markers = {"sft": "D", "sft_continued": "s", "rl": "o"}
+    for shift, (stage, marker) in zip((-0.16, 0.0, 0.16), markers.items()):
+        source = _with_stage(stage, run, behind)
+        for hops in (1, 2, 3) if source else ():
+            if source.results.count(stage, "search", "greedy", hops)[1]:
+                label = "SFT continued, greedy" if stage == "sft_continued" else None
+                _point(ax, hops + shift, source, stage, "search", "greedy", marker, label, hops)
+    ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5))
+    ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
+    ax.set_xlabel("look-ups")
+    ax.set_ylabel("right answers, %")
+
+
+# panels of notebook 06: title, y label, {metric: (colour, label)}, scale
+PANELS = (
+    ("Right answers", "%", {"accuracy_python": ("C0", "python"),
+                            "accuracy_search": ("C1", "search")}, 100.0),
+    ("Right answers by look-ups", "%", {"accuracy_h1": ("C0", "one"), "accuracy_h2": ("C1", "two"),
+                                        "accuracy_h3": ("C2", "three")}, 100.0),
+    ("What goes wrong", "%", {"tool_errors": ("C1", "failed calls"),
+                              "no_call": ("C0", "no call at all"),
+                              "overlong": ("C2", "over-long")}, 100.0),
+    ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}, 1.0),
+    ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}, 1.0),
+    ("Groups that teach", "%", {"live_groups": ("C0", "real reward")}, 100.0),
+)  # fmt: skip
+
+
+def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
+    """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
+    fig, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
+    control = next((r for r in (run, behind) if r and "rl_random_reward" in r.curves), None)
+    for ax, (title, unit, lines, scale) in zip(axes.flat, PANELS):
+        for key, (color, label) in lines.items():
+            if behind:
+                draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
+            if control:  # in the colour of its line, where there are several
+                tint = color if len(lines) > 1 else COLORS["rl_random_reward"]
+                name = "random reward" if len(lines) == 1 else ""
+                draw(ax, control, "rl_random_reward", key, tint, name, style="--", scale=scale,
+                     thick=2.0 if name else 1.2)  # fmt: skip
+            draw(ax, run, "rl", key, color, label, scale=scale)
+        ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=(0, None))
+        if unit == "%":
+            ax.set_ylim(-2, 102)
+        handles, labels = ax.get_legend_handles_labels()
+        named = [(h, text) for h, text in zip(handles, labels) if text and text[0] != "_"]
+        ax.legend(*zip(*named), loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+    return fig
+
+
+def overlong(curves: dict[str, list[dict]]) -> Figure:
+    """The two over-length rules side by side: `curves` are the rows of one run by its rule."""
+    fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    panels = (("accuracy_search", "Right search answers"), ("overlong", "Over-long rollouts"),
+              ("tool_errors", "Failed calls"))  # fmt: skip
+    for ax, (key, title) in zip(axes, panels):
+        for color, style, (rule, rows) in zip(("C0", "C1"), ("-", "--"), sorted(curves.items())):
+            steps, values = smoothed(rows, key)
+            ax.plot(steps, 100 * values, color=color, ls=style, lw=2, label=f"{rule} them")
+        ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig

@@ -1,0 +1,195 @@
+"""The ReAct loop: limits, faults, and token ids that are never made twice.
+
+Most cases are driven by an engine that says given lines, so that every branch is met; the last
+ones run a real (untrained) policy in the real engine.
+
+Run: python -m pytest tests/test_agents_react.py
+"""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.agents import Limits, ReAct
+from drlib.chat import ChatIds, train_tokenizer
+from drlib.policy.engine import Completion, LocalEngine
+from drlib.policy.moe import PolicyShape, build_policy
+from drlib.sandbox import Sandbox
+from drlib.synthesis.questions import Task
+from drlib.tools import Toolbox
+from drlib.training.batches import pack, score, spread
+from drlib.training.data import PHRASES, world_texts
+from drlib.trajectory import Segment, Termination
+from drlib.worlds import Entity, World, load_world
+
+TASK = Task("t", "What is the currency of Norway?", "Norwegian Krone", "search", "cldr", 1)
+CALL = '{"name": "search", "arguments": {"query": ["Norway"]}}'
+SEARCH = f"<think>x</think><tool_call>{CALL}</tool_call>"
+ANSWER = "<think>x</think><answer>Norwegian Krone</answer>"
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def chat(cldr):
+    titles = sorted({t for e in cldr.graph.values() for t in (e.title, *e.facts.values())})
+    return ChatIds(train_tokenizer(world_texts(cldr), 2048, names=titles, phrases=PHRASES))
+
+
+@pytest.fixture(scope="module")
+def toolbox(cldr):
+    with Sandbox() as sandbox, Toolbox(cldr, sandbox, results=2) as toolbox:
+        yield toolbox
+
+
+class Lines:
+    """Says the given lines, a turn each; `None` is a turn that ran into the token limit."""
+
+    version = 3
+
+    def __init__(self, chat, lines):
+        self.chat, self.lines = chat, lines
+
+    def converse(self, prompts, params, respond, *, keys=None, context=None):
+        for i in range(len(prompts)):
+            for line in self.lines:
+                ids = self.chat.encode(line or "no end")
+                ids += [self.chat.end_id] if line else []
+                n = len(ids)
+                done = Completion(ids, [-0.5] * n, [0.25] * n, "stop" if line else "length")
+                reply = respond(i, done)
+                if isinstance(reply, Future):
+                    reply = reply.result()
+                if reply is None:
+                    break
+
+
+def play(chat, toolbox, *lines, limits=Limits()):
+    return ReAct(Lines(chat, lines), toolbox, chat, limits).run([TASK])[0]
+
+
+def test_call_then_answer(chat, toolbox):
+    t = play(chat, toolbox, SEARCH, ANSWER)
+    assert (t.termination, t.answer) == (Termination.ANSWERED, "Norwegian Krone")
+    assert [r.tool for r in t.tool_results] == ["search"] and t.tool_results[0].ok
+    assert [m["role"] for m in t.messages] == ["user", "assistant", "tool", "assistant"]
+    text = chat.tokenizer.apply_chat_template(t.messages, tokenize=True)["input_ids"]
+    assert t.token_ids.tolist() == text
+    said = chat.tokenizer.decode(t.token_ids[t.generated])
+    assert said == f"{SEARCH}<|im_end|>{ANSWER}<|im_end|>"
+    assert np.all(t.logprobs[t.generated] == -0.5) and np.all(t.logprobs[~t.generated] == 0)
+    assert set(t.versions[t.generated]) == {3} and set(t.versions[~t.generated]) == {0}
+    assert Segment.TOOL_RESPONSE in t.segments and Segment.ANSWER in t.segments
+
+
+def test_a_format_error_is_an_observation_and_a_failed_call(chat, toolbox):
+    t = play(chat, toolbox, "I say nothing useful", ANSWER)
+    assert t.answer == "Norwegian Krone"
+    assert [(r.tool, r.ok) for r in t.tool_results] == [("format", False)]
+    assert t.messages[2]["content"].startswith("Error: ")
+
+
+def test_a_tool_response_written_by_the_policy_is_refused(chat, toolbox):
+    forged = f"<think>x</think><tool_response>code NOK</tool_response>{ANSWER}"
+    t = play(chat, toolbox, forged, SEARCH, ANSWER)
+    assert t.tool_results[0].error == "format" and "tool response" in t.tool_results[0].text
+
+
+def test_calls_run_out(chat, toolbox):
+    t = play(chat, toolbox, *[SEARCH] * 9, limits=Limits(calls=3))
+    assert t.termination is Termination.TURNS and t.answer is None
+    assert len(t.tool_results) == 3 and t.generated[-1]
+
+
+def test_a_turn_too_long_ends_the_rollout(chat, toolbox):
+    t = play(chat, toolbox, SEARCH, None)
+    assert t.termination is Termination.LENGTH and t.answer is None
+
+
+def test_a_broken_tool_is_not_the_policy_s_failure(chat, cldr):
+    from drlib.sandbox import SandboxResult
+
+    class Broken:
+        def run(self, code):
+            return SandboxResult("worker_died", "", "", None, 0.0, "standard")
+
+    code = SEARCH.replace('"search"', '"python"').replace('"query": ["Norway"]', '"code": "1"')
+    with Toolbox(cldr, Broken()) as toolbox:
+        t = play(chat, toolbox, code, ANSWER)
+    assert t.termination is Termination.ENV_FAULT and t.answer is None
+    assert t.generated[-1], "the observation nobody answered to is not part of the record"
+
+
+def test_a_fault_in_a_tool_s_own_code_is_raised_and_not_swallowed(chat):
+    class Wrong(World):
+        def search(self, query, k=10):
+            raise RuntimeError("index is broken")
+
+    with (
+        Toolbox(Wrong([Entity("A", "city")])) as toolbox,
+        pytest.raises(RuntimeError, match="index"),
+    ):
+        play(chat, toolbox, SEARCH, ANSWER)
+
+
+def test_an_observation_that_does_not_fit_ends_the_rollout_and_leaves_the_record(
+    chat, toolbox, policy
+):
+    """Every turn of this policy is a format error, whose observation soon fills the context."""
+    agent = ReAct(LocalEngine(policy, max_context=200), toolbox, chat, Limits(50, 24, 64))
+    trajectories = agent.run([TASK] * 4, samples=4, seed=2)
+    assert all(len(t.token_ids) <= 64 and t.generated[-1] for t in trajectories)
+    assert {t.termination for t in trajectories} == {Termination.LENGTH}
+
+
+def test_a_task_reads_its_own_world(chat, toolbox):
+    world = World([Entity("Norway", "territory", {"currency": "Shell"})], "elsewhere")
+    task = Task("t", "?", "Shell", "search", world.version, 1)
+    agent = ReAct(Lines(chat, [SEARCH, ANSWER]), toolbox, chat)
+    t = agent.run([task], worlds={world.version: world})[0]
+    assert "currency Shell" in t.messages[2]["content"] and t.world_version == world.version
+
+
+@pytest.fixture(scope="module")
+def policy():
+    shape = PolicyShape(hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16,
+                        max_positions=256)  # fmt: skip
+    return build_policy(shape, 0, init="plain")
+
+
+def test_real_engine_log_probabilities_are_the_trainer_s(chat, toolbox, policy):
+    engine = LocalEngine(policy, max_context=200, lockstep=True)
+    agent = ReAct(engine, toolbox, chat, Limits(3, 24, 160))
+    trajectories = agent.run([TASK] * 3, samples=4, seed=5)
+    assert len({t.id for t in trajectories}) == 12
+    assert [t.group_id for t in trajectories[:4]] == ["5-0"] * 4
+    rows = pack([t.token_ids for t in trajectories], 160, 0)
+    with torch.no_grad():
+        scored = score(policy, rows, spread(rows, [t.generated for t in trajectories], torch.bool))
+    behaviour = spread(rows, [t.logprobs for t in trajectories], torch.float32)[scored.at]
+    assert (scored.logp_M - behaviour).abs().mean() < 1e-6
+
+
+def test_a_sample_does_not_depend_on_its_neighbours(chat, toolbox, policy):
+    def run(tasks, keys, slots):
+        engine = LocalEngine(policy, slots=slots, max_context=200, lockstep=True)
+        return ReAct(engine, toolbox, chat, Limits(2, 16, 160)).run(
+            tasks, samples=2, seed=1, keys=keys
+        )
+
+    tasks = [Task(str(i), f"What is {i}?", "0", "python", "python") for i in range(6)]
+    everything = run(tasks, range(6), 8)
+    alone = run([tasks[4], tasks[1]], [4, 1], 3)
+    for a, b in zip(everything[8:10] + everything[2:4], alone, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist() and a.id == b.id
+
+
+def test_keys_must_match_tasks(chat, toolbox, policy):
+    agent = ReAct(LocalEngine(policy, max_context=64), toolbox, chat)
+    with pytest.raises(ValueError, match="2 keys for 1 tasks"):
+        agent.run([TASK], keys=[1, 2])

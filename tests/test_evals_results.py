@@ -1,0 +1,79 @@
+"""Outcomes to rows, rows to tables: sums by hand, files that round-trip, differences by question.
+
+Run: python -m pytest tests/test_evals_results.py
+"""
+
+import json
+
+import pytest
+
+from drlib.evals.evaluate import Outcome, rows_of
+from drlib.evals.results import Results
+
+
+def outcome(task, kind, hops, greedy, samples, calls=4, errors=1):
+    return Outcome(task, kind, hops, greedy, samples, calls, errors, 2, 0, 0)
+
+
+SFT = [
+    outcome("a", "python", 0, True, [True, False]),
+    outcome("b", "search", 1, False, [False] * 2),
+    outcome("c", "search", 3, False, [False, True]),
+]
+RL = [
+    outcome("a", "python", 0, True, [True, True], 4, 0),
+    outcome("b", "search", 1, True, [True] * 2),
+    outcome("c", "search", 3, True, [False, True]),
+]
+
+
+@pytest.fixture
+def results():
+    outcomes = {("sft", 0): SFT, ("rl", 0): RL, ("rl", 1): SFT}
+    rows = [r for (stage, seed), o in outcomes.items() for r in rows_of(o, stage, seed)]
+    return Results("make reference", "laptop", rows, outcomes)
+
+
+def test_rows_count_answers_and_questions():
+    rows = {
+        (r["kind"], r["hops"], r["decoding"]): (r["correct"], r["n"])
+        for r in rows_of(SFT, "sft", 0)
+    }
+    assert rows["python", 0, "sample"] == (1, 2) and rows["python", 0, "pass@2"] == (1, 1)
+    assert rows["search", 3, "greedy"] == (0, 1) and rows["search", 3, "sample"] == (1, 2)
+
+
+def test_counts_and_means_by_hand(results):
+    assert results.count("rl", "search", "greedy") == (2, 4)
+    assert results.count("rl", "search", "greedy", hops=3) == (1, 2)
+    assert results.accuracy("rl", "search", "sample")[0] == pytest.approx((2 + 0 + 1 + 1) / 8)
+    assert results.tool_errors("rl") == (0 + 1 + 1 + 1 + 1 + 1, 24)
+    assert results.tool_errors("rl", seeds=[0]) == (2, 12)
+
+
+def test_gain_is_paired_by_question(results):
+    mean, low, high = results.gain("rl", "sft", "search", "sample")
+    assert mean == pytest.approx((0.5 - 0.0 + 0.5 - 0.5) / 2)
+    assert low <= mean <= high
+
+
+def test_files_round_trip(results, tmp_path):
+    results.save(tmp_path / "new folder")
+    again = Results.load(tmp_path / "new folder")
+    assert again.rows == results.rows and again.outcomes == results.outcomes
+    assert again.table() == results.table()
+    assert json.loads((tmp_path / "new folder" / "results.json").read_text())["command"]
+
+
+def test_unreadable_results_name_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="no readable results"):
+        Results.load(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(ValueError, match="no readable results"):
+        Results.load(tmp_path)
+
+
+def test_stages_must_have_been_asked_the_same(tmp_path):
+    broken = Results("x", "ci", [], {("sft", 0): SFT, ("rl", 0): RL[::-1]})
+    with pytest.raises(ValueError, match="other questions"):
+        broken.save(tmp_path)

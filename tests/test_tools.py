@@ -1,0 +1,120 @@
+"""The toolbox: Tongyi's shapes, faults as observations, a cache that knows the world.
+
+Run: python -m pytest tests/test_tools.py
+"""
+
+import threading
+
+import pytest
+
+from drlib.sandbox import Sandbox
+from drlib.tools import NO_RESULTS, SCHEMAS, Toolbox
+from drlib.worlds import Entity, World, load_world
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def toolbox(cldr):
+    with Sandbox() as sandbox, Toolbox(cldr, sandbox) as toolbox:
+        yield toolbox
+
+
+def test_search_shows_numbered_links_and_joins_queries(toolbox):
+    one = toolbox.call("search", {"query": ["Norway"]})
+    assert one.ok and one.source == "cldr"
+    assert one.text.startswith("1. [Norway](cldr:Norway)\ncurrency Norwegian Krone; ")
+    assert len(one.text.splitlines()) <= 20
+    two = toolbox.call("search", {"query": ["Norway", "Gabon"]})
+    first, second = two.text.split("\n=======\n")
+    assert first == one.text and second.startswith("1. [Gabon]")
+
+
+def test_visit_reads_pages_and_says_which_it_could_not(toolbox):
+    page = toolbox.call("visit", {"url": ["cldr:Norway"], "goal": "its currency"})
+    assert page.ok and "for user goal its currency" in page.text
+    assert "[Norwegian Krone](cldr:Norwegian Krone)" in page.text
+    none = toolbox.call("visit", {"url": ["cldr:Atlantis"], "goal": "x"})
+    assert not none.ok and "cldr:Atlantis could not be accessed" in none.text
+
+
+def test_python_prints_and_its_exceptions_are_observations(toolbox):
+    assert toolbox.call("python", {"code": "print(37*45)"}).text == "1665"
+    assert toolbox.call("python", {"code": "x = 1"}).text == "Finished execution."
+    wrong = toolbox.call("python", {"code": "print(1/0)"})
+    assert not wrong.ok and not wrong.env_fault and "ZeroDivisionError" in wrong.text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("search", {"query": "Norway"}, "query must be a list of strings"),
+        ("search", {"query": []}, "list of strings"),
+        ("search", {"query": [3]}, "list of strings"),
+        ("search", {}, "list of strings"),
+        ("visit", {"url": ["cldr:Norway"]}, "needs goal"),
+        ("python", {"code": 3}, "needs code"),
+        ("browse", {}, "no tool 'browse'; tools: search, visit, python"),
+    ],
+)
+def test_bad_calls_come_back_as_text(toolbox, name, arguments, message):
+    result = toolbox.call(name, arguments)
+    assert not result.ok and message in result.text and not result.env_fault
+
+
+def test_a_search_for_the_word_python_is_a_search(toolbox):
+    assert toolbox.call("search", {"query": ["python Norway"]}).tool == "search"
+
+
+def test_cache_answers_again_for_the_same_world_only(toolbox):
+    arguments = {"query": ["Gabon"]}
+    toolbox.call("search", arguments)
+    assert toolbox.call("search", arguments).cache_hit
+    other = World([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
+    fresh = toolbox.call("search", arguments, world=other)
+    assert not fresh.cache_hit and "territory Nowhere" in fresh.text and fresh.source == "other"
+
+
+def test_closed_book_finds_nothing_anywhere(cldr):
+    with Sandbox() as sandbox, Toolbox(cldr, sandbox, closed_book=True) as closed:
+        assert closed.call("search", {"query": ["Norway"]}).text == NO_RESULTS
+        assert closed.call("python", {"code": "print(1)"}).text == NO_RESULTS
+        assert "Norwegian" not in closed.call("visit", {"url": ["cldr:Norway"], "goal": ""}).text
+
+
+def test_calls_run_at_the_same_time(cldr):
+    """Two calls that wait for each other can only end if they run together."""
+    meeting = threading.Barrier(2, timeout=10)
+
+    class Meeting(World):
+        def search(self, query, k=10):
+            meeting.wait()
+            return super().search(query, k)
+
+    world = Meeting([Entity("A", "city", {"territory": "B"})])
+    with Toolbox(world) as toolbox:
+        calls = [toolbox.submit("search", {"query": [q]}) for q in ("A", "a ")]
+        assert all(call.result(timeout=20).ok for call in calls)
+
+
+def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr):
+    from drlib.sandbox import SandboxResult
+
+    class Broken:
+        def run(self, code):
+            return SandboxResult("worker_died", "", "", None, 0.0, "standard")
+
+    with Toolbox(cldr, Broken()) as toolbox:
+        for _ in range(2):
+            result = toolbox.call("python", {"code": "print(1)"})
+            assert result.env_fault and not result.ok and not result.cache_hit
+
+
+def test_schemas_name_what_is_there(cldr, toolbox):
+    assert [s["name"] for s in toolbox.schemas] == ["search", "visit", "python"]
+    with Toolbox(cldr) as without:
+        assert [s["name"] for s in without.schemas] == ["search", "visit"]
+    assert all(s["parameters"]["required"] for s in SCHEMAS)
