@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -192,13 +191,14 @@ class _Template:
             self.process.wait()
         self._channel.close()
         self._errors.close()
-        try:
-            layers.wipe(self._folder)
-        except FileNotFoundError:  # as usual: the template has removed it itself
-            return
-        except OSError:  # a child of a killed template may still be dying in there
-            time.sleep(0.05)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for _ in range(100):
+            if not os.path.exists(self._folder):  # as usual: the template has removed it itself
+                break
+            try:
+                layers.wipe(self._folder)
+                os.rmdir(self._folder)
+            except OSError:  # a child of a killed template may still be dying in there
+                time.sleep(0.02)
 
 
 @dataclass

@@ -127,7 +127,7 @@ class Template:
         self.folder = os.getcwd()
         self.work = os.path.join(self.folder, "work")
         self.ruleset, self.filter = -1, None
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
         if sys.platform == "linux":
             layers.adopt_orphans()
@@ -185,10 +185,20 @@ class Template:
                 send_frame(self.channel, reply)
         finally:
             if os.getpid() == self.pid:
-                if self.child:
-                    self._kill()
-                layers.wipe(self.folder)
-                os.rmdir(self.folder)  # a caller that was killed cannot do it
+                try:  # a caller that dies is noticed twice, by its closed socket and by SIGTERM
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                finally:
+                    self._clear()
+
+    def _leave(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)
+
+    def _clear(self) -> None:
+        if self.child:
+            self._kill()
+        layers.wipe(self.folder)
+        os.rmdir(self.folder)  # a caller that was killed cannot do it
 
     def call(self, request: dict) -> dict:
         """Fork a child for one request and describe how it ended."""
