@@ -1,0 +1,112 @@
+"""The committed reference run: its files agree with each other, and its policies still work.
+
+Run: python -m pytest tests/test_reference.py
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drlib.agents import Limits, ReAct
+from drlib.chat import ChatIds
+from drlib.config import Config
+from drlib.evals.evaluate import right, rows_of
+from drlib.evals.results import Results
+from drlib.policy.engine import LocalEngine
+from drlib.policy.moe import load_policy
+from drlib.sandbox import Sandbox
+from drlib.synthesis.questions import split_answers, synthesize_questions
+from drlib.tools import Toolbox
+from drlib.training.batches import pack, score, spread
+from drlib.worlds import load_world
+
+TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
+
+
+@pytest.fixture(scope="module")
+def results():
+    return Results.load(TOUR)
+
+
+@pytest.fixture(scope="module")
+def agents():
+    """The policies after SFT and after RL, with real tools."""
+    world, config = load_world("cldr"), Config.load("laptop")
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+        made = {}
+        for name in ("sft", "rl"):
+            model, tokenizer = load_policy(TOUR / f"policy_{name}")
+            engine = LocalEngine(model.eval(), max_context=config.max_context_tokens)
+            limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+            made[name] = model, ReAct(engine, toolbox, ChatIds(tokenizer), limits)
+        yield world, made
+
+
+def test_sums_are_those_of_the_outcomes(results):
+    for (stage, seed), outcomes in results.outcomes.items():
+        rows = [r for r in results.rows if (r["stage"], r["seed"]) == (stage, seed)]
+        assert sorted(map(str, rows)) == sorted(map(str, rows_of(outcomes, stage, seed)))
+
+
+def test_every_seed_has_every_curve(results):
+    for seed in results.seeds:
+        for name in ("cpt", "sft", "sft_continued", "rl", "rl_random_reward"):
+            lines = (TOUR / f"seed{seed}_{name}.jsonl").read_text().splitlines()
+            steps = [json.loads(line)["step"] for line in lines]
+            assert steps == sorted(set(steps)) and len(steps) > 10
+
+
+def test_what_the_run_is_said_to_show(results):
+    """The claims of README and notebooks, as floors; the run itself says how far above it is."""
+    for stage in ("untrained", "closed_book", "rl_random_reward"):
+        for kind in ("python", "search"):
+            correct, n = results.count(stage, kind, "sample")
+            assert n and correct / n <= 0.03, (stage, kind)
+    for kind, decoding, floor in (("python", "sample", 0.85), ("search", "sample", 0.45),
+                                  ("python", "greedy", 0.90), ("search", "greedy", 0.65)):
+        correct, n = results.count("rl", kind, decoding)
+        assert correct / n >= floor, (kind, decoding, correct, n)
+    assert results.gain("rl", "sft_continued", "search", "sample")[1] > 0.05
+    assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
+    assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
+
+
+def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(agents):
+    """Other held-out questions than the reference run's; greedy, so that this is one number."""
+    world, made = agents
+    side = split_answers(world)
+    tasks = synthesize_questions(world, 24, 7, "test", hops={3: 1.0})
+    assert all(side[t.answer] == "test" and t.hops == 3 for t in tasks)
+    solved = {
+        name: sum(right(t, q) for t, q in zip(agent.run(tasks, temperature=0.0), tasks))
+        for name, (_, agent) in made.items()
+    }
+    assert solved["rl"] >= 8 and solved["rl"] > solved["sft"], solved
+
+
+def test_engine_and_trainer_agree_on_the_trained_policy(agents):
+    world, made = agents
+    model, agent = made["rl"]
+    tasks = synthesize_questions(world, 6, 8, "test")
+    trajectories = agent.run(tasks, samples=2, seed=3)
+    rows = pack([t.token_ids for t in trajectories], 448, 0)
+    with torch.no_grad():
+        scored = score(model, rows, spread(rows, [t.generated for t in trajectories], torch.bool))
+    behaviour = spread(rows, [t.logprobs for t in trajectories], torch.float32)[scored.at]
+    assert (scored.logp_M - behaviour).abs().mean() < 1e-6
+
+
+def test_plain_transformers_loads_the_policy_without_drlib():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TOUR / "policy_rl", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TOUR / "policy_rl")
+    messages = [{"role": "user", "content": "What is the territory of Oslo?"}]
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = model.generate(**ids, max_new_tokens=40, do_sample=False)
+    text = tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
+    assert text.startswith("<think>") and '"search"' in text and "Oslo" in text
