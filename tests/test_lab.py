@@ -74,6 +74,7 @@ def interrupted_launch(tmp_path, mode, processes):
     """Launch from another process, interrupt it; (process ids of the program, exit status)."""
     out = tmp_path / "out"
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from drlib import lab; from drlib.lab import launching; import pathlib\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
         f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"

@@ -167,13 +167,16 @@ GAINS = (
 )  # fmt: skip
 
 
-def before_and_after(run: TourRun, hops: int = 3) -> tuple[Trajectory, Trajectory]:
+def before_and_after(
+    run: TourRun, hops: int = 3, decoding: str = "greedy"
+) -> tuple[Trajectory, Trajectory]:
     """The same question after SFT and after RL: the first of `hops` look-ups that RL repaired.
 
     Where there is none, the first kept question of that many look-ups, and failing that the first.
     """
-    before = {t.task_id: t for t in run.trajectories("sft")}
-    both = [(before[t.task_id], t) for t in run.trajectories("rl") if t.task_id in before]
+    before = {t.task_id: t for t in run.trajectories("sft", decoding)}
+    later = run.trajectories("rl", decoding)
+    both = [(before[t.task_id], t) for t in later if t.task_id in before]
     if not both:
         raise ValueError("the policies after SFT and after RL were kept on different questions")
     wanted = [p for p in both if p[1].task_id.startswith(f"search-h{hops}-")]

@@ -182,7 +182,12 @@ def _new_log(name: str) -> Path:
 
 
 def _stop_with_parent() -> None:
-    """In the child before exec: SIGTERM when its parent dies, however that happens (Linux)."""
+    """In the child before exec: SIGTERM when its parent dies, however that happens (Linux).
+
+    SIGINT works again too: a shell's background job is started with it ignored, and a stage that
+    ignored it would be killed after the grace period instead of saving a checkpoint.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
