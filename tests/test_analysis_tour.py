@@ -139,7 +139,8 @@ def labels(fig):
 def test_the_learning_figure_shows_runs_control_and_levels(run):
     fig = tour_plots.learning(run)
     assert {"RL in training, 2 seeds", "RL, random reward (control)", "after SFT, held-out",
-            "after RL, held-out", "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
+            "after RL, held-out",
+            "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
     blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL in training, 2 seeds"]
     assert blue[0].get_ydata() == pytest.approx(np.full(12, 50.0))
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
@@ -149,7 +150,8 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     rows = [r for r in results.rows if r["stage"] not in ("sft_continued", "rl_random_reward")]
     outcomes = {k: v for k, v in results.outcomes.items() if k[0] in ("untrained", "sft", "rl")}
     mine = tour.TourRun(
-        Results("c", "laptop", rows, outcomes), {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]}
+        Results("c", "laptop", rows, outcomes),
+        {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]},
     )
     fig = tour_plots.learning(mine, behind=run)
     assert {"RL, reference run", "RL, random reward (control)",
@@ -246,7 +248,9 @@ def test_the_panel_follows_its_controls():
 
 def test_the_block_is_computed_from_the_results(results, tmp_path):
     block = readme.results_block(results)
-    assert "**87.5 [" in block and "| `evaluate_rl` |" in block and "a command" in block
+    assert "- **Python questions**, sampled: **87.5%** [" in block
+    assert "python, sampled (n=32)" in block and "40.0 [27.6, 53.8] (n=50)" in block
+    assert "| `evaluate_rl` |" in block and "a command" in block
     page, folder = tmp_path / "README.md", tmp_path / "run"
     page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
     results.save(folder)

@@ -70,17 +70,24 @@ def running(pid):
         return False
 
 
+def start(code):
+    """Python with Ctrl-C working, also where the tests themselves run as a background job."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=lab.ROOT, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+
+
 def interrupted_launch(tmp_path, mode, processes):
     """Launch from another process, interrupt it; (process ids of the program, exit status)."""
     out = tmp_path / "out"
     code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from drlib import lab; from drlib.lab import launching; import pathlib\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
         f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
         f"lab.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
     )
-    notebook = subprocess.Popen([sys.executable, "-c", code], cwd=lab.ROOT, stderr=subprocess.PIPE)
+    notebook = start(code)
     files = [tmp_path / f"out.{rank}" for rank in range(processes)]
     wait_for(lambda: all(f.exists() for f in files))
     time.sleep(2 * launching.POLL_S)  # launch has seen the grandchildren once
@@ -323,7 +330,7 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
         f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"
     )
-    command = subprocess.Popen([sys.executable, "-c", code], cwd=lab.ROOT, stderr=subprocess.PIPE)
+    command = start(code)
     wait_for((tmp_path / "out.0").exists)
     time.sleep(2 * launching.POLL_S)
     kernels = [p.pid for p in psutil.Process(command.pid).children(recursive=True)]

@@ -99,8 +99,12 @@ def render(trajectory: Trajectory, title: str = "") -> Rendered:
 
 
 def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
-    """A conversation that is not a trajectory, such as a demonstration, in the same form."""
-    rows, lines, before = [], [head, f"  question  {question}  (right: {right})"], 0
+    """A conversation that is not a trajectory, such as a demonstration, in the same form.
+
+    `right` is the right answer; empty where it is not to be shown.
+    """
+    answer = f"  (right: {right})" if right else ""
+    rows, lines, before = [], [head, f"  question  {question}{answer}"], 0
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
@@ -109,10 +113,7 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]
         before = part.turn
-    top = (
-        f"<p><b>{html.escape(head)}</b><br>{html.escape(question)} "
-        f"(right: <i>{html.escape(right)}</i>)</p>"
-    )
+    top = f"<p><b>{html.escape(head)}</b><br>{html.escape(question + answer)}</p>"
     return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
 
 

@@ -99,7 +99,7 @@ def pass_name(results: Results) -> str:
 def accuracy(
     results: Results, stage: str, kind: str, decoding: str, hops: int | None = None
 ) -> Interval:
-    """(share right, low, high), 95%; Wilson's over the questions where the bootstrap has no width."""
+    """(share right, low, high), 95%; Wilson's over questions where a bootstrap has no width."""
     by_question = results.values(stage, kind, decoding, hops)
     if not by_question:  # the demonstrator: sums only
         correct, n = results.count(stage, kind, decoding, hops)
@@ -188,7 +188,8 @@ def table(results: Results) -> str:
     """The results as text, at most 80 columns wide: percent right, intervals and n."""
     best = pass_name(results)
     decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
-    lines = [f"held-out answers, % right [95% interval], {len(results.seeds)} seed(s);",
+    seeds = f"{len(results.seeds)} seed{'s' * (len(results.seeds) > 1)}"
+    lines = [f"held-out answers, % right [95% interval], {seeds};",
              f"n questions: n greedy, {k} n sampled"]  # fmt: skip
     for title, kind, hops in BLOCKS:
         lines += ["", title]

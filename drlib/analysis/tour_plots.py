@@ -36,7 +36,7 @@ def draw(
     ax: Axes, run: TourRun, stage: str, key: str, color: str, label: str, *, style: str = "-",
     width: int = SMOOTH, scale: float = 1.0, thick: float = 2.0,
 ) -> bool:  # fmt: skip
-    """Seeds as thin lines over their range, their mean thick; False where the run lacks the stage."""
+    """Seeds as thin lines over their range, their mean thick; False where the stage is missing."""
     seeds = run.curves.get(stage, {})
     lines = [smoothed(rows, key, width) for _, rows in sorted(seeds.items())]
     length = min((len(steps) for steps, _ in lines), default=0)

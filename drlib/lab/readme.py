@@ -30,22 +30,34 @@ def _claim(results: Results) -> str:
     from drlib.analysis import tour
 
     over = next(s for s in ("sft_continued", "sft") if s in results.stages)
-    name = {"sft_continued": "the same fine-tuning continued with RL's compute"}.get(
+    name = {"sft_continued": "the same fine-tuning continued with its compute"}.get(
         over, "the cold start"
     )
-    rl = [tour.percent(tour.accuracy(results, "rl", k, "sample")) for k in ("python", "search")]
-    gains = [tour.percent(results.gain("rl", over, k, "sample"), "+") for k in ("python", "search")]
-    three = [tour.percent(tour.accuracy(results, s, "search", "greedy", 3)) for s in ("rl", over)]
+    gains = {kind: tour.percent(results.gain("rl", over, kind, "sample"), "+")
+             for kind in ("search", "python")}  # fmt: skip
+    rl = {k: _share(results, "rl", k, "sample") for k in gains}
+    three = [_share(results, s, "search", "greedy", 3) for s in ("rl", over)]
     errors = [tour.percent(tour.error_rate(results, s)) for s in ("rl", over)]
-    seeds = len(results.seeds)
+    seeds = "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds"
     return (
-        f"On held-out questions the policy after reinforcement learning answers **{rl[0]}%** of the "
-        f"python and **{rl[1]}%** of the search questions when sampled: {gains[0]} and {gains[1]} "
-        f"points against {name}. On three-look-up questions, which nobody demonstrated, it answers "
-        f"**{three[0]}%** greedily against {three[1]}%. {errors[0]}% of its tool calls fail, "
-        f"against {errors[1]}%. ({seeds} {'seed' if seeds == 1 else 'seeds'} of the whole line, "
-        "95% intervals by question.)"
+        f"What reinforcement learning adds to {name}, on held-out questions ({seeds} of the whole "
+        "line, 95% intervals by question):\n\n"
+        f"- **Search questions**, sampled: {rl['search']} right, {gains['search']} points.\n"
+        f"- **Three look-ups**, which nobody demonstrated, greedy: {three[0]} right, against "
+        f"{three[1]}.\n"
+        f"- **Python questions**, sampled: {rl['python']} right, {gains['python']} points.\n"
+        f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%."
     )
+
+
+def _share(results: Results, stage: str, kind: str, decoding: str, hops: int | None = None) -> str:
+    """`**69.4%** [64.1, 74.9]`."""
+    from drlib.analysis import tour
+
+    mean, _, interval = tour.percent(
+        tour.accuracy(results, stage, kind, decoding, hops)
+    ).partition(" ")
+    return f"**{mean}%** {interval}"
 
 
 def _table(results: Results) -> str:
@@ -58,22 +70,25 @@ def _table(results: Results) -> str:
           for shown, decoding in (("sampled", "sample"), ("greedy", "greedy"), (best, best))],
         ("three look-ups, greedy", "search", "greedy", 3),
     ]  # fmt: skip
-    lines = ["| % right | " + " | ".join(c[0] for c in columns) + " | made by |",
-             "|" + "---|" * (len(columns) + 2)]  # fmt: skip
+    asked = [results.count("rl", *column[1:])[1] for column in columns]
+    heads = [f"{column[0]} (n={n})" for column, n in zip(columns, asked)]
+    lines = ["| % right | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
     for stage in results.stages:
-        cells = [_cell(results, stage, *column[1:]) for column in columns]
+        cells = [_cell(results, stage, n, *column[1:]) for column, n in zip(columns, asked)]
         made = "demonstrations" if stage == "demonstrator" else f"evaluate_{stage}"
         lines.append(f"| {TITLES[stage]} | " + " | ".join(cells) + f" | `{made}` |")
     return "\n".join(lines)
 
 
-def _cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
+def _cell(results: Results, stage: str, usual: int, kind: str, decoding: str, hops) -> str:
+    """Percent and interval; with its own n where that is not the column's."""
     from drlib.analysis import tour
 
     n = results.count(stage, kind, decoding, hops)[1]
     if not n:
         return ""
-    return f"{tour.percent(tour.accuracy(results, stage, kind, decoding, hops))} n={n}"
+    own = "" if n == usual else f" (n={n})"
+    return tour.percent(tour.accuracy(results, stage, kind, decoding, hops)) + own
 
 
 def _commands(results: Results) -> str:
