@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from drlib.config import Config
+from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.training import data, grpo, pretrain, sft, stages
 from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics, write_atomically
+from drlib.worlds import load_world
 
-MODULES = {"cpt": "pretrain", "sft": "sft", "rl": "grpo", "rl_random_reward": "grpo"}
 SMALL = {
     "hidden": 32, "layers": 2, "heads": 4, "head_dim": 8, "expert_hidden": 16, "experts": 4,
     "cpt_steps": 6, "cpt_batch_tokens": 1024, "sft_steps": 4, "sft_batch_tokens": 1024,
@@ -48,7 +49,7 @@ def command(name, settings, runs, processes=1):
     if processes > 1:
         start += ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
                   f"--nproc-per-node={processes}", "-m"]  # fmt: skip
-    return [*start, f"drlib.training.{MODULES[name]}", *stages.arguments(name, settings, runs)]
+    return [*start, stages.stage(name).module, *stages.arguments(name, settings, runs)]
 
 
 def environment():
@@ -232,6 +233,24 @@ def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
     metrics = grpo.grpo(random, folder, Ranks())
     assert metrics["rollouts"] == 8 and metrics["live_groups"] > 0
     assert metrics["logp_gap"] < 1e-5
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_evaluation_asks_the_same_in_the_same_order_on_any_number_of_processes(
+    runs, tmp_path, processes
+):
+    settings = config(eval_questions=3, eval_samples=2)
+    for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
+        target = stages.folder(name, settings, tmp_path)
+        target.parent.mkdir(exist_ok=True)
+        target.symlink_to(stages.folder(name, config(), runs))
+    result = run("evaluate_sft", settings, tmp_path, processes)
+    assert result.returncode == 0, result.stderr[-2000:]
+    folder = stages.folder("evaluate_sft", settings, tmp_path)
+    asked = [o.task for o in read_outcomes(folder)]
+    assert asked == [t.id for t in held_out(load_world("cldr"), settings)]
+    rows = json.loads((folder / "rows.json").read_text())
+    assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

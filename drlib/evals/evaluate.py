@@ -121,7 +121,8 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: s
     if ranks.first:
         save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])
         save_trajectories(run.path / "sampled.parquet", sampled[-KEPT_TRAJECTORIES:])
-    outcomes = ranks.gather(outcomes)
+    gathered = ranks.gather(list(zip(mine, outcomes)))
+    outcomes = [outcome for _, outcome in sorted(gathered, key=lambda pair: pair[0])]
     rows = rows_of(outcomes, of, config.seed)
     if ranks.first:
         lines = "".join(json.dumps(vars(o)) + "\n" for o in outcomes)
