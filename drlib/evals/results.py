@@ -1,4 +1,4 @@
-"""The tour's numbers: gathered from finished evaluations, kept in two small files, tabulated.
+"""The tour's numbers: gathered from finished evaluations and kept in two small files.
 
 `results.json` holds sums by stage, kind, look-ups, decoding and seed: what tables are made from.
 `outcomes.json` holds every question's outcomes as digits: what intervals are made from, because
@@ -26,7 +26,6 @@ TITLES = {
     "sft": "after SFT", "sft_continued": "SFT continued (RL's compute)", "rl": "after RL",
     "rl_random_reward": "RL, random reward", "closed_book": "after RL, closed book",
 }  # fmt: skip
-DECODINGS = ("sample", "greedy", "pass@8")
 
 
 def demonstrator_rows(config: Config, runs: Path) -> list[dict]:
@@ -117,35 +116,6 @@ class Results:
         """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
         a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))
         return bootstrap_difference(a, b, seed=0)
-
-    def tool_errors(self, stage: str, seeds=None) -> tuple[int, int]:
-        """(failed calls, calls) of the sampled rollouts."""
-        chosen = [
-            o for (name, seed), outcomes in self.outcomes.items() for o in outcomes
-            if name == stage and (seeds is None or seed in seeds)
-        ]  # fmt: skip
-        return sum(o.errors for o in chosen), sum(o.calls for o in chosen)
-
-    def table(self) -> str:
-        """The results as a Markdown table: percent with 95% intervals, and n."""
-        head = "| | " + " | ".join(
-            f"{kind} {decoding}" for kind in ("python", "search") for decoding in DECODINGS
-        )
-        lines = [head + " | three look-ups, greedy |", "|---" * 8 + "|"]
-        for stage in self.stages:
-            cells = [self._cell(stage, k, d) for k in ("python", "search") for d in DECODINGS]
-            cells.append(self._cell(stage, "search", "greedy", 3))
-            lines.append(f"| {TITLES[stage]} | " + " | ".join(cells) + " |")
-        return "\n".join(lines)
-
-    def _cell(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> str:
-        correct, n = self.count(stage, kind, decoding, hops)
-        if not n:
-            return "-"
-        if not self.values(stage, kind, decoding, hops):  # the demonstrator: sums only
-            return f"{100 * correct / n:.1f} (n={n})"
-        mean, low, high = self.accuracy(stage, kind, decoding, hops)
-        return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}] (n={n})"
 
 
 def _scores(outcome: Outcome, decoding: str) -> list[float]:
