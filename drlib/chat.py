@@ -325,9 +325,9 @@ def render_answer(text: str) -> str:
 class ChatIds:
     """Token ids of the parts of a conversation, as rollouts and training put them together.
 
-    What users and tools say is encoded as plain text, so a tag inside it stays characters. For
-    text without tags the ids are those of `apply_chat_template`. Lone surrogates become "?".
-    Attributes: `tokenizer`; `end_id` (closes a turn); `assistant_start` (the generation prompt).
+    What users and tools say is plain text: a tag inside it stays characters. For text without tags
+    the ids are those of `apply_chat_template`. Lone surrogates become "?". `assistant_start` is the
+    generation prompt, `end_id` closes a turn, `stop_ids` end sampling (turn or action closed).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
@@ -338,6 +338,7 @@ class ChatIds:
         self._plain.encode_special_tokens = True
         self._ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in TAGS}
         self.end_id = self._ids[END]
+        self.stop_ids = (self.end_id, self._ids["</tool_call>"], self._ids["</answer>"])
         self.assistant_start = [self._ids[START], *self.plain("assistant\n")]
 
     def plain(self, text: str) -> list[int]:

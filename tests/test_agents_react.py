@@ -60,6 +60,8 @@ class Lines:
             for line in self.lines:
                 ids = self.chat.encode(line or "no end")
                 ids += [self.chat.end_id] if line else []
+                stops = [i for i, token in enumerate(ids) if token in params.stop_ids]
+                ids = ids[: stops[0] + 1] if stops else ids
                 n = len(ids)
                 done = Completion(ids, [-0.5] * n, [0.25] * n, "stop" if line else "length")
                 reply = respond(i, done)
@@ -79,12 +81,27 @@ def test_call_then_answer(chat, toolbox):
     assert [r.tool for r in t.tool_results] == ["search"] and t.tool_results[0].ok
     assert [m["role"] for m in t.messages] == ["user", "assistant", "tool", "assistant"]
     text = chat.tokenizer.apply_chat_template(t.messages, tokenize=True)["input_ids"]
-    assert t.token_ids.tolist() == text
-    said = chat.tokenizer.decode(t.token_ids[t.generated])
-    assert said == f"{SEARCH}<|im_end|>{ANSWER}<|im_end|>"
+    assert [*t.token_ids.tolist(), chat.end_id] == text
+    assert chat.tokenizer.decode(t.token_ids[t.generated]) == SEARCH + ANSWER
     assert np.all(t.logprobs[t.generated] == -0.5) and np.all(t.logprobs[~t.generated] == 0)
     assert set(t.versions[t.generated]) == {3} and set(t.versions[~t.generated]) == {0}
     assert Segment.TOOL_RESPONSE in t.segments and Segment.ANSWER in t.segments
+
+
+def test_nothing_is_sampled_behind_the_first_action(chat, toolbox):
+    t = play(chat, toolbox, SEARCH + SEARCH, f"{ANSWER}</answer> and more")
+    assert chat.tokenizer.decode(t.token_ids[t.generated]) == SEARCH + ANSWER
+    assert len(t.tool_results) == 1 and t.answer == "Norwegian Krone"
+
+
+def test_the_environment_closes_a_turn_that_the_policy_did_not(chat, toolbox):
+    """A turn without an action is closed by the policy's own end token, and only by that."""
+    t = play(chat, toolbox, "I say nothing useful", SEARCH, ANSWER)
+    ends = np.flatnonzero(t.token_ids == chat.end_id)
+    by_policy = [bool(t.generated[i]) for i in ends]
+    assert by_policy == [False, True, False, False, False]  # question, turn, error, call, page
+    text = chat.tokenizer.apply_chat_template(t.messages, tokenize=True)["input_ids"]
+    assert [*t.token_ids.tolist(), chat.end_id] == text
 
 
 def test_a_format_error_is_an_observation_and_a_failed_call(chat, toolbox):

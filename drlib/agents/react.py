@@ -5,6 +5,10 @@ be parsed, and what the policy sampled is never tokenised again, so the ids that
 the ids that are trained. All rollouts of a call generate together in the engine; a rollout that
 waits for a tool is parked, and its tool runs while the others generate.
 
+A turn is sampled up to the close of its first action, and the environment writes the end of turn.
+Sampling on would be worse than waste: nothing judges what follows an answer, so a policy gradient
+lets it grow (seen here: rows of `</answer>`, which then broke the actions themselves).
+
 A format error is an observation like any other (Tongyi DeepResearch answers invalid JSON with a
 text) and counts as a failed call. Two things end a rollout without an answer: the limit on calls
 (TURNS) and the limits on tokens, of a turn or of the context (LENGTH).
@@ -71,7 +75,7 @@ class ReAct:
         ]
         params = SamplingParams(
             temperature=temperature, max_tokens=self.limits.turn_tokens, seed=seed,
-            stop_ids=(self.chat.end_id,),
+            stop_ids=self.chat.stop_ids,
         )  # fmt: skip
         self.engine.converse(
             [r.prompt for r in rollouts], params, lambda i, done: rollouts[i].respond(done),
@@ -120,7 +124,9 @@ class _Rollout:
         if result.env_fault:
             self.termination = Termination.ENV_FAULT
             return None
-        ids = self.agent.chat.tool_turn(result.text)
+        chat = self.agent.chat
+        closed = self.parts[-1][0][-1:] == [chat.end_id]
+        ids = [*([] if closed else [chat.end_id]), *chat.tool_turn(result.text)]
         self.parts.append((ids, None))
         return ids
 
