@@ -44,23 +44,23 @@ class Config:
     cpt_steps: int = 600
     cpt_batch_tokens: int = 4096  # padded, over all processes
     cpt_muon_lr: float = 0.02
-    cpt_adam_lr: float = 1.5e-3
+    cpt_adam_lr: float = 1e-3
     cpt_warmup_steps: int = 20
     cpt_decay_share: float = 0.4
     # demonstrations and the cold start
-    demonstrations: int = 1500
+    demonstrations: int = 600
     demonstration_filter: str = "correct"  # or "none"
     sft_steps: int = 250
     sft_batch_tokens: int = 4096
     sft_muon_lr: float = 0.006
-    sft_adam_lr: float = 2.1e-3
+    sft_adam_lr: float = 1.2e-3
     sft_replay_share: float = 0.3
-    sft_continued_steps: int = 900  # the control: as much compute as RL has
+    sft_continued_steps: int = 1100  # the control: as much compute as RL has
     # reinforcement learning
-    rl_steps: int = 90
+    rl_steps: int = 100
     rl_questions: int = 48  # a step
     rl_group: int = 8  # rollouts a question
-    rl_lr: float = 6e-4
+    rl_lr: float = 4e-4
     rl_warmup_steps: int = 3
     rl_python_share: float = 0.25
     rl_fictional_share: float = 0.5  # of the search questions
@@ -72,7 +72,7 @@ class Config:
     # evaluation
     eval_questions: int = 200  # of each kind
     eval_samples: int = 8
-    eval_seed: int = 90417  # drawn after the recipe was fixed
+    eval_seed: int = 41653  # drawn after the recipe was fixed
 
     @staticmethod
     def load(profile: str, **overrides) -> Config:

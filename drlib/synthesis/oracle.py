@@ -3,7 +3,7 @@
 `Oracle` reads nothing but what the tools return: it is the proof that a question can be solved,
 and the clean hand of agentic pre-training. `Demonstrator` is the same hand with a person's
 faults: it guesses, stops a look-up short, sends malformed arguments, writes programs that crash
-or compute something else, asks useless queries, and sometimes repeats itself for ever. A fixed
+or compute something else, sends empty queries, and sometimes repeats itself for ever. A fixed
 pool of its attempts, kept where they are right, is the cold start (rejection sampling).
 
 An episode is a list of chat messages; the tool results travel beside it.
@@ -116,8 +116,8 @@ class Faults:
 
     guess: float = 0.5  # answers without a tool
     stop_early: float = 0.5  # after a look-up that is not the last
-    bad_code: float = 0.4  # the first program: half crash and are mended, half are wrong
-    bad_query: float = 0.3  # malformed arguments or a useless query, then the right one
+    bad_code: float = 0.5  # the first program: half crash and are mended, half are wrong
+    bad_query: float = 0.4  # malformed arguments or an empty query, then the right one
     loop: float = 0.06  # repeats one call to the limit
 
 
@@ -167,7 +167,7 @@ class Demonstrator:
         for hop, relation in enumerate(task.relations):
             thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
             if rng.random() < self.faults.bad_query:
-                bad = rng.choice(({"query": here}, {"query": [relation]}))
+                bad = rng.choice(({"query": here}, {"query": [""]}))
                 hand.call(thought, "search", bad)
                 thought = rng.choice(AGAIN)
             here = look_up(hand, thought, here, relation)

@@ -56,7 +56,7 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
     world = load_world(config.world)
     titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
-    sample = [title for seed in range(20) for title in fictional_world(seed, Names.of(world)).graph]
+    sample = [title for seed in range(60) for title in fictional_world(seed, Names.of(world)).graph]
     tokenizer = train_tokenizer(
         world_texts(world) + sample, config.vocabulary, names=titles, phrases=PHRASES
     )

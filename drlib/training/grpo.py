@@ -247,7 +247,7 @@ class Step:
         model.eval()
         trajectories = rollout(self.agent, tasks, worlds, config, step, ranks)
         rolled = time.perf_counter()
-        advantages, weights, report = advantages_of(trajectories, config)
+        advantages, weights, _ = advantages_of(trajectories, config)
         model.train()
         pad_id = self.agent.chat.tokenizer.pad_token_id
         row = learn(model, trajectories, advantages, weights, config, ranks, pad_id)
@@ -257,6 +257,8 @@ class Step:
         self.optimizers.step(row["lr_factor"])
         self.agent.engine.update_weights(model)
         summary, outcomes = summarise(trajectories, ranks)
+        sampled = summary["generated"] * summary["rollouts"]
+        row["excluded_tokens"] = 1.0 - row["tokens"] / max(sampled, 1.0)
         curriculum.update(outcomes)
         times = {
             "seconds": round(time.perf_counter() - started, 3),
