@@ -48,7 +48,7 @@ class Config:
     cpt_warmup_steps: int = 20
     cpt_decay_share: float = 0.4
     # demonstrations and the cold start
-    demonstrations: int = 600
+    demonstrations: int = 300
     demonstration_filter: str = "correct"  # or "none"
     sft_steps: int = 250
     sft_batch_tokens: int = 4096
@@ -65,6 +65,22 @@ class Config:
     rl_python_share: float = 0.25
     rl_fictional_share: float = 0.5  # of the search questions
     rl_overlong: str = "exclude"  # Tongyi's rule; "keep" trains on unanswered over-long negatives
+    # switches of reinforcement learning; with all of them here a step is the published recipe
+    rl_advantage: str = "leave_one_out"
+    rl_clip: str = "ppo"
+    rl_level: str = "token"
+    rl_aggregate: str = "token"
+    rl_epsilon_low: float = 0.2
+    rl_epsilon_high: float = 0.28
+    rl_correction: str = "none"  # of the engine's mismatch
+    rl_kl_coef: float = 0.0  # towards the cold start
+    rl_drop_equal: bool = False  # groups of equal rewards leave the token count (DAPO)
+    rl_oversample: int = 1  # rollouts made for each one kept
+    rl_resample: str = "none"  # how they are chosen: "sample" or "sort" (GRPO-RoC)
+    rl_minibatches: int = 1  # updates a batch
+    rl_staleness: int = 0  # steps that the engine goes on with old weights
+    rl_engine: str = "float32"  # "bfloat16": the engine's weights are rounded
+    rl_emergency_stop: bool = False  # when nearly no rollout ends with an answer any more
     rl_reward: str = "exact_match"  # or "random": the control
     rl_temperature: float = 1.0
     balance_coef: float = 0.01  # load-balancing loss
@@ -92,8 +108,9 @@ class Config:
 
 
 # Source recipe first: the one rule of Tongyi's that the tour departs from, by measurement (notebook
-# 06): at this size, leaving over-long negatives out of the loss raises the over-long rate.
-TOUR = {"rl_overlong": "keep"}
+# 06): at this size, leaving over-long negatives out of the loss raises the over-long rate. The
+# emergency stop ends what has collapsed, such as the control that is rewarded at random.
+TOUR = {"rl_overlong": "keep", "rl_emergency_stop": True}
 PROFILES: dict[str, dict] = {
     "laptop": {**TOUR},
     "ci": {
@@ -110,6 +127,13 @@ CHOICES = {
     "demonstration_filter": ("correct", "none"),
     "rl_overlong": ("exclude", "keep"),
     "rl_reward": ("exact_match", "random"),
+    "rl_advantage": ("leave_one_out", "group_mean", "group_normalized", "batch_normalized"),
+    "rl_clip": ("ppo", "double_sided", "cispo", "none"),
+    "rl_level": ("token", "sequence"),
+    "rl_aggregate": ("token", "sequence", "constant"),
+    "rl_correction": ("none", "truncate", "mask", "icepop", "geometric"),
+    "rl_resample": ("none", "sample", "sort"),
+    "rl_engine": ("float32", "bfloat16"),
 }
 
 

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
+from drlib.rl.advantages import (
+    batch_normalized, group_mean, group_normalized, leave_one_out, share_over_segments,
+)  # fmt: skip
 
 ESTIMATORS = [leave_one_out, group_mean, group_normalized, batch_normalized]
 FINITE = st.floats(-100, 100, allow_nan=False)
@@ -118,3 +120,21 @@ def test_dtype_is_kept_and_an_empty_batch_stays_empty():
 def test_bad_input_is_named(estimate, rewards, groups, valid, message):
     with pytest.raises(ValueError, match=message):
         estimate(rewards, groups, valid)
+
+
+def test_segments_have_the_advantage_of_their_trajectory():
+    advantages_N = torch.tensor([1.0, -0.5, -0.5], dtype=torch.float64)
+    shared = share_over_segments(advantages_N, [2, 0, 0, 1])
+    assert shared.tolist() == [-0.5, 1.0, 1.0, -0.5] and shared.dtype == torch.float64
+    assert share_over_segments(advantages_N, [0, 1, 2]).equal(advantages_N)  # K = 0: no resets
+    assert share_over_segments([], []).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [([0, 3], "names trajectory 0 to 3, but there are 2"), ([-1], "names trajectory -1"),
+     ([[0]], r"shapes \[N\] and \[S\]"), ([0.0], "holds indices"), ([True], "holds indices")],
+)  # fmt: skip
+def test_segments_of_no_trajectory_are_named(index, message):
+    with pytest.raises(ValueError, match=message):
+        share_over_segments([1.0, -1.0], index)

@@ -9,8 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drlib.chat import FORMAT_REASONS
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.filtering import FilterConfig, apply_filter, classify, drop_equal_groups
+from drlib.rl.filtering import (
+    FOREIGN_REASONS,
+    FilterConfig,
+    Pipeline,
+    apply_filter,
+    classify,
+    drop_equal_groups,
+    hallucinated,
+)
 from drlib.rl.losses import policy_loss
 from drlib.rl.rewards import (
     REWARDS,
@@ -95,6 +104,8 @@ def test_switches_of_the_filter():
         ({"limits": (ANSWERED,)}, "limits may hold"),
         ({"limits": ("LENGHT",)}, "limits may hold"),
         ({"positive_from": float("nan")}, "positive_from"),
+        ({"hallucination": "punish"}, "hallucination must be"),
+        ({"baseline": "none"}, "baseline must be"),
     ],
 )
 def test_bad_filter_settings_are_named(settings, message):
@@ -163,6 +174,64 @@ def test_an_overlong_failure_counts_for_the_others_but_learns_nothing():
 def test_a_group_of_nothing_but_faults_is_harmless():
     grad = gradient_of([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
     assert grad.abs().max() == 0
+
+
+def changed(trajectory, **changes):
+    return dataclasses.replace(trajectory, **changes)
+
+
+def a_format_error(reason="think is not closed."):
+    return dataclasses.replace(
+        a_tool_result(), tool="format", arguments={}, text=f"Error: {reason}", ok=False,
+        error="format",
+    )  # fmt: skip
+
+
+def imagined(how, **settings):
+    """A rollout whose policy wrote the world's part, as one of the three signs shows it."""
+    trajectory = a_trajectory(**settings)
+    if how == "refused":
+        refused = a_format_error("policy wrote a tool response.")
+        return changed(trajectory, tool_results=[a_tool_result(), refused])
+    if how == "text":
+        text = "<tool_call>{}</tool_call><|im_start|>user\nfound it"
+        return changed(trajectory, messages=[{"role": "assistant", "content": text}])
+    segments = trajectory.segments.copy()
+    segments[-2] = Segment.TOOL_RESPONSE
+    return changed(trajectory, segments=segments)
+
+
+@pytest.mark.parametrize("how", ["refused", "text", "sampled"])
+def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
+    right, wrong = imagined(how, reward=1.0), imagined(how, reward=0.0)
+    assert hallucinated(right) and not hallucinated(a_trajectory())
+    assert classify(right).loss_weight == 1.0  # the recipe looks at the answer only
+    config = FilterConfig(hallucination="exclude")
+    expected = ("excluded", 0.0, True, ("hallucination",))
+    assert dataclasses.astuple(classify(right, config)) == expected
+    assert classify(wrong, config).label == "negative"
+    group = [right, a_trajectory(reward=0.0, tokens=2), a_trajectory(reward=1.0, tokens=1)]
+    assert gradient_of(group, FilterConfig())[0].min() < 0  # descending raises log p
+    grad = gradient_of(group, config)
+    assert grad[0].abs().max() == 0
+    assert grad[2, 1] == pytest.approx(-0.5 / 3) and grad[1, 1] == pytest.approx(1 / 3)
+    apart = gradient_of(group, dataclasses.replace(config, baseline="kept"))
+    assert apart[0].abs().max() == 0 and apart[2, 1] == pytest.approx(-1 / 3)
+
+
+def test_what_is_looked_for_is_what_the_agent_says():
+    assert set(FOREIGN_REASONS) <= set(FORMAT_REASONS)
+    observed = changed(a_trajectory(), messages=[{"role": "tool", "content": "<tool_response>"}])
+    given = a_trajectory()
+    given.segments[0] = Segment.TOOL_RESPONSE  # not sampled: a real observation
+    assert not hallucinated(observed) and not hallucinated(given)
+
+
+def test_a_group_that_is_dropped_whole_is_harmless():
+    group = [imagined("text", reward=1.0), a_trajectory(LENGTH, None), a_trajectory(LENGTH, None)]
+    for baseline in ("all", "kept"):
+        config = FilterConfig(pipeline=Pipeline(), baseline=baseline)
+        assert gradient_of(group, config).abs().max() == 0
 
 
 def test_drop_equal_groups():

@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
-from drlib.rl.losses import LossConfig, loss_denominator, merge_metrics, policy_loss, sft_loss
+from drlib.rl.losses import (
+    LossConfig, loss_denominator, merge_metrics, policy_loss, sft_loss, soft_overlong_penalty,
+)  # fmt: skip
 
+CLIPS = ["ppo", "double_sided", "cispo", "none"]
 AGGREGATES = [
     LossConfig(),
     LossConfig(aggregate="sequence"),
@@ -74,10 +77,10 @@ def test_which_side_clips(ratio, advantage, epsilon_low, epsilon_high, clipped):
 
 
 @pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
-@pytest.mark.parametrize("clip", ["ppo", "none"])
+@pytest.mark.parametrize("clip", CLIPS)
 def test_on_policy_the_gradient_is_reinforce(config, clip):
     logp_BT, _, advantages_B, mask_BT = a_batch()
-    for epsilon in (0.0, 0.01, 0.9):
+    for epsilon in (1e-9, 0.01, 0.9):
         config = LossConfig(clip, config.aggregate, epsilon, epsilon, config.constant_tokens)
         got = gradient(logp_BT, logp_BT.detach(), advantages_B, mask_BT, config)
         live_B = mask_BT.any(dim=1)
@@ -211,7 +214,20 @@ def test_merged_metrics_are_those_of_the_whole_batch():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip": "cispo"}, "clip must be"),
+        ({"clip": "dapo"}, 'clip must be "ppo", "double_sided", "cispo" or "none"'),
+        ({"level": "turn"}, "level must be"),
+        ({"correction": "tis"}, "correction must be"),
+        ({"correction_level": "batch"}, "correction_level must be"),
+        ({"correction_bounds": (0, 2)}, "go with a correction"),
+        ({"correction": "mask", "correction_bounds": (2, 3)}, "low <= 1 <= high"),
+        ({"correction": "mask", "clip": "double_sided"}, "count the mismatch twice"),
+        ({"kl_coef": -1.0}, "kl_coef"),
+        ({"kl_coef": float("nan")}, "kl_coef"),
+        ({"kl_estimator": "k4"}, "kl_estimator must be"),
+        ({"top_entropy": 0.0}, "top_entropy"),
+        ({"top_entropy": 20}, "top_entropy"),
+        ({"entropy_scope": "step"}, "entropy_scope must be"),
+        ({"denominator": "tokens"}, "denominator must be"),
         ({"aggregate": "mean"}, "aggregate must be"),
         ({"epsilon_low": 1.0}, "epsilon_low"),
         ({"epsilon_low": -0.1}, "epsilon_low"),
@@ -234,6 +250,12 @@ def test_bad_settings_are_named(settings, message):
         (lambda a: a.update(mask_BT=a["mask_BT"][:, 1:]), "drop the first token"),
         (lambda a: a.update(behaviour_logp_BT=a["behaviour_logp_BT"][1:]), "behaviour_logp_BT has"),
         (lambda a: a.update(advantages_B=a["advantages_B"][None]), "advantages_B needs"),
+        (lambda a: a.update(config=LossConfig(correction="mask")), "needs old_logp_BT"),
+        (lambda a: a.update(config=LossConfig(kl_coef=0.1)), "needs reference_logp_BT"),
+        (lambda a: a.update(config=LossConfig(top_entropy=0.2)), "needs entropies_BT"),
+        (lambda a: a.update(old_logp_BT=a["logp_BT"][:, 1:]), "old_logp_BT has shape"),
+        (lambda a: a.update(old_logp_BT=a["logp_BT"] * torch.nan), "old_logp_BT is NaN"),
+        (lambda a: a.update(reference_logp_BT=a["logp_BT"] - 500), "reference_logp. reaches"),
         (lambda a: a["advantages_B"].fill_(float("nan")), "advantages_B is NaN"),
         (lambda a: a["behaviour_logp_BT"].fill_(float("nan")), "behaviour_logp_BT is NaN"),
         (lambda a: a["behaviour_logp_BT"].fill_(-500), "same temperature"),
@@ -251,3 +273,13 @@ def test_bad_batches_are_named(change, message):
     change(arguments)
     with pytest.raises(ValueError, match=message):
         policy_loss(**arguments)
+
+
+def test_soft_overlong_penalty():
+    lengths = torch.tensor([0, 80, 85, 100, 101, 500])
+    assert soft_overlong_penalty(lengths, 100, 20).tolist() == [0, 0, -0.25, -1, -1, -1]
+    for limit, buffer in ((100, 0), (100, 101)):
+        with pytest.raises(ValueError, match="need 0 < buffer <= limit"):
+            soft_overlong_penalty(lengths, limit, buffer)
+    with pytest.raises(ValueError, match="lengths_N must be >= 0"):
+        soft_overlong_penalty([-1], 100, 20)

@@ -7,7 +7,8 @@ arXiv 2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by
 Every reward is shifted by its group's smallest one before anything is summed. Advantages do not
 depend on the shift, and so a group of equal rewards gives exactly 0 whatever the rounding.
 
-Left out: per-token and per-turn advantages, value functions, a baseline across groups.
+`share_over_segments` hands an advantage on to the segments of a trajectory whose context was reset
+(ReSum). Left out: per-token and per-turn advantages, value functions, a baseline across groups.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["batch_normalized", "group_mean", "group_normalized", "leave_one_out"]
+__all__ = ["batch_normalized", "group_mean", "group_normalized", "leave_one_out",
+           "share_over_segments"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,43 @@ def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
     centred_N = _centred(groups)
     std_N = std.to(centred_N.device).expand_as(centred_N)
     return _finish(_divide(centred_N, std_N, epsilon), groups, rewards_N)
+
+
+def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
+    """Each segment's advantage: that of the trajectory it is a part of (ReSum-GRPO).
+
+    An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
+    own; only the whole is judged. Take the baseline over trajectories first: over segments, the
+    trajectories with many resets would outvote the others. In `policy_loss`, aggregate "sequence"
+    over such rows is ReSum's 1 / (number of segments), "token" the recipe's.
+
+    Args:
+        advantages_N: float, one per trajectory.
+        trajectory_of_segment_S: int, for each segment the index of its trajectory, any order.
+
+    Returns:
+        advantages_S, dtype of `advantages_N`.
+
+    Raises:
+        ValueError: shapes, indices that are no integers or name no trajectory.
+    """
+    advantages_N = torch.as_tensor(advantages_N)
+    index_S = torch.as_tensor(trajectory_of_segment_S, device=advantages_N.device)
+    if index_S.numel() == 0:
+        index_S = index_S.long()
+    if advantages_N.dim() != 1 or index_S.dim() != 1:
+        raise ValueError(
+            "advantages_N and trajectory_of_segment_S need one entry each (shapes [N] and [S]); "
+            f"got {tuple(advantages_N.shape)} and {tuple(index_S.shape)}"
+        )
+    if index_S.is_floating_point() or index_S.dtype == torch.bool:
+        raise ValueError(f"trajectory_of_segment_S holds indices, got {index_S.dtype}")
+    if len(index_S) and not 0 <= int(index_S.min()) <= int(index_S.max()) < len(advantages_N):
+        raise ValueError(
+            f"trajectory_of_segment_S names trajectory {int(index_S.min())} to "
+            f"{int(index_S.max())}, but there are {len(advantages_N)} advantages"
+        )
+    return advantages_N[index_S]
 
 
 def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:

@@ -1,14 +1,20 @@
-"""Which questions to try next: those that are neither always solved nor never.
+"""Which questions to try next, and under which limits: four state machines without I/O.
 
-A group in which every rollout has the same reward carries no gradient, so a skill with solve rate
-p is drawn in proportion to p(1 - p), plus a little so that nothing is ever forgotten. This is the
-smallest form of Tongyi DeepResearch's automatic data curation (report, section on RL data).
+A group whose rollouts all have the same reward carries no gradient, so questions that are always
+or never solved are wasted work. `Curriculum`, the tour's, draws a skill of solve rate p in
+proportion to p(1 - p), plus a little so that nothing is ever forgotten. `DataCuration` is Tongyi
+DeepResearch's automatic data curation (report, section on RL data), `StagedCurriculum`
+rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
+
+Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
+draws. Left out: the background process that tries questions, and weights that learn (bandits).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 FLOOR = 0.04
 START = 0.3  # assumed solve rate before anything was tried
@@ -37,3 +43,235 @@ class Curriculum:
 
     def state_dict(self) -> dict[str, float]:
         return dict(self.rates)
+
+
+class Refresh(NamedTuple):
+    """An exchange: why ("steps", "live_share" or "asked"), and the question ids, sorted."""
+
+    cause: str
+    mastered: tuple[str, ...]
+    hopeless: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+class DataCuration:
+    """An active set of questions of medium difficulty, renewed from a background pool.
+
+    Args:
+        solve_rates: share solved by the starting policy, for every question. Those strictly
+            between 0 and 1 are the first active set; its size is what refreshes aim at.
+        window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0.
+        every: steps after which to refresh. live_below: the `live_share` below which to. Or None.
+
+    ValueError (of all methods): unknown questions, rates outside 0..1, settings without sense.
+    """
+
+    def __init__(
+        self, solve_rates: Mapping[str, float], *, window: int = 8,
+        every: int | None = None, live_below: float | None = None,
+    ):  # fmt: skip
+        if window < 2 or (every is not None and every < 1):
+            raise ValueError(f"window must be at least 2 and every 1, got {window} and {every}")
+        if live_below is not None and not 0 < live_below <= 1:
+            raise ValueError(f"live_below is a share in (0, 1], got {live_below}")
+        self.window, self.every, self.live_below = window, every, live_below
+        self.known = frozenset(solve_rates)
+        self.active = {q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1}
+        if not self.active:
+            raise ValueError("every question is always or never solved; add easier or harder ones")
+        self.size, self.steps = len(self.active), 0
+        self.pool: dict[str, float] = {}
+        self.outcomes: dict[str, list[float]] = {}
+
+    def draw(self, n: int, rng: random.Random) -> list[str]:
+        """`n` active questions, each one once before any comes twice."""
+        drawn: list[str] = []
+        while len(drawn) < n:
+            drawn += rng.sample(sorted(self.active), min(n - len(drawn), len(self.active)))
+        return drawn
+
+    def observe(self, outcomes: Iterable[tuple[str, float]]) -> None:
+        """Take in (question, reward in 0..1) of a step's judged rollouts, late ones too."""
+        for question, solved in self._checked(outcomes):
+            if question in self.active:
+                seen = self.outcomes.setdefault(question, [])
+                seen.append(solved)
+                del seen[: -self.window]
+
+    def probe(self, solve_rates: Mapping[str, float]) -> None:
+        """Take in what the background process measured: what is medium enters the pool."""
+        for question, rate in self._checked(solve_rates.items()):
+            self.pool.pop(question, None)
+            if question not in self.active and 0 < rate < 1:
+                self.pool[question] = rate
+
+    def live_share(self) -> float:
+        """Of the active questions with a full window, those with a signal; 1 before there are."""
+        full = [q for q in self.active if len(self.outcomes.get(q, ())) >= self.window]
+        return sum(not self._settled(q) for q in full) / len(full) if full else 1.0
+
+    def end_step(self, *, ask: bool = False) -> Refresh | None:
+        """Count a step; refresh if a trigger fires (or `ask`: a reward plateau seen outside).
+
+        Questions nearest to a half fill the set up to its first size. It is never left empty;
+        None where nothing changed.
+        """
+        self.steps += 1
+        low = self.live_below is not None and self.live_share() < self.live_below
+        due = self.every is not None and self.steps >= self.every
+        if not (ask or due or low):
+            return None
+        self.steps = 0
+        settled = sorted(q for q in self.active if self._settled(q))
+        if len(settled) == len(self.active) and not self.pool:
+            settled = []
+        room = self.size - len(self.active) + len(settled)
+        added = sorted(self.pool, key=lambda q: (abs(self.pool[q] - 0.5), q))[:room]
+        self.active = (self.active - set(settled)) | set(added)
+        if not settled and not added:
+            return None
+        last = {question: self.outcomes.pop(question)[-1] for question in settled}
+        for question in added:
+            del self.pool[question]
+        return Refresh(
+            "asked" if ask else "steps" if due else "live_share",
+            tuple(q for q in settled if last[q] > 0), tuple(q for q in settled if last[q] <= 0),
+            tuple(sorted(added)),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict:
+        outcomes = {question: list(seen) for question, seen in self.outcomes.items()}
+        return {"active": sorted(self.active), "size": self.size, "steps": self.steps,
+                "pool": dict(self.pool), "outcomes": outcomes}  # fmt: skip
+
+    def load_state_dict(self, state: dict) -> None:
+        self._checked((question, 0) for name in ("active", "outcomes") for question in state[name])
+        self.pool = dict(self._checked(state["pool"].items()))
+        self.outcomes = {question: list(seen) for question, seen in state["outcomes"].items()}
+        self.active, self.size, self.steps = set(state["active"]), state["size"], state["steps"]
+
+    def _settled(self, question: str) -> bool:
+        """All of a full window solved, or none."""
+        seen = self.outcomes.get(question, [])
+        return len(seen) >= self.window and (min(seen) >= 1 or max(seen) <= 0)
+
+    def _checked(self, rates: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+        rates = [(question, float(rate)) for question, rate in rates]
+        for question, rate in rates:
+            if question not in self.known:
+                raise ValueError(f"unknown question {question!r}; name it in solve_rates first")
+            if not 0 <= rate <= 1:
+                raise ValueError(f"the solve rate of {question!r} must be in 0..1, got {rate}")
+        return rates
+
+
+class Stage(NamedTuple):
+    """steps: how long; tokens, turns: a rollout's limits; hard_only: only unmastered questions;
+    reset: start with a fresh optimizer and the policy as its own reference."""
+
+    steps: int
+    tokens: int
+    turns: int
+    hard_only: bool = False
+    reset: bool = False
+
+
+RSTAR2_STAGES = (  # section 4: 510 steps in all
+    Stage(300, 8_000, 10), Stage(85, 12_000, 10), Stage(125, 12_000, 15, True, True),
+)  # fmt: skip
+
+
+class StagedStep(NamedTuple):
+    """questions: the hard ones, None for all; reset: renew optimizer and reference first."""
+
+    index: int
+    stage: Stage
+    questions: tuple[str, ...] | None
+    reset: bool
+
+
+class StagedCurriculum:
+    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`."""
+
+    def __init__(self, stages: Sequence[Stage] = RSTAR2_STAGES):
+        if not stages or min(min(s.steps, s.tokens, s.turns) for s in stages) < 1:
+            raise ValueError(f"stages need at least 1 step, token and turn each, got {stages}")
+        self.stages = tuple(stages)
+        self.step = 0
+        self.hard: dict[int, tuple[str, ...]] = {}
+
+    def _place(self) -> tuple[int, int]:
+        """(stage, step within it) of the next step; (len(stages), _) when all is done."""
+        inside = self.step
+        for at, stage in enumerate(self.stages):
+            if inside < stage.steps:
+                return at, inside
+            inside -= stage.steps
+        return len(self.stages), inside
+
+    @property
+    def filter_due(self) -> bool:
+        """Whether `keep_hard` must be called before the next step."""
+        at, _ = self._place()
+        return at < len(self.stages) and self.stages[at].hard_only and at not in self.hard
+
+    def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+        """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
+        if not self.filter_due:
+            raise ValueError("the next step is not the first of a stage of hard questions")
+        if not all(len(solved) for solved in outcomes.values()):
+            raise ValueError("a question was not tried; roll it out or leave it out")
+        hard = tuple(sorted(q for q, solved in outcomes.items() if min(solved) < 1))
+        if not hard:
+            raise ValueError("the policy solves every question every time; bring harder ones")
+        return self.hard.setdefault(self._place()[0], hard)
+
+    def begin_step(self) -> StagedStep | None:
+        """What the next step is to do; None after the last one."""
+        if self.filter_due:
+            raise ValueError("the stage trains on hard questions only: call keep_hard first")
+        at, inside = self._place()
+        if at == len(self.stages):
+            return None
+        self.step += 1
+        reset = self.stages[at].reset and inside == 0
+        return StagedStep(at, self.stages[at], self.hard.get(at), reset)
+
+    def state_dict(self) -> dict:
+        return {"step": self.step, "hard": {str(at): list(qs) for at, qs in self.hard.items()}}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.step = state["step"]
+        self.hard = {int(at): tuple(questions) for at, questions in state["hard"].items()}
+
+
+class TaskMixture:
+    """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
+
+    No kind runs ahead by a whole draw; whole-number weights are met exactly after each
+    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
+    """
+
+    def __init__(self, weights: Mapping[str, float]):
+        bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
+        if not weights or bad:
+            raise ValueError(f"weights must be positive and finite, got {dict(weights)}")
+        self.weights = dict(weights)
+        self.counts = dict.fromkeys(weights, 0)
+
+    def draw(self, n: int) -> list[str]:
+        """The next `n` kinds; ties go to the kind named first."""
+        total, drawn = sum(self.weights.values()), []
+        for nth in range(sum(self.counts.values()) + 1, sum(self.counts.values()) + n + 1):
+            behind = {k: w * nth - self.counts[k] * total for k, w in self.weights.items()}
+            drawn.append(max(behind, key=behind.__getitem__))
+            self.counts[drawn[-1]] += 1
+        return drawn
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if set(state) != set(self.weights):
+            raise ValueError(f"the state counts {sorted(state)}, not {sorted(self.weights)}")
+        self.counts = {kind: int(state[kind]) for kind in self.weights}

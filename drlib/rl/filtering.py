@@ -7,26 +7,101 @@ are what Tongyi DeepResearch section 3.4 blames for policy collapse), yet the gr
 as a failure. rStar2-Agent found the opposite to work better, hence the switch. A trajectory spoilt
 by the environment enters neither.
 
-`drop_equal_groups` is DAPO's filter: groups of equal rewards have no gradient anyway, and dropping
-them keeps them out of the loss's token count. The recipe does not use it.
+Two more switches, both off in the recipe:
 
-Left out: consistency, diversity and repetition checks, resampling, soft over-length penalties.
+- `hallucination="exclude"`: a policy that writes a `<tool_response>` or another speaker's turn
+  itself and then answers right was right about a world it made up. Its loss weight is 0, not
+  negative: that would push the right answer down too. Wrong answers after one stay failures.
+- `pipeline=Pipeline(...)`: the decision table of the selective filtering pipeline that public
+  notes on Tongyi DeepResearch draw (quality, reward threshold, consistency, diversity -> high /
+  low / drop, extra validation of the low). The boxes are theirs, what each checks is ours: the
+  report prints only the over-length example. Labels are then "high" (weight 1), "low"
+  (`low_weight`) and "drop" (0), whatever the reward's sign; "drop" stands for "excluded".
+
+Left out: filters of whole groups (`drlib.rl.resampling`; `drop_equal_groups` is exported here
+too), soft over-length penalties (rewards, not filters), several actions in a turn (the agent's
+parser allows one). Replaying, judging again and scoring under the trainer are the caller's work:
+they arrive as `Evidence`.
 """
 
+import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.rl.advantages import group_mean
+from drlib.rl.resampling import assistant_texts, drop_equal_groups
 from drlib.rl.rewards import has_env_fault
-from drlib.trajectory import Termination, Trajectory
+from drlib.trajectory import Segment, Termination, Trajectory
 
-__all__ = ["FilterConfig", "Verdict", "apply_filter", "classify", "drop_equal_groups"]
+__all__ = [
+    "Evidence",
+    "FilterConfig",
+    "Pipeline",
+    "Verdict",
+    "apply_filter",
+    "classify",
+    "drop_equal_groups",
+    "hallucinated",
+]
+
+FOREIGN_TAGS = ("<tool_response>", "</tool_response>", "<|im_start|>")
+# what the agent answers to such a turn (`drlib.chat.FORMAT_REASONS`; that room loads transformers)
+FOREIGN_REASONS = ("policy wrote a tool response.", "policy wrote a chat marker.")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Thresholds of the selective filtering pipeline; None switches a check off.
+
+    low_weight: loss weight of low quality, in (0, 1].
+    validation: "replay" lets low quality in only where `Evidence.replayed` is True.
+    Quality, each makes a rollout low:
+    max_format_errors: turns that could not be parsed.
+    max_tool_errors: share of failed tool calls.
+    max_repetition: share of `repetition_n`-grams of sampled tokens that were sampled before.
+        None by default: rStar2-Agent saw such rules hit honest re-checking.
+    ambiguous_from: a reward from here up to `positive_from` is neither success nor failure.
+    Consistency, each drops a rollout:
+    max_log_ratio: largest |mean(trainer's - rollout's log-probability)| in nats.
+    two_judges: the second judge's reward must be on the same side of `positive_from`.
+    (Always: sampled by one policy version, in its group's world, not right by hallucination.)
+    Diversity, drops what is above the cap:
+    max_alike: rollouts kept of one group, of the same outcome and with the same actions.
+    alike_from: Jaccard index of two sets of actions from which they count as the same.
+    """
+
+    low_weight: float = 1.0
+    validation: Literal["none", "replay"] = "none"
+    max_format_errors: int | None = 0
+    max_tool_errors: float | None = None
+    max_repetition: float | None = None
+    repetition_n: int = 8
+    ambiguous_from: float | None = None
+    max_log_ratio: float | None = None
+    two_judges: bool = False
+    max_alike: int | None = None
+    alike_from: float = 1.0
+
+    def __post_init__(self):
+        if self.validation not in ("none", "replay"):
+            raise ValueError(f'validation must be "none" or "replay", got {self.validation!r}')
+        for name in ("low_weight", "alike_from"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        for name in ("repetition_n", "max_alike"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_format_errors", "max_tool_errors", "max_repetition", "max_log_ratio"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative or NaN, got {getattr(self, name)}")
+        if self.ambiguous_from is not None and math.isnan(self.ambiguous_from):
+            raise ValueError("ambiguous_from is NaN; give a reward below positive_from, or None")
 
 
 @dataclass(frozen=True)
@@ -37,74 +112,129 @@ class FilterConfig:
         reward in the baseline; "keep" trains on them as on any failure.
     limits: the terminations that count as hitting a limit.
     positive_from: a reward from here on is a success, below it a failure.
+    hallucination: "exclude" leaves a success after an imagined tool response or turn out of the
+        loss; "keep" trains on it. A pipeline always excludes it.
+    baseline: "all" keeps the reward of what is left out of the loss in the baseline (Tongyi's
+        over-long rule, as E-GRPO spells it out); "kept" takes it out.
+    pipeline: the selective filtering pipeline; None is off.
     """
 
     overlong: Literal["exclude", "keep"] = "exclude"
     limits: tuple[Termination, ...] = (Termination.LENGTH,)
     positive_from: float = 0.5
+    hallucination: Literal["keep", "exclude"] = "keep"
+    baseline: Literal["all", "kept"] = "all"
+    pipeline: Pipeline | None = None
 
     def __post_init__(self):
-        if self.overlong not in ("exclude", "keep"):
-            raise ValueError(f'overlong must be "exclude" or "keep", got {self.overlong!r}')
+        both = ("exclude", "keep")
+        choices = {"overlong": both, "hallucination": both, "baseline": ("all", "kept")}
+        for name, (first, second) in choices.items():
+            value = getattr(self, name)
+            if value not in (first, second):
+                raise ValueError(f'{name} must be "{first}" or "{second}", got {value!r}')
         known = {Termination.LENGTH, Termination.TURNS, Termination.WALL_CLOCK, Termination.LOOP}
         unknown = [limit for limit in self.limits if limit not in known]
         if unknown:
             raise ValueError(f"limits may hold {sorted(known)}, not {unknown[0]!r}")
         if math.isnan(self.positive_from):
             raise ValueError("positive_from is NaN; give the smallest reward of a success")
+        if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
+            raise TypeError(f"pipeline must be a Pipeline or None, got {self.pipeline!r}")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a trajectory does not know of itself; only the checks switched on ask for it.
+
+    log_ratio: mean over generated tokens of trainer's minus rollout's log-probability, nats.
+    second_reward: a second judge's reward.
+    replayed: whether its actions, run again, gave the same observations and verdict.
+    """
+
+    log_ratio: float | None = None
+    second_reward: float | None = None
+    replayed: bool | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What becomes of a trajectory.
 
-    label: "positive" or "negative" by its reward, "excluded" when its loss_weight is 0.
+    label: "positive" or "negative" by its reward, "excluded" when its loss_weight is 0; under a
+        pipeline "high", "low" or "drop" (loss_weight 0).
     loss_weight: 0 leaves its tokens out of the loss.
     in_baseline: whether its reward enters the group's baseline.
-    reasons: why it is excluded ("overlong", "env_fault", "unjudged"); empty otherwise.
+    reasons: why it is excluded ("overlong", "env_fault", "unjudged", "hallucination"); under a
+        pipeline why it is low or dropped; empty otherwise.
     """
 
-    label: Literal["positive", "negative", "excluded"]
+    label: Literal["positive", "negative", "excluded", "high", "low", "drop"]
     loss_weight: float
     in_baseline: bool
     reasons: tuple[str, ...] = ()
 
 
-def classify(trajectory: Trajectory, config: FilterConfig | None = None) -> Verdict:
+def classify(
+    trajectory: Trajectory, config: FilterConfig | None = None, evidence: Evidence | None = None
+) -> Verdict:
     """The verdict on one trajectory; the first matching rule decides whether it is in the baseline.
 
     Environment fault or no reward: out of loss and baseline. Unanswered failure at a limit: out of
-    the loss only, unless `overlong="keep"`. All others are in both.
+    the loss only, unless `overlong="keep"`; a success by hallucination likewise, if excluded. All
+    others are in both. A pipeline's rules come after these; `apply_filter` compares group members.
+    ValueError where a check that is switched on lacks its evidence.
     """
     config = config or FilterConfig()
-    unjudged = [
-        *(["env_fault"] if has_env_fault(trajectory) else []),
-        *(["unjudged"] if trajectory.reward is None else []),
-    ]
-    if unjudged:
-        return Verdict("excluded", 0.0, False, tuple(unjudged))
+    drop = "drop" if config.pipeline else "excluded"
+    fault, unjudged = has_env_fault(trajectory), trajectory.reward is None
+    if fault or unjudged:
+        return Verdict(drop, 0.0, False, ("env_fault",) * fault + ("unjudged",) * unjudged)
     positive = trajectory.reward >= config.positive_from
-    at_limit = trajectory.termination in config.limits and trajectory.answer is None
+    limits = (*config.limits, *([Termination.WALL_CLOCK] if config.pipeline else []))
+    at_limit = trajectory.termination in limits and trajectory.answer is None
+    in_baseline = config.baseline == "all"
     if at_limit and not positive and config.overlong == "exclude":
-        return Verdict("excluded", 0.0, True, ("overlong",))
+        return Verdict(drop, 0.0, in_baseline, ("overlong",))
+    gated = config.pipeline or config.hallucination == "exclude"
+    if positive and gated and hallucinated(trajectory):
+        return Verdict(drop, 0.0, in_baseline, ("hallucination",))
+    if config.pipeline:
+        return _grade(trajectory, positive, config, evidence or Evidence())
     return Verdict("positive" if positive else "negative", 1.0, True)
 
 
 def apply_filter(
-    trajectories: Sequence[Trajectory], config: FilterConfig | None = None
+    trajectories: Sequence[Trajectory],
+    config: FilterConfig | None = None,
+    evidence: Sequence[Evidence | None] | None = None,
 ) -> tuple[Tensor, Tensor, dict]:
     """Classify a batch.
+
+    Args:
+        evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
 
     Returns:
         (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members of
         the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
         `excluded_tokens` (share of the batch's generated tokens), `reward_mean` of the judged
         trajectories and `reward_mean_in_loss` of those trained on (None where there are none).
+        A pipeline adds `pipeline`: `reasons_by_label`, `dropped_tokens` and `no_signal_groups`
+        (groups whose judged rewards are all equal). The order of the batch does not matter.
+
+    Raises:
+        ValueError: as `classify`, or `evidence` has another length.
     """
-    verdicts = [classify(trajectory, config) for trajectory in trajectories]
+    config = config or FilterConfig()
+    evidence = [None] * len(trajectories) if evidence is None else evidence
+    if len(evidence) != len(trajectories):
+        raise ValueError(f"{len(evidence)} pieces of evidence for {len(trajectories)} trajectories")
+    verdicts = [classify(t, config, e) for t, e in zip(trajectories, evidence, strict=True)]
+    if config.pipeline:
+        verdicts = _compare_within_groups(trajectories, verdicts, config)
     tokens = [int(trajectory.generated.sum()) for trajectory in trajectories]
     lost = sum(n for n, verdict in zip(tokens, verdicts, strict=True) if not verdict.loss_weight)
-    judged = [t.reward for t, v in zip(trajectories, verdicts, strict=True) if v.in_baseline]
+    judged = [t.reward for t in trajectories if _judged(t)]
     kept = [t.reward for t, v in zip(trajectories, verdicts, strict=True) if v.loss_weight]
     report = {
         "labels": dict(sorted(Counter(verdict.label for verdict in verdicts).items())),
@@ -113,25 +243,158 @@ def apply_filter(
         "reward_mean": sum(judged) / len(judged) if judged else None,
         "reward_mean_in_loss": sum(kept) / len(kept) if kept else None,
     }
+    if config.pipeline:
+        report["pipeline"] = _pipeline_report(trajectories, verdicts, lost)
     weights_N = torch.tensor([verdict.loss_weight for verdict in verdicts])
     in_baseline_N = torch.tensor([verdict.in_baseline for verdict in verdicts], dtype=torch.bool)
     return weights_N, in_baseline_N, report
 
 
-def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
-    """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
+def hallucinated(trajectory: Trajectory) -> bool:
+    """Whether the policy wrote a tool response or another speaker's turn itself.
 
-    Args:
-        rewards_N: float. groups_N: int. valid_N: bool or None; rules as in `leave_one_out`.
-
-    Returns:
-        keep_N: bool, False in groups of one or of equal rewards and for members not valid.
-
-    Raises:
-        ValueError: as `leave_one_out`.
+    Any of three signs: a sampled token inside a tool response, such a tag in an assistant message,
+    the format error that the agent answered with.
     """
-    spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
-    groups_N = torch.as_tensor(groups_N, device=spread_N.device)
-    index_N = torch.unique(groups_N, return_inverse=True)[1]
-    live_N = torch.zeros_like(spread_N).index_add(0, index_N, spread_N)[index_N] > 0
-    return live_N if valid_N is None else live_N & torch.as_tensor(valid_N, device=live_N.device)
+    refused = [result.text for result in trajectory.tool_results if result.tool == "format"]
+    return (
+        bool((trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)).any())
+        or any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS)
+        or any(reason in text for text in refused for reason in FOREIGN_REASONS)
+    )
+
+
+def _grade(
+    trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
+) -> Verdict:
+    """The pipeline's verdict on a judged trajectory that no earlier rule took."""
+    broken = _inconsistencies(trajectory, positive, config, evidence)
+    dirt = broken or _dirt(trajectory, positive, config)
+    if not dirt:
+        return Verdict("high", 1.0, True)
+    if not broken and config.pipeline.validation == "replay":
+        if not _needed(trajectory, evidence, "replayed", "validation"):
+            dirt, broken = [*dirt, "replay_failed"], True
+    if broken:
+        return Verdict("drop", 0.0, config.baseline == "all", tuple(dirt))
+    return Verdict("low", config.pipeline.low_weight, True, tuple(dirt))
+
+
+def _inconsistencies(
+    trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
+) -> list[str]:
+    pipeline, found = config.pipeline, []
+    if len(np.unique(trajectory.versions[trajectory.generated])) > 1:
+        found.append("mixed_versions")
+    if pipeline.max_log_ratio is not None:
+        gap = _needed(trajectory, evidence, "log_ratio", "max_log_ratio")
+        if not abs(gap) <= pipeline.max_log_ratio:  # NaN is a mismatch too
+            found.append("log_ratio")
+    if pipeline.two_judges:
+        second = _needed(trajectory, evidence, "second_reward", "two_judges")
+        if (second >= config.positive_from) != positive:
+            found.append("judges_disagree")
+    return found
+
+
+def _dirt(trajectory: Trajectory, positive: bool, config: FilterConfig) -> list[str]:
+    pipeline, results, found = config.pipeline, trajectory.tool_results, []
+    refused = sum(result.tool == "format" for result in results)
+    if pipeline.max_format_errors is not None:
+        if refused > pipeline.max_format_errors or trajectory.termination == Termination.FORMAT:
+            found.append("format")
+    if pipeline.max_tool_errors is not None and results:
+        if sum(not result.ok for result in results) / len(results) > pipeline.max_tool_errors:
+            found.append("tool_errors")
+    if pipeline.max_repetition is not None:
+        if _repetition(trajectory, pipeline.repetition_n) > pipeline.max_repetition:
+            found.append("repetition")
+    if positive:
+        return found
+    if pipeline.ambiguous_from is not None and trajectory.reward >= pipeline.ambiguous_from:
+        found.append("ambiguous")
+    if trajectory.answer is None:
+        found.append("no_answer")
+    if hallucinated(trajectory):
+        found.append("hallucination")
+    return found
+
+
+def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str):
+    value = getattr(evidence, name)
+    if value is None:
+        raise ValueError(
+            f"trajectory {trajectory.id}: {check} needs Evidence({name}=...); "
+            "pass it or switch the check off"
+        )
+    return value
+
+
+def _repetition(trajectory: Trajectory, n: int) -> float:
+    """Share of the sampled n-grams that occurred before; 0 when there are none."""
+    ids = trajectory.token_ids[trajectory.generated]
+    if len(ids) < n:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(ids, n)
+    return 1 - len(np.unique(grams, axis=0)) / len(grams)
+
+
+def _judged(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and not has_env_fault(trajectory)
+
+
+def _compare_within_groups(
+    trajectories: Sequence[Trajectory], verdicts: list[Verdict], config: FilterConfig
+) -> list[Verdict]:
+    """One world, and not too many alike; quality, then the id decides who stays."""
+    members, verdicts = defaultdict(list), list(verdicts)
+    for i, trajectory in enumerate(trajectories):
+        members[trajectory.group_id].append(i)
+    for group in members.values():
+        worlds = Counter(trajectories[i].world_version for i in group)
+        world = min(worlds, key=lambda version: (-worlds[version], version))
+        kept: list[tuple[bool, frozenset]] = []
+        for i in sorted(group, key=lambda i: (verdicts[i].label, trajectories[i].id)):
+            trajectory, verdict = trajectories[i], verdicts[i]
+            if trajectory.world_version != world:  # its reward answers another question
+                verdicts[i] = Verdict("drop", 0.0, False, (*verdict.reasons, "mixed_worlds"))
+            elif verdict.loss_weight and config.pipeline.max_alike is not None:
+                positive = trajectory.reward >= config.positive_from
+                mine = (positive, _actions(trajectory))
+                if _alike(mine, kept, config.pipeline) < config.pipeline.max_alike:
+                    kept.append(mine)
+                    continue
+                reasons = (*verdict.reasons, "duplicate")
+                verdicts[i] = Verdict("drop", 0.0, config.baseline == "all", reasons)
+    return verdicts
+
+
+def _actions(trajectory: Trajectory) -> frozenset:
+    """What was done, without order: each call with its arguments, and the answer."""
+    calls = {
+        (result.tool, json.dumps(result.arguments, sort_keys=True, default=repr))
+        for result in trajectory.tool_results
+    }
+    return frozenset(calls | {("answer", trajectory.answer)})
+
+
+def _alike(mine, kept, pipeline: Pipeline) -> int:
+    positive, actions = mine
+    return sum(
+        positive == other_positive
+        and len(actions & other) / len(actions | other) >= pipeline.alike_from
+        for other_positive, other in kept
+    )
+
+
+def _pipeline_report(trajectories, verdicts: list[Verdict], dropped_tokens: int) -> dict:
+    by_label: dict[str, Counter] = defaultdict(Counter)
+    rewards: dict[str, set[float]] = defaultdict(set)
+    for trajectory, verdict in zip(trajectories, verdicts, strict=True):
+        by_label[verdict.label].update(verdict.reasons or ("clean",))
+        rewards[trajectory.group_id] |= {trajectory.reward} if _judged(trajectory) else set()
+    return {
+        "reasons_by_label": {k: dict(sorted(v.items())) for k, v in sorted(by_label.items())},
+        "dropped_tokens": dropped_tokens,
+        "no_signal_groups": sum(len(values) < 2 for values in rewards.values()),
+    }

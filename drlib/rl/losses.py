@@ -1,4 +1,4 @@
-"""The policy-gradient loss of the recipe and the supervised loss, over padded batches.
+"""The policy-gradient loss: the recipe, its published relatives as switches, and the NLL.
 
 `policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the tokens that
 the model generated, summed over the batch and divided by one global number of tokens. The switches
@@ -8,61 +8,106 @@ of `LossConfig` are orthogonal. Three choices that implementations get wrong in 
   tokens; given the step's count (sum `loss_denominator` over the parts), the gradients of the
   parts add up to the gradient of the whole. Dividing each part by its own count does not.
 - An excluded sequence (weight 0) is in neither the sum nor the count, so leaving rollouts out does
-  not shrink the step. A weight of 2 equals two copies of the sequence.
+  not shrink the step. A weight of 2 equals two copies of the sequence. Tokens that a switch drops
+  are treated alike, unless `denominator` is "all".
 - Positions outside the mask never enter the arithmetic. Whatever stands there (NaN too), the loss
   and the gradient keep their bits.
 
-Left out: KL terms, sequence-level ratios, importance corrections, token selection.
+A row is a sequence. ReSum's segments are rows: "sequence" then divides by their number (its
+1 / sum n_g), "token" does not see where a trajectory was cut.
+
+Left out: an entropy bonus, dual clipping of negative advantages, value losses.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
 
-__all__ = ["LossConfig", "loss_denominator", "merge_metrics", "policy_loss", "sft_loss"]
+from drlib.rl.divergences import (
+    check_tokens, check_weights, correction_bounds, importance_correction, in_loss, kl_estimate,
+    log_ratio, mean_per_row, mismatch_metrics, top_entropy_mask, weight_metrics,
+)  # fmt: skip
 
-MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
+__all__ = ["LossConfig", "kept_tokens", "loss_denominator", "merge_metrics", "policy_loss",
+           "sft_loss", "soft_overlong_penalty"]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LossConfig:
     """The switches of `policy_loss`; the defaults are the recipe.
 
-    clip: "ppo" is min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) per token (Tongyi eq. 4;
-        the asymmetric range is DAPO's clip-higher). "none" is r A: plain importance sampling.
-        On policy r is 1 and both have the gradient of REINFORCE.
+    clip: what happens to a token (A its advantage, r its ratio) outside the range.
+        "ppo": min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), so the gradient stops where
+        r has moved in A's favour (Tongyi eq. 4; the asymmetric range is DAPO's clip-higher).
+        "double_sided": gradient r A grad log pi strictly inside the range and none outside,
+        whatever A's sign (GLM-5 eq. 3-5); r is against the rollout engine, never `old_logp_BT`.
+        "cispo": gradient min(r, 1 + epsilon_high) A grad log pi everywhere (MiniMax-M1).
+        "none": r A, plain importance sampling. On policy all have the gradient of REINFORCE.
     aggregate: "token" divides the sum over tokens by the number of tokens (Tongyi, DAPO);
         "sequence" takes each sequence's mean first (GRPO), so a token of a long sequence counts
         less; "constant" divides by sequences times `constant_tokens` (Dr.GRPO).
+    level: "sequence" replaces r by its geometric mean over the sequence (GSPO, arXiv 2507.18071).
+    correction: the rollout engine's mismatch, see `importance_correction`; needs `old_logp_BT`.
+        correction_bounds: (low, high), the published ones when None. correction_level: as there.
+    kl_coef: weight of KL(pi || reference) per token; needs `reference_logp_BT`. kl_estimator: see
+        `kl_estimate`. kl_unbiased: weigh it by pi / pi_behaviour, so that its gradient is that of
+        the KL (DeepSeek-V3.2; TRL), with k2's weight held constant.
+    top_entropy: share of tokens that learn, those of highest entropy (80/20 rule: 0.2); needs
+        `entropies_BT`. entropy_scope: of the batch passed, or of each sequence.
+    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and of its
+        count ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL, whose
+        step is then 5 times smaller at top_entropy 0.2).
     """
 
-    clip: Literal["ppo", "none"] = "ppo"
+    clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
     aggregate: Literal["token", "sequence", "constant"] = "token"
     epsilon_low: float = 0.2
     epsilon_high: float = 0.28
     constant_tokens: int | None = None
+    _: KW_ONLY
+    level: Literal["token", "sequence"] = "token"
+    correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
+    correction_bounds: tuple[float, float] | None = None
+    correction_level: Literal["token", "sequence"] = "token"
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_unbiased: bool = False
+    top_entropy: float = 1.0
+    entropy_scope: Literal["batch", "sequence"] = "batch"
+    denominator: Literal["kept", "all"] = "kept"
 
     def __post_init__(self):
-        if self.clip not in ("ppo", "none"):
-            raise ValueError(f'clip must be "ppo" or "none", got {self.clip!r}')
-        if self.aggregate not in ("token", "sequence", "constant"):
-            raise ValueError(
-                f'aggregate must be "token", "sequence" or "constant", got {self.aggregate!r}'
-            )
+        for name, kind in type(self).__annotations__.items():
+            known = get_args(kind) if get_origin(kind) is Literal else ()
+            if known and getattr(self, name) not in known:
+                listed = ", ".join(f'"{value}"' for value in known[:-1]) + f' or "{known[-1]}"'
+                raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
         if not 0 <= self.epsilon_low < 1:
             raise ValueError(f"epsilon_low must be in [0, 1), got {self.epsilon_low}")
-        if not (self.epsilon_high >= 0 and math.isfinite(self.epsilon_high)):
-            raise ValueError(f"epsilon_high must be finite and >= 0, got {self.epsilon_high}")
+        for name in ("epsilon_high", "kl_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
         if (self.aggregate == "constant") != (self.constant_tokens is not None):
             raise ValueError(
                 'constant_tokens (the longest allowed sequence) goes with aggregate="constant"'
             )
         if self.constant_tokens is not None and self.constant_tokens < 1:
             raise ValueError(f"constant_tokens must be at least 1, got {self.constant_tokens}")
+        if not 0 < self.top_entropy <= 1:
+            raise ValueError(f"top_entropy must be above 0 and at most 1, got {self.top_entropy}")
+        if self.correction != "none":
+            correction_bounds(self.correction, self.correction_bounds)
+        elif self.correction_bounds is not None:
+            raise ValueError('correction_bounds go with a correction; it is "none"')
+        if self.correction != "none" and self.clip == "double_sided":
+            raise ValueError(
+                'clip="double_sided" weighs by pi / pi_behaviour itself; a correction would count '
+                'the mismatch twice (use clip="ppo", "cispo" or "none" with it)'
+            )
 
 
 def policy_loss(
@@ -72,6 +117,9 @@ def policy_loss(
     mask_BT: Tensor,
     config: LossConfig | None = None,
     *,
+    old_logp_BT: Tensor | None = None,
+    reference_logp_BT: Tensor | None = None,
+    entropies_BT: Tensor | None = None,
     weights_B: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
@@ -79,37 +127,66 @@ def policy_loss(
 
     Args:
         logp_BT: float, log-probability in nats of each token under the policy being trained.
-        behaviour_logp_BT: float, the same under the policy that sampled them; no gradient.
-        advantages_B: float, one per sequence, shared by its tokens; no gradient.
+        behaviour_logp_BT: float, as the rollout engine recorded them; no gradient.
+        advantages_B: float, one per sequence, shared by its tokens, or one per token [B, T].
         mask_BT: bool, True on tokens that the model generated.
         config: switches; the recipe's when None.
+        old_logp_BT: float, the same tokens under the training engine before the update. The clip
+            ratio is then against it instead of the behaviour (except clip "double_sided").
+        reference_logp_BT: float, under the reference policy; needed for kl_coef > 0.
+        entropies_BT: float, nats, of the policy at each token; needed for top_entropy < 1.
         weights_B: float >= 0, a sequence's weight; 0 leaves it out of the loss. 1 each when None.
         denominator: what `loss_denominator` gives, summed over all micro-batches and ranks of the
             step; this batch's own when None.
 
     Returns:
         (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0 (unweighted):
-        tokens, ratio_mean/min/max, abs_dlogp (mean |log r|), clip_high (share of tokens that lost
-        their gradient above the range, advantage > 0), clip_low (below it, advantage < 0).
+        tokens, ratio_mean/min/max (at `level`), abs_dlogp (mean |log r|), clip_high and clip_low:
+        shares above and below the range that lost their gradient (cispo: above, capped).
+        weight_mean, weight_square_mean, ess: of pi / pi_behaviour per token, and the effective
+        share of the sample, mean^2 / mean of squares. With the arguments or switches concerned:
+        mismatch_kl, mismatch_max (behaviour against old), kl, dropped_correction, dropped_entropy,
+        and for "double_sided" clip_high_positive (share with A > 0), clip_low_positive.
         Combine several batches' with `merge_metrics`.
 
     Raises:
-        ValueError: shapes or dtypes do not fit, a value used is not finite, or the denominator is
-            not positive though there are tokens.
+        ValueError: shapes or dtypes do not fit, a value used is not finite, a switch lacks its
+            argument, or the denominator is not positive though there are tokens.
     """
     config = config or LossConfig()
-    _check_tokens(logp_BT, mask_BT, behaviour_logp_BT)
-    weights_B = _check_weights(weights_B, logp_BT)
+    check_tokens(logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT, old_logp_BT=old_logp_BT,
+                 reference_logp_BT=reference_logp_BT, entropies_BT=entropies_BT)  # fmt: skip
+    _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT)
+    weights_B = check_weights(weights_B, logp_BT)
     used_BT = mask_BT & (weights_B > 0)[:, None]
-    advantages_B = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
-    delta_BT = _log_ratio(logp_BT, behaviour_logp_BT, used_BT)
-    ratio_BT = delta_BT.exp()
-    gain_BT = ratio_BT * advantages_B[:, None]
-    if config.clip == "ppo":
-        clipped_BT = ratio_BT.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
-        gain_BT = torch.minimum(gain_BT, clipped_BT * advantages_B[:, None])
-    loss = _aggregate(-gain_BT, used_BT, weights_B, config, denominator)
-    return loss, _ratio_metrics(delta_BT.detach(), advantages_B, used_BT, config)
+    advantages_BT = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
+    logp_BT = in_loss("logp_BT", logp_BT, used_BT)
+    behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT.detach(), used_BT)
+    weight_BT = delta_BT = log_ratio(logp_BT, behaviour_BT)  # in logarithms
+    old_BT = None
+    if old_logp_BT is not None:
+        old_BT = in_loss("old_logp_BT", old_logp_BT.detach(), used_BT)
+        if config.clip != "double_sided":
+            delta_BT = log_ratio(logp_BT, old_BT, "old_logp")
+    if config.level == "sequence":
+        delta_BT = mean_per_row(delta_BT, used_BT)
+    loss_BT = -_surrogate(logp_BT, delta_BT, advantages_BT, config)
+    metrics = _ratio_metrics(delta_BT, advantages_BT, used_BT, config)
+    metrics |= weight_metrics(weight_BT, used_BT)
+    if old_BT is not None:
+        metrics |= mismatch_metrics(old_BT, behaviour_BT, used_BT)
+    correction_BT, kept_BT, dropped = _select(used_BT, config, behaviour_BT, old_BT, entropies_BT)
+    if dropped:  # a switch is on
+        loss_BT = loss_BT * kept_BT * (1.0 if correction_BT is None else correction_BT)
+    if reference_logp_BT is not None:
+        reference_BT = in_loss("reference_logp_BT", reference_logp_BT.detach(), used_BT)
+        kl_BT = kl_estimate(logp_BT, reference_BT, config.kl_estimator)
+        metrics["kl"] = kl_BT.detach()[used_BT].double().sum().item() / max(metrics["tokens"], 1.0)
+        if config.kl_coef:
+            loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, weight_BT, config)
+    counted_BT = kept_BT if config.denominator == "kept" else used_BT
+    loss = _aggregate(loss_BT, counted_BT, weights_B, config, denominator)
+    return loss, metrics | dropped
 
 
 def sft_loss(
@@ -128,13 +205,54 @@ def sft_loss(
     Raises:
         ValueError: as `policy_loss`.
     """
-    _check_tokens(logp_BT, mask_BT)
-    weights_B = _check_weights(None, logp_BT)
-    nll_BT = -logp_BT.masked_fill(~mask_BT, 0.0)
-    _check_finite("logp_BT", nll_BT)
-    loss = _aggregate(nll_BT, mask_BT, weights_B, LossConfig(), denominator)
+    check_tokens(logp_BT, mask_BT)
+    nll_BT = -in_loss("logp_BT", logp_BT, mask_BT)
+    loss = _aggregate(nll_BT, mask_BT, check_weights(None, logp_BT), LossConfig(), denominator)
     tokens = int(mask_BT.sum())
     return loss, {"tokens": float(tokens), "nll": nll_BT.detach().sum().item() / max(tokens, 1)}
+
+
+def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
+    """DAPO's reward term for length (arXiv 2503.14476): 0, then linear, then -1.
+
+    0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
+    beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
+
+    Args:
+        lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens, buffer <= limit.
+
+    Returns:
+        penalties_N, float in [-1, 0].
+
+    Raises:
+        ValueError: not 0 < buffer <= limit, or a negative length.
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"need 0 < buffer <= limit, got buffer {buffer} and limit {limit}")
+    lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
+    if bool((lengths_N < 0).any()):
+        raise ValueError("lengths_N must be >= 0, numbers of tokens")
+    return ((limit - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)
+
+
+def kept_tokens(
+    mask_BT: Tensor,
+    config: LossConfig,
+    *,
+    behaviour_logp_BT: Tensor | None = None,
+    old_logp_BT: Tensor | None = None,
+    entropies_BT: Tensor | None = None,
+) -> Tensor:
+    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
+
+    None of it depends on the gradient, so it can be had for all micro-batches before the step:
+    with `denominator` "kept", pass this to `loss_denominator`. Arguments and errors as
+    `policy_loss`; leave sequences of weight 0 out of the mask.
+    """
+    _check_needs(config, old_logp_BT, True, entropies_BT)
+    if config.correction != "none" and behaviour_logp_BT is None:
+        raise ValueError(f'correction="{config.correction}" needs behaviour_logp_BT')
+    return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT)[1]
 
 
 def loss_denominator(
@@ -146,10 +264,11 @@ def loss_denominator(
     without any masked token are not counted.
 
     Args:
-        mask_BT: bool, True on generated tokens. weights_B: float or None. config: for `aggregate`.
+        mask_BT: bool, True on generated tokens (`kept_tokens` of them where a switch drops some).
+        weights_B: float or None. config: for `aggregate`.
     """
     config = config or LossConfig()
-    weights_B = _check_weights(weights_B, mask_BT)
+    weights_B = check_weights(weights_B, mask_BT)
     tokens_B = mask_BT.sum(dim=1)
     counts_B = tokens_B if config.aggregate == "token" else (tokens_B > 0)
     return float((counts_B * weights_B.double()).sum())
@@ -173,15 +292,58 @@ def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
         else:
             weighted = sum(part[key] * part["tokens"] for part in live)
             merged[key] = weighted / tokens if tokens else parts[0][key]
+    if "ess" in merged:  # a ratio of means, not a mean
+        merged["ess"] = merged["weight_mean"] ** 2 / merged["weight_square_mean"]
     return merged
 
 
+def _surrogate(logp_BT: Tensor, delta_BT: Tensor, advantages_BT: Tensor, config) -> Tensor:
+    """What each token adds to the objective, before correction; `delta_BT` is log r."""
+    ratio_BT = delta_BT.exp()
+    low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
+    if config.clip == "double_sided":
+        ratio_BT = ratio_BT.detach()  # without it: gradient r A (1 + log pi), of the wrong sign
+        weight_BT = ratio_BT * ((ratio_BT > low) & (ratio_BT < high))
+        return weight_BT * advantages_BT * logp_BT
+    if config.clip == "cispo":
+        return ratio_BT.detach().clamp(max=high) * advantages_BT * logp_BT
+    gain_BT = ratio_BT * advantages_BT
+    if config.clip == "ppo":
+        gain_BT = torch.minimum(gain_BT, ratio_BT.clamp(low, high) * advantages_BT)
+    return gain_BT
+
+
+def _kl_weighted(kl_BT: Tensor, weight_BT: Tensor, config: LossConfig) -> Tensor:
+    """The estimate, times pi / pi_behaviour where its gradient is to be the KL's own."""
+    if not config.kl_unbiased:
+        return kl_BT
+    ratio_BT = weight_BT.exp()
+    return kl_BT * (ratio_BT.detach() if config.kl_estimator == "k2" else ratio_BT)
+
+
+def _select(
+    used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT
+) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+    """(correction weights or None, tokens kept, share of the tokens dropped by each switch on)."""
+    correction_BT, kept_BT, dropped = None, used_BT, {}
+    tokens = max(float(used_BT.sum()), 1.0)
+    if config.correction != "none":
+        correction_BT = importance_correction(
+            old_BT, behaviour_BT, used_BT, config.correction,
+            bounds=config.correction_bounds, level=config.correction_level,
+        )  # fmt: skip
+        kept_BT = kept_BT & (correction_BT > 0)
+        dropped["dropped_correction"] = float((used_BT & ~kept_BT).sum()) / tokens
+    if config.top_entropy < 1:
+        share, scope = config.top_entropy, config.entropy_scope
+        chosen_BT = top_entropy_mask(entropies_BT, used_BT, share, scope)
+        dropped["dropped_entropy"] = float((used_BT & ~chosen_BT).sum()) / tokens
+        kept_BT = kept_BT & chosen_BT
+    return correction_BT, kept_BT, dropped
+
+
 def _aggregate(
-    losses_BT: Tensor,
-    used_BT: Tensor,
-    weights_B: Tensor,
-    config: LossConfig,
-    denominator: float | Tensor | None,
+    losses_BT: Tensor, used_BT: Tensor, weights_B: Tensor, config: LossConfig, denominator
 ) -> Tensor:
     """Sum the per-token losses with their sequences' weights and divide by the denominator."""
     if denominator is None:
@@ -203,34 +365,25 @@ def _aggregate(
     return sums_B.sum() / denominator
 
 
-def _log_ratio(logp_BT: Tensor, behaviour_logp_BT: Tensor, used_BT: Tensor) -> Tensor:
-    """log r where used, 0 elsewhere; masked first, so that no NaN passes into the gradient."""
-    logp_BT = logp_BT.masked_fill(~used_BT, 0.0)
-    behaviour_BT = behaviour_logp_BT.detach().masked_fill(~used_BT, 0.0)
-    _check_finite("logp_BT", logp_BT)
-    _check_finite("behaviour_logp_BT", behaviour_BT)
-    delta_BT = logp_BT - behaviour_BT.to(logp_BT.dtype)
-    largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
-    if largest > MAX_LOG_RATIO:
-        raise ValueError(
-            f"|logp - behaviour_logp| reaches {largest:.0f} nats; are both of the same tokens, "
-            "shifted alike and at the same temperature?"
-        )
-    return delta_BT
-
-
 @torch.no_grad()
 def _ratio_metrics(
-    delta_BT: Tensor, advantages_B: Tensor, used_BT: Tensor, config: LossConfig
+    delta_BT: Tensor, advantages_BT: Tensor, used_BT: Tensor, config: LossConfig
 ) -> dict[str, float]:
     delta_K = delta_BT[used_BT].double()  # K tokens in the loss
     if not len(delta_K):
         delta_K = torch.zeros(1, dtype=torch.float64)
-    ratio_BT = delta_BT.exp()
-    advantages_BT = advantages_B[:, None].expand_as(ratio_BT)
-    high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantages_BT > 0) & used_BT
-    low_BT = (ratio_BT < 1 - config.epsilon_low) & (advantages_BT < 0) & used_BT
-    clips = config.clip == "ppo"
+    ratio_BT, clip, positive_BT = delta_BT.exp(), config.clip, advantages_BT > 0
+    low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
+    high_BT = used_BT & ((ratio_BT >= high) if clip == "double_sided" else (ratio_BT > high))
+    low_BT = used_BT & ((ratio_BT <= low) if clip == "double_sided" else (ratio_BT < low))
+    if clip == "ppo":
+        high_BT, low_BT = high_BT & positive_BT, low_BT & (advantages_BT < 0)
+    shares = {
+        "clip_high": high_BT & (clip != "none"),
+        "clip_low": low_BT & (clip not in ("none", "cispo")),
+    }
+    if clip == "double_sided":
+        shares |= {f"{key}_positive": out_BT & positive_BT for key, out_BT in shares.items()}
     tokens = float(used_BT.sum())
     return {
         "tokens": tokens,
@@ -238,52 +391,29 @@ def _ratio_metrics(
         "ratio_min": delta_K.min().exp().item(),
         "ratio_max": delta_K.max().exp().item(),
         "abs_dlogp": delta_K.abs().mean().item(),
-        "clip_high": float(high_BT.sum()) / max(tokens, 1.0) if clips else 0.0,
-        "clip_low": float(low_BT.sum()) / max(tokens, 1.0) if clips else 0.0,
-    }
+    } | {key: float(out_BT.sum()) / max(tokens, 1.0) for key, out_BT in shares.items()}
 
 
-def _check_tokens(logp_BT: Tensor, mask_BT: Tensor, behaviour_logp_BT: Tensor | None = None):
-    if logp_BT.dim() != 2 or not logp_BT.is_floating_point():
+def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT):
+    """ValueError for a switch whose argument is missing."""
+    needs = (
+        (config.correction != "none", f'correction="{config.correction}"', "old_logp_BT", old_BT),
+        (config.kl_coef > 0, f"kl_coef={config.kl_coef}", "reference_logp_BT", reference_BT),
+        (config.top_entropy < 1, f"top_entropy={config.top_entropy}", "entropies_BT", entropies_BT),
+    )
+    for on, switch, name, given in needs:
+        if on and given is None:
+            raise ValueError(f"{switch} needs {name}; pass it or switch {switch.split('=')[0]} off")
+
+
+def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
+    """[B] or [B, T] -> [B, 1] or [B, T], 0 where nothing is used."""
+    if tuple(advantages.shape) not in (tuple(used_BT.shape[:1]), tuple(used_BT.shape)):
         raise ValueError(
-            f"logp_BT must be float of shape [B, T], got {logp_BT.dtype} {tuple(logp_BT.shape)}"
+            f"advantages_B needs one value per sequence, shape [{used_BT.shape[0]}], or per token, "
+            f"{list(used_BT.shape)}; got {tuple(advantages.shape)}"
         )
-    if mask_BT.dtype != torch.bool:
-        raise ValueError(f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
-    for name, other in (("mask_BT", mask_BT), ("behaviour_logp_BT", behaviour_logp_BT)):
-        if other is not None and other.shape != logp_BT.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(other.shape)}, logp_BT {tuple(logp_BT.shape)}; they "
-                "must be equal (drop the first token of both, or of neither)"
-            )
-
-
-def _check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
-    dtype = like_BT.dtype if like_BT.is_floating_point() else torch.float64
-    if weights_B is None:
-        return torch.ones(like_BT.shape[0], dtype=dtype, device=like_BT.device)
-    if tuple(weights_B.shape) != (like_BT.shape[0],):
-        raise ValueError(
-            f"weights_B needs one weight per sequence, shape [{like_BT.shape[0]}], "
-            f"got {tuple(weights_B.shape)}"
-        )
-    if not bool(((weights_B >= 0) & torch.isfinite(weights_B)).all()):
-        raise ValueError("weights_B must be finite and >= 0; 0 leaves a sequence out")
-    return weights_B.detach().to(device=like_BT.device, dtype=dtype)
-
-
-def _check_advantages(advantages_B: Tensor, used_BT: Tensor) -> Tensor:
-    if tuple(advantages_B.shape) != (used_BT.shape[0],):
-        raise ValueError(
-            f"advantages_B needs one value per sequence, shape [{used_BT.shape[0]}], "
-            f"got {tuple(advantages_B.shape)}"
-        )
-    advantages_B = advantages_B.detach().to(used_BT.device)
-    advantages_B = advantages_B.masked_fill(~used_BT.any(dim=1), 0.0)
-    _check_finite("advantages_B", advantages_B)
-    return advantages_B
-
-
-def _check_finite(name: str, values: Tensor):
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError(f"{name} is NaN or infinite where the loss uses it")
+    advantages = advantages.detach().to(used_BT.device)
+    if advantages.dim() == 1:
+        advantages, used_BT = advantages[:, None], used_BT.any(dim=1, keepdim=True)
+    return in_loss("advantages_B", advantages, used_BT)

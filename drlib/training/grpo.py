@@ -15,39 +15,40 @@ Left out: a reference model, replay, asynchronous rollouts (`drlib.rl` is where 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from drlib.agents.react import Limits, ReAct, with_reward
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy, save_policy
-from drlib.rl.advantages import leave_one_out
+from drlib.rl import advantages as estimators
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import FilterConfig, apply_filter
-from drlib.rl.losses import LossConfig, policy_loss
+from drlib.rl.resampling import drop_equal_groups, resample_on_correct
 from drlib.rl.rewards import make_reward
+from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import (
     PYTHON_KINDS, SearchQuestions, Task, is_correct, python_task,
 )  # fmt: skip
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.batches import pack, score, spread
 from drlib.training.data import policy_tools
+from drlib.training.gradient import Recorded, learn, record
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import Interrupted, Ranks, RunFolder, interruptible
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import Names, World, fictional_world
 
-MICRO_BATCH_ROWS = 6
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
+COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
 SKILLS = (*sorted(PYTHON_KINDS), "h1", "h2", "h3")
 
 
@@ -89,12 +90,12 @@ def rollout(
     """This rank's groups, rewarded; a question keeps its random streams on whichever rank it is."""
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     trajectories = agent.run(
-        [tasks[i] for i in mine], samples=config.rl_group, temperature=config.rl_temperature,
-        seed=_seed(config.seed, step), keys=mine, worlds=worlds,
+        [tasks[i] for i in mine], samples=config.rl_group * config.rl_oversample,
+        temperature=config.rl_temperature, seed=_seed(config.seed, step), keys=mine, worlds=worlds,
     )  # fmt: skip
     settings = {"seed": config.seed} if config.rl_reward == "random" else {}
     reward = make_reward(config.rl_reward, **settings)
-    by_trajectory = [tasks[i] for i in mine for _ in range(config.rl_group)]
+    by_trajectory = [tasks[i] for i in mine for _ in range(len(trajectories) // len(mine))]
     rewarded = []
     for trajectory, task in zip(trajectories, by_trajectory):
         result = reward(trajectory, task)
@@ -105,13 +106,29 @@ def rollout(
     return rewarded
 
 
-def _seed(seed: int, step: int) -> int:
+def _seed(seed: int | str, step: int) -> int:
     digest = hashlib.sha256(f"rollout-{seed}-{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
 
 
+def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
+    """The rollouts to train on: all, or `rl_group` of each oversampled group (GRPO-RoC)."""
+    if config.rl_resample == "none":
+        return trajectories
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    chosen = []
+    for name, group in groups.items():
+        generator = torch.Generator().manual_seed(_seed(f"{config.seed}-{name}", step))
+        mode = config.rl_resample
+        kept = resample_on_correct(group, config.rl_group, mode, generator=generator)
+        chosen += [group[i] for i in kept]
+    return chosen
+
+
 def advantages_of(trajectories: list[Trajectory], config: Config):
-    """(advantages, loss weights, report): leave-one-out after the selective filter."""
+    """(advantages, loss weights, report): by default leave-one-out after the selective filter."""
     weights, in_baseline, report = apply_filter(
         trajectories, FilterConfig(overlong=config.rl_overlong)
     )
@@ -119,80 +136,11 @@ def advantages_of(trajectories: list[Trajectory], config: Config):
     groups = {g: i for i, g in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     groups_N = torch.tensor([groups[t.group_id] for t in trajectories])
     valid = torch.as_tensor(in_baseline, dtype=torch.bool)
-    advantages = leave_one_out(rewards, groups_N, valid)
-    return advantages, torch.as_tensor(weights, dtype=torch.float32), report
-
-
-def learn(
-    model, trajectories: list[Trajectory], advantages, weights, config: Config, ranks: Ranks,
-    pad_id: int,
-) -> dict:  # fmt: skip
-    """Accumulate the gradient of the step's loss; returns its metrics (summed over ranks).
-
-    Trajectories with advantage 0 have no gradient and are not run through the model, but their
-    tokens count in the denominator: it is one number for the whole step.
-    """
-    tokens = [int(t.generated.sum()) for t in trajectories]
-    kept = sum(n for n, w in zip(tokens, weights.tolist()) if w > 0)
-    denominator = max(ranks.sum({"n": float(kept)})["n"], 1.0)
-    live = [i for i in range(len(tokens)) if weights[i] > 0 and advantages[i] != 0 and tokens[i]]
-    live.sort(key=lambda i: len(trajectories[i].token_ids))
-    sums = {"loss": 0.0, "gap": 0.0, "scored": 0.0, "balance": 0.0, "batches": 0.0}
-    gap_max = 0.0
-    for batch in _micro_batches(live, trajectories, config.max_context_tokens):
-        chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
-        loss, balance, gap = batch_loss(model, chosen, of_each, denominator, config, pad_id)
-        share = gap.numel() / denominator
-        (loss + config.balance_coef * share * balance).backward()
-        gap_max = max(gap_max, float(gap.max()))
-        sums["loss"] += float(loss.detach())
-        sums["gap"] += float(gap.sum())
-        sums["scored"] += gap.numel()
-        sums["balance"] += float(balance.detach())
-        sums["batches"] += 1
-    sums = ranks.sum(sums)
-    return {
-        "loss": sums["loss"], "logp_gap": sums["gap"] / max(sums["scored"], 1.0),
-        "logp_gap_max_rank0": gap_max, "balance": sums["balance"] / max(sums["batches"], 1.0),
-        "tokens": int(denominator), "trained_share": sums["scored"] / denominator,
-    }  # fmt: skip
-
-
-def batch_loss(
-    model, chosen: list[Trajectory], advantages: list[float], denominator: float, config: Config,
-    pad_id: int,
-):  # fmt: skip
-    """(policy loss, balance loss, |log-prob gap to the engine| of each scored token).
-
-    A packed row holds several trajectories, so every scored token stands as a sequence of its own
-    in `policy_loss`; with one denominator for the whole step that changes nothing.
-    """
-    rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
-    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
-    scored = score(model, rows, mask_RT, config.rl_temperature)
-    behaviour_M = spread(rows, [t.logprobs for t in chosen], torch.float32)[scored.at]
-    of_token = [np.full(len(t.token_ids), a) for a, t in zip(advantages, chosen)]
-    advantage_M = spread(rows, of_token, torch.float32)[scored.at]
-    logp_M1 = scored.logp_M[:, None]
-    loss, _ = policy_loss(
-        logp_M1, logp_M1.detach(), advantage_M, torch.ones_like(logp_M1, dtype=torch.bool),
-        LossConfig(), denominator=denominator,
-    )  # fmt: skip
-    return loss, scored.balance, (scored.logp_M.detach() - behaviour_M).abs()
-
-
-def _micro_batches(order: list[int], trajectories: list[Trajectory], width: int):
-    """Runs of `order` that fill about MICRO_BATCH_ROWS rows."""
-    batch, total = [], 0
-    for i in order:
-        n = len(trajectories[i].token_ids)
-        if batch and total + n > MICRO_BATCH_ROWS * width * 0.93:
-            yield batch
-            batch, total = [], 0
-        batch.append(i)
-        total += n
-    if batch:
-        yield batch
+    advantages = getattr(estimators, config.rl_advantage)(rewards, groups_N, valid)
+    weights = torch.as_tensor(weights, dtype=torch.float32)
+    if config.rl_drop_equal:
+        weights = weights * drop_equal_groups(rewards, groups_N, valid)
+    return advantages, weights, report
 
 
 def summarise(trajectories: list[Trajectory], ranks: Ranks) -> tuple[dict, list]:
@@ -232,39 +180,82 @@ def summarise(trajectories: list[Trajectory], ranks: Ranks) -> tuple[dict, list]
     return row, [(skill, correct) for skill, correct, *_ in outcomes]
 
 
-class Step:
-    """One GRPO step after another: what the loop needs between checkpoints."""
+def positive_errors(trajectories: list[Trajectory], ranks: Ranks) -> dict:
+    """The share of failed calls in the successes that are trained on (rStar2-Agent, figure 4)."""
+    calls = [r for t in trajectories if (t.reward or 0.0) > 0.5 for r in t.tool_results]
+    sums = ranks.sum({"calls": len(calls), "errors": sum(not r.ok for r in calls)})
+    return {"positive_tool_errors": sums["errors"] / max(sums["calls"], 1)}
 
-    def __init__(self, config: Config, model, optimizers, agent: ReAct, questions, ranks: Ranks):
+
+class Step:
+    """One GRPO step after another: what the loop needs between checkpoints.
+
+    `reference` is the policy that a KL term pulls to; None without one.
+    """
+
+    def __init__(
+        self, config: Config, model, optimizers, agent: ReAct, questions, ranks: Ranks,
+        reference=None,
+    ):  # fmt: skip
         self.config, self.model, self.optimizers = config, model, optimizers
         self.agent, self.questions, self.ranks = agent, questions, ranks
+        self.reference = reference
 
     def __call__(self, step: int, curriculum: Curriculum) -> tuple[dict, list[Trajectory]]:
         """Roll out, judge, learn, hand the new weights to the engine."""
-        config, model, ranks = self.config, self.model, self.ranks
+        config = self.config
         started = time.perf_counter()
         tasks, worlds = self.questions.draw(step, curriculum)
-        model.eval()
-        trajectories = rollout(self.agent, tasks, worlds, config, step, ranks)
+        self.model.eval()
+        trajectories = rollout(self.agent, tasks, worlds, config, step, self.ranks)
         rolled = time.perf_counter()
-        advantages, weights, _ = advantages_of(trajectories, config)
-        model.train()
-        pad_id = self.agent.chat.tokenizer.pad_token_id
-        row = learn(model, trajectories, advantages, weights, config, ranks, pad_id)
-        ranks.sum_gradients(model)
-        row["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        row["lr_factor"] = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
-        self.optimizers.step(row["lr_factor"])
-        self.agent.engine.update_weights(model)
-        summary, outcomes = summarise(trajectories, ranks)
-        sampled = summary["generated"] * summary["rollouts"]
-        row["excluded_tokens"] = 1.0 - row["tokens"] / max(sampled, 1.0)
+        chosen = choose(trajectories, config, step)
+        row = self._learn(chosen, step)
+        if (step + 1) % (config.rl_staleness + 1) == 0:
+            self.agent.engine.update_weights(engine_weights(self.model, config))
+        summary, outcomes = summarise(trajectories, self.ranks)
+        summary |= positive_errors(chosen, self.ranks)
         curriculum.update(outcomes)
         times = {
             "seconds": round(time.perf_counter() - started, 3),
             "rollout_seconds": round(rolled - started, 3),
         }
         return {"step": step + 1, **summary, **row, **times}, trajectories
+
+    def _learn(self, trajectories: list[Trajectory], step: int) -> dict:
+        """`rl_minibatches` updates, each on its share of the groups; metrics of the last one."""
+        config, ranks = self.config, self.ranks
+        pad_id = self.agent.chat.tokenizer.pad_token_id
+        advantages, weights, _ = advantages_of(trajectories, config)
+        recorded = Recorded(
+            record(self.model, trajectories, config, pad_id)
+            if config.rl_correction != "none" else None,
+            record(self.reference, trajectories, config, pad_id)
+            if self.reference is not None else None,
+        )  # fmt: skip
+        self.model.train()
+        factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
+        names = list(dict.fromkeys(t.group_id for t in trajectories))
+        row = {}
+        for part in range(config.rl_minibatches):
+            groups = {*names[part :: config.rl_minibatches]}
+            mine = [i for i, t in enumerate(trajectories) if t.group_id in groups]
+            row = learn(
+                self.model, [trajectories[i] for i in mine], advantages[mine], weights[mine],
+                config, ranks, pad_id, recorded.of(mine),
+            )  # fmt: skip
+            ranks.sum_gradients(self.model)
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            row |= {"grad_norm": float(norm), "lr_factor": factor}
+            self.optimizers.step(factor)
+        return row
+
+
+def engine_weights(model, config: Config):
+    """What the engine samples with: the policy, or a rounded copy (`rl_engine`)."""
+    if config.rl_engine == "float32":
+        return model
+    return copy.deepcopy(model).to(getattr(torch, config.rl_engine))
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
@@ -274,20 +265,22 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
     runs = run_dir.parents[1]
     tokenizer, chat, world, names = policy_tools(config, runs)
-    model, _ = load_policy(stages.input_folder(name, "sft", config, runs) / "policy")
+    cold_start = stages.input_folder(name, "sft", config, runs) / "policy"
+    model, _ = load_policy(cold_start)
+    reference = load_policy(cold_start)[0] if config.rl_kl_coef > 0 else None
     optimizers = Optimizers.adam(model, config.rl_lr)
     done, extra = run.resume(model, optimizers)
-    curriculum = Curriculum(SKILLS, extra.get("curriculum"))
     questions = Questions(config, world, names)
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results) as toolbox,
         interruptible(ranks) as stop,
     ):
-        engine = LocalEngine(model, max_context=config.max_context_tokens, lockstep=True)
+        sampler = engine_weights(model, config)
+        engine = LocalEngine(sampler, max_context=config.max_context_tokens, lockstep=True)
         agent = ReAct(engine, toolbox, chat, limits_of(config))
-        take = Step(config, model, optimizers, agent, questions, ranks)
-        metrics = _loop(config, run, done, take, curriculum, stop)
+        take = Step(config, model, optimizers, agent, questions, ranks, reference)
+        metrics = _loop(config, run, done, extra, take, stop)
     if ranks.first:
         save_policy(model, tokenizer, run.path / "policy")
     ranks.barrier()
@@ -295,22 +288,36 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     return metrics
 
 
-def _loop(config: Config, run: RunFolder, done: int, take: Step, curriculum, stop) -> dict:
-    """All steps that are left: a line of metrics each, checkpoints, a few kept trajectories."""
-    metrics: dict = {}
-    for step in range(done, config.rl_steps):
+def _loop(config: Config, run: RunFolder, done: int, extra: dict, take: Step, stop) -> dict:
+    """All steps that are left: a line of metrics each, checkpoints, a few kept trajectories.
+
+    `extra` is what the last checkpoint knew besides weights: the curriculum's rates, and the
+    emergency stop's memory (`rl_emergency_stop`: a policy that has forgotten how to answer gets no
+    reward any more, and every further step costs several times a healthy one).
+    """
+    curriculum = Curriculum(SKILLS, extra.get("curriculum"))
+    emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
+    emergency.load_state_dict(extra.get("emergency", emergency.state_dict()))
+    metrics: dict = extra.get("stopped", {})
+    for step in range(done, done if metrics else config.rl_steps):
         metrics, trajectories = take(step, curriculum)
+        unanswered = metrics["overlong"] + metrics["out_of_turns"]
+        reason = emergency.update({"unanswered": unanswered})
+        metrics |= {"stopped": reason} if reason else {}
         run.log(metrics)
-        last = step + 1 == config.rl_steps
+        last = step + 1 == config.rl_steps or reason is not None
         if run.ranks.first and (step in (0, config.rl_steps // 2) or last):
             kept = trajectories[: KEPT_GROUPS * config.rl_group]
             save_trajectories(run.path / f"trajectories_{step + 1:04d}.parquet", kept)
         asked = stop()
         if asked or last or (step + 1) % config.checkpoint_every == 0:
-            state = {"curriculum": curriculum.state_dict()}
+            state = {"curriculum": curriculum.state_dict(), "emergency": emergency.state_dict()}
+            state |= {"stopped": metrics} if reason else {}
             run.save_checkpoint(step + 1, take.model, take.optimizers, state)
         if asked and not last:
             raise Interrupted
+        if last:
+            break
     return metrics
 
 

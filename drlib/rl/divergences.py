@@ -1,0 +1,258 @@
+"""How far two policies are apart on sampled tokens, and what a loss does about it.
+
+Three policies score each sampled token: the one that is trained (theta), the same weights as the
+rollout engine computed them (behaviour: other kernels, other precision, another routing of
+experts), and the training engine before the update (old). pi_theta / pi_behaviour is the product
+of staleness (theta / old) and engine mismatch (old / behaviour). Clipping answers the first,
+`importance_correction` the second, `kl_estimate` ties theta to a fourth, the reference.
+`top_entropy_mask` chooses the tokens worth a gradient.
+
+Every function works on padded batches and never lets a position outside the mask into the
+arithmetic, so that the NaN of a padded position cannot reach a gradient.
+
+Left out: k-step and per-prefix corrections, and divergences over whole distributions (they need
+the vocabulary, which no record of a rollout keeps).
+"""
+
+import math
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["CORRECTION_BOUNDS", "check_tokens", "check_weights", "correction_bounds",
+           "importance_correction", "in_loss", "kl_estimate", "log_ratio", "mean_per_row",
+           "mismatch_metrics", "top_entropy_mask", "weight_metrics"]  # fmt: skip
+
+MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
+ESTIMATORS = ("k1", "k2", "k3")
+LEVELS = ("token", "sequence")
+SCOPES = ("batch", "sequence")
+# The published ranges of old / behaviour: TIS and MIS cap at 2, IcePop keeps [1/2, 2] (GLM-5,
+# section 3.2), the geometric mean of a sequence stays within 1 % (SkyRL).
+CORRECTION_BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5, 2.0),
+                     "geometric": (0.99, 1.01)}  # fmt: skip
+
+
+def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_logp") -> Tensor:
+    """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone.
+
+    Raises ValueError where it exceeds 80 nats: the two are not of the same tokens.
+    """
+    delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
+    largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
+    if largest > MAX_LOG_RATIO:
+        raise ValueError(
+            f"|logp - {name}| reaches {largest:.0f} nats; are both of the same tokens, "
+            "shifted alike and at the same temperature?"
+        )
+    return delta_BT
+
+
+def kl_estimate(
+    logp_BT: Tensor, reference_logp_BT: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3"
+) -> Tensor:
+    """KL(pi || reference) per token, estimated from one sample of pi (Schulman 2020).
+
+    With d = log pi - log reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, and
+    its gradient d grad log pi is the KL's own), k3 = exp(-d) - 1 + d (unbiased, never negative).
+    As a loss on samples of pi, k1 has the gradient of nothing (its mean is 0) and k3 that of
+    KL(reference || pi); see `kl_unbiased` of `LossConfig` for the remedy.
+
+    Args:
+        logp_BT: float, nats, any shape; the tokens are samples of this policy.
+        reference_logp_BT: float, the same tokens under the reference; no gradient.
+
+    Raises:
+        ValueError: unknown estimator, or more than 80 nats apart.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"kl_estimator must be one of {ESTIMATORS}, got {estimator!r}")
+    delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
+    if estimator == "k1":
+        return delta_BT
+    if estimator == "k2":
+        return delta_BT.square() / 2
+    return torch.expm1(-delta_BT) + delta_BT
+
+
+@torch.no_grad()
+def importance_correction(
+    old_logp_BT: Tensor,
+    behaviour_logp_BT: Tensor,
+    mask_BT: Tensor,
+    kind: Literal["truncate", "mask", "icepop", "geometric"],
+    *,
+    bounds: tuple[float, float] | None = None,
+    level: Literal["token", "sequence"] = "token",
+) -> Tensor:
+    """The weight that undoes a rollout engine's mismatch, from rho = pi_old / pi_behaviour.
+
+    "truncate" (TIS): min(max(rho, low), high). "mask" (MIS): rho up to `high`, 0 beyond; "icepop"
+    (GLM-5, section 3.2): rho within [low, high], 0 outside; the two differ in the published low
+    end only. "geometric" (SkyRL): 1 if the geometric mean of rho over the sequence is within
+    [low, high], else 0 for the whole sequence; it does not re-weight.
+
+    At `level` "sequence", rho is the product over the sequence, the exact weight of its
+    probability. Its spread grows with the length, so that fixed bounds reject long sequences
+    whatever their mismatch a token; the geometric mean has no such bias.
+
+    Args:
+        old_logp_BT, behaviour_logp_BT: float, nats, of the same tokens. mask_BT: bool.
+        bounds: (low, high) of rho; `CORRECTION_BOUNDS[kind]` when None.
+        level: over what rho is taken; "geometric" is always over the sequence.
+
+    Returns:
+        weights_BT, float, no gradient; 0 outside the mask.
+
+    Raises:
+        ValueError: an unknown kind or level, bounds out of order, values not finite in the mask.
+    """
+    low, high = correction_bounds(kind, bounds)
+    if level not in LEVELS:
+        raise ValueError(f"level must be one of {LEVELS}, got {level!r}")
+    check_tokens(old_logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT)
+    old_BT = in_loss("old_logp_BT", old_logp_BT, mask_BT)
+    behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT, mask_BT)
+    delta_BT = log_ratio(old_BT, behaviour_BT)
+    if kind == "geometric":
+        delta_BT = mean_per_row(delta_BT, mask_BT)
+    elif level == "sequence":
+        summed_B1 = delta_BT.sum(dim=1, keepdim=True)
+        delta_BT = summed_B1.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expand_as(delta_BT)
+    rho_BT = delta_BT.exp()
+    if kind == "truncate":
+        return rho_BT.clamp(low, high) * mask_BT
+    inside_BT = ((rho_BT >= low) & (rho_BT <= high) & mask_BT).to(rho_BT.dtype)
+    return inside_BT if kind == "geometric" else inside_BT * rho_BT
+
+
+def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """(low, high) of a correction, published ones when None; ValueError if they make no range."""
+    if kind not in CORRECTION_BOUNDS:
+        raise ValueError(f"correction must be one of {tuple(CORRECTION_BOUNDS)}, got {kind!r}")
+    low, high = CORRECTION_BOUNDS[kind] if bounds is None else bounds
+    if not (0 <= low <= 1 <= high and math.isfinite(high)):
+        raise ValueError(
+            f"correction_bounds must be (low, high) with 0 <= low <= 1 <= high, got {bounds}; "
+            "equal engines have a ratio of 1"
+        )
+    return low, high
+
+
+@torch.no_grad()
+def top_entropy_mask(
+    entropies_BT: Tensor,
+    mask_BT: Tensor,
+    share: float,
+    scope: Literal["batch", "sequence"] = "batch",
+) -> Tensor:
+    """The `share` of the masked tokens with the highest entropy (arXiv 2506.01939, "80/20").
+
+    Exactly ceil(share n) of n tokens, ties to the earlier position (row by row): a quantile
+    threshold keeps every tied token, and `torch.quantile` refuses more than 2^24 of them.
+
+    Args:
+        entropies_BT: float, nats. mask_BT: bool.
+        share: above 0, up to 1, read as the decimal it is written as (0.28 of 25 is 7, not 8).
+        scope: n counts the masked tokens of the whole batch, or of each sequence apart. A
+            micro-batch is a batch of its own; select over the step first if that is meant.
+
+    Returns:
+        bool [B, T], a subset of `mask_BT`.
+
+    Raises:
+        ValueError: `share` outside (0, 1], an unknown scope, shapes, an entropy not finite.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share (top_entropy) must be above 0 and at most 1, got {share}")
+    if scope not in SCOPES:
+        raise ValueError(f"entropy_scope must be one of {SCOPES}, got {scope!r}")
+    check_tokens(entropies_BT, mask_BT, name="entropies_BT")
+    in_loss("entropies_BT", entropies_BT, mask_BT)
+    shape = (1, -1) if scope == "batch" and mask_BT.numel() else mask_BT.shape
+    mask_RK = mask_BT.reshape(shape)
+    entropies_RK = entropies_BT.reshape(shape).masked_fill(~mask_RK, -torch.inf)
+    order_RK = entropies_RK.sort(dim=1, descending=True, stable=True).indices
+    exact = Fraction(str(share))
+    counts = [math.ceil(exact * n) for n in mask_RK.sum(dim=1).tolist()]
+    counts_R1 = torch.tensor(counts, dtype=torch.long, device=order_RK.device)[:, None]
+    rank_K = torch.arange(mask_RK.shape[1], device=order_RK.device)
+    # a boolean mask: an integer one would index tokens 0 and 1, as an early public version did
+    chosen_RK = torch.zeros_like(mask_RK).scatter(1, order_RK, rank_K < counts_R1)
+    return chosen_RK.reshape(mask_BT.shape)
+
+
+@torch.no_grad()
+def weight_metrics(log_weight_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """weight_mean, weight_square_mean and ess of importance weights given as logarithms.
+
+    ess = mean^2 / mean of squares is the share of the sample that is effectively left (1: equal
+    weights; 1 / n: one of n tokens has it all). All are 1 for an empty mask.
+    """
+    weight_K = log_weight_BT[mask_BT].double().exp()
+    if not len(weight_K):
+        weight_K = torch.ones(1, dtype=torch.float64)
+    mean, square = weight_K.mean().item(), weight_K.square().mean().item()
+    return {"weight_mean": mean, "weight_square_mean": square, "ess": mean**2 / square}
+
+
+@torch.no_grad()
+def mismatch_metrics(old_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """mismatch_kl: KL(behaviour || old) by k3 on the behaviour's samples; mismatch_max: of rho."""
+    delta_K = log_ratio(old_BT[mask_BT], behaviour_BT[mask_BT]).double()
+    if not len(delta_K):
+        delta_K = torch.zeros(1, dtype=torch.float64)
+    kl = kl_estimate(-delta_K, torch.zeros_like(delta_K), "k3").mean().item()
+    return {"mismatch_kl": kl, "mismatch_max": delta_K.max().exp().item()}
+
+
+def mean_per_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Each sequence's mean over its masked tokens at all its positions; 0 where it has none."""
+    count_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return ((values_BT * mask_BT).sum(dim=1, keepdim=True) / count_B1).expand_as(values_BT)
+
+
+def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
+    """`values_BT` where used and 0 elsewhere; ValueError if one that is used is not finite.
+
+    Masked first: 0 * NaN is NaN, so multiplying afterwards would let it into the gradient.
+    """
+    values_BT = values_BT.masked_fill(~used_BT, 0.0)
+    if not bool(torch.isfinite(values_BT).all()):
+        raise ValueError(f"{name} is NaN or infinite where the loss uses it")
+    return values_BT
+
+
+def check_tokens(
+    logp_BT: Tensor, mask_BT: Tensor, *, name: str = "logp_BT", **others: Tensor | None
+) -> None:
+    """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape."""
+    if logp_BT.dim() != 2 or not logp_BT.is_floating_point():
+        raise ValueError(
+            f"{name} must be float of shape [B, T], got {logp_BT.dtype} {tuple(logp_BT.shape)}"
+        )
+    if mask_BT.dtype != torch.bool:
+        raise ValueError(f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
+    for other_name, other in {"mask_BT": mask_BT, **others}.items():
+        if other is not None and other.shape != logp_BT.shape:
+            raise ValueError(
+                f"{other_name} has shape {tuple(other.shape)}, {name} {tuple(logp_BT.shape)}; they "
+                "must be equal (drop the first token of both, or of neither)"
+            )
+
+
+def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
+    """One weight per row, 1 each when None; ValueError on a wrong shape or a negative one."""
+    dtype = like_BT.dtype if like_BT.is_floating_point() else torch.float64
+    if weights_B is None:
+        return torch.ones(like_BT.shape[0], dtype=dtype, device=like_BT.device)
+    if tuple(weights_B.shape) != (like_BT.shape[0],):
+        raise ValueError(
+            f"weights_B needs one weight per sequence, shape [{like_BT.shape[0]}], "
+            f"got {tuple(weights_B.shape)}"
+        )
+    if not bool(((weights_B >= 0) & torch.isfinite(weights_B)).all()):
+        raise ValueError("weights_B must be finite and >= 0; 0 leaves a sequence out")
+    return weights_B.detach().to(device=like_BT.device, dtype=dtype)

@@ -1,0 +1,220 @@
+"""Which rollouts and groups of a batch are kept or repeated, decided by their rewards.
+
+Three answers to the same waste, all off in the recipe:
+
+- Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter),
+  `missing_groups` and `first_live_groups` say how many more to roll out until a batch is full of
+  live ones (DAPO's dynamic sampling), `fill_with_live_groups` puts copies of live groups in their
+  place (WebSailor's DUPO), which is much the same as a larger weight, and cheap.
+- Successes with broken tool calls teach broken tool calls. `resample_on_correct` rolls out more
+  than it keeps and prefers clean successes (rStar2-Agent's GRPO-RoC, arXiv 2508.20722, section
+  2.2.3): rewards stay as they are, and failures stay as varied as they came.
+
+RoC's paper samples successes with probability inverse to their penalty, its code takes the
+cleanest: `mode` chooses. Where the code takes the first failures we draw (the first to finish are
+the short ones), and where it counts the word "error" we count `ToolResult.ok`. Left out: the
+rollouts, and a cache of surplus live groups.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from drlib.rl.advantages import group_mean
+from drlib.rl.rewards import has_env_fault
+from drlib.trajectory import Trajectory
+
+__all__ = [
+    "drop_equal_groups",
+    "error_penalty",
+    "fill_with_live_groups",
+    "first_live_groups",
+    "format_penalty",
+    "missing_groups",
+    "resample_on_correct",
+    "roc_quotas",
+]
+
+FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
+UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)
+
+
+def assistant_texts(trajectory: Trajectory) -> list[str]:
+    """What the policy wrote, a text a turn."""
+    return [m["content"] for m in trajectory.messages if m["role"] == "assistant"]
+
+
+def error_penalty(trajectory: Trajectory) -> float:
+    """p_err: share of failed tool calls, unparsed turns among them; 0.5 without any (2.2.3)."""
+    results = trajectory.tool_results
+    return sum(not result.ok for result in results) / len(results) if results else UNTRIED
+
+
+def format_penalty(trajectory: Trajectory) -> float:
+    """p_fmt: min(1, (answer tags - 1) / turns); 1 without an answer (2.2.3) or unpaired (code)."""
+    texts = assistant_texts(trajectory)
+    opened, closed = (sum(t.count(tag) for t in texts) for tag in ("<answer>", "</answer>"))
+    return min(1.0, (opened - 1) / len(texts)) if opened and opened == closed else 1.0
+
+
+def roc_quotas(negatives: int, positives: int, keep: int) -> tuple[int, int]:
+    """(failures, successes) to keep: in proportion, at least two of each where there are so many.
+
+    The failures' share is round(negatives * keep / n) as in the published code; successes get the
+    rest, so that the two always add up to `keep`. With `keep` below 4 the floor is keep // 2.
+    ValueError when there are fewer rollouts than `keep`.
+    """
+    if min(negatives, positives, keep) < 0 or keep > negatives + positives:
+        raise ValueError(
+            f"cannot keep {keep} of {negatives} failures and {positives} successes; roll out more"
+        )
+    share = round(negatives * keep / max(negatives + positives, 1))
+    lowest = max(min(FLOOR, keep // 2, negatives), keep - positives)
+    highest = min(negatives, keep - min(FLOOR, keep // 2, positives))
+    kept = min(max(share, lowest), highest)
+    return kept, keep - kept
+
+
+def resample_on_correct(
+    group: Sequence[Trajectory],
+    keep: int,
+    mode: Literal["sample", "sort"] = "sample",
+    epsilon: float = 1e-6,
+    generator: torch.Generator | None = None,
+    *,
+    positive_from: float = 0.5,
+) -> list[int]:
+    """Which `keep` rollouts of one question to train on (GRPO-RoC).
+
+    Failures are drawn uniformly. Successes: "sample" draws without replacement, each next one with
+    probability in proportion to 1 / (epsilon + p_err + p_fmt); "sort" takes the lowest penalties,
+    ties at random. No reward changes; compute advantages over the kept ones only. Rollouts that an
+    environment fault spoilt or nobody judged are kept only when the others run out, first ones
+    first: the filter leaves them out of the loss anyway, and the group has its size.
+
+    Args:
+        epsilon: > 0; what a clean success counts as. The paper leaves it open and it matters: a
+            small one is nearly "sort", 1 nearly uniform.
+        generator: of the draws; None is torch's global one.
+        positive_from: as in `FilterConfig`.
+
+    Returns:
+        `keep` different indices into `group`, ascending.
+
+    Raises:
+        ValueError: keep is not in 0..len(group), the rollouts are not of one group, a reward is
+            not finite, or an unknown mode or epsilon.
+    """
+    _check_roc(group, keep, mode, epsilon)
+    judged = [i for i, t in enumerate(group) if t.reward is not None and not has_env_fault(t)]
+    positives = [i for i in judged if group[i].reward >= positive_from]
+    negatives = [i for i in judged if group[i].reward < positive_from]
+    quotas = roc_quotas(len(negatives), len(positives), min(keep, len(judged)))
+    shuffled = torch.randperm(len(negatives), generator=generator).tolist()
+    kept = [negatives[i] for i in shuffled[: quotas[0]]]
+    positives = [positives[i] for i in torch.randperm(len(positives), generator=generator)]
+    penalties = [error_penalty(group[i]) + format_penalty(group[i]) for i in positives]
+    cost = torch.tensor(penalties, dtype=torch.float64)
+    if mode == "sample":  # the first of exponential clocks of rate 1 / (epsilon + penalty)
+        uniform = torch.rand(len(positives), generator=generator, dtype=torch.float64)
+        cost = (cost + epsilon) * -torch.log1p(-uniform)
+    order = torch.argsort(cost, stable=True).tolist()
+    kept += [positives[i] for i in order[: quotas[1]]]
+    spoilt = sorted({*range(len(group))} - {*judged})
+    return sorted(kept + spoilt[: keep - len(kept)])
+
+
+def _check_roc(group: Sequence[Trajectory], keep: int, mode: str, epsilon: float) -> None:
+    if mode not in ("sample", "sort"):
+        raise ValueError(f'mode must be "sample" or "sort", got {mode!r}')
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0 <= keep <= len(group):
+        raise ValueError(f"cannot keep {keep} of {len(group)} rollouts; roll out more")
+    names = {trajectory.group_id for trajectory in group}
+    if len(names) > 1:
+        raise ValueError(f"resample one group at a time, got {sorted(names)}")
+    for trajectory in group:
+        if trajectory.reward is not None and not math.isfinite(trajectory.reward):
+            raise ValueError(
+                f"trajectory {trajectory.id}: reward is {trajectory.reward}; "
+                "use None where it could not be judged"
+            )
+
+
+def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
+    """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
+
+    Args:
+        rewards_N: float. groups_N: int. valid_N: bool or None; rules as in `leave_one_out`.
+
+    Returns:
+        keep_N: bool, False in groups of one or of equal rewards and for members not valid.
+
+    Raises:
+        ValueError: as `leave_one_out`.
+    """
+    spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
+    groups_N = torch.as_tensor(groups_N, device=spread_N.device)
+    index_N = torch.unique(groups_N, return_inverse=True)[1]
+    live_N = torch.zeros_like(spread_N).index_add(0, index_N, spread_N)[index_N] > 0
+    return live_N if valid_N is None else live_N & torch.as_tensor(valid_N, device=live_N.device)
+
+
+def missing_groups(rewards_N, groups_N, want: int, valid_N=None) -> int:
+    """How many live groups are missing to `want` of them: `while missing_groups(...): roll out`.
+
+    Arguments and errors as `drop_equal_groups`.
+    """
+    return max(0, want - len(_members(rewards_N, groups_N, valid_N)[1]))
+
+
+def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
+    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending.
+
+    ValueError while groups are missing.
+    """
+    members, live = _members(rewards_N, groups_N, valid_N)
+    if len(live) < want:
+        raise ValueError(f"only {len(live)} of {want} live groups; roll out more questions")
+    chosen = sorted(i for group in live[:want] for i in members[group])
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def fill_with_live_groups(
+    rewards_N, groups_N, valid_N=None, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592).
+
+    Args:
+        rewards_N, groups_N, valid_N: as `drop_equal_groups`. generator: of the choice; None is
+            torch's global one.
+
+    Returns:
+        (indices_M, groups_M): int64, which rollout stands in each place, and the number of the
+        slot it stands in. A copy has its own slot, or it would enter the baseline of its original.
+        Both are empty when no group is live: there is nothing to learn from, skip the step.
+
+    ValueError as `leave_one_out`.
+    """
+    members, live = _members(rewards_N, groups_N, valid_N)
+    indices: list[int] = []
+    slots: list[int] = []
+    for slot, group in enumerate(members if live else []):
+        if group not in live:
+            group = live[int(torch.randint(len(live), (), generator=generator))]
+        indices += members[group]
+        slots += [slot] * len(members[group])
+    return torch.tensor(indices, dtype=torch.int64), torch.tensor(slots, dtype=torch.int64)
+
+
+def _members(rewards_N, groups_N, valid_N) -> tuple[dict[int, list[int]], list[int]]:
+    """(indices of each group's rollouts, live groups), both in order of appearance."""
+    live_N = drop_equal_groups(rewards_N, groups_N, valid_N).tolist()
+    members: dict[int, list[int]] = {}
+    for i, group in enumerate(torch.as_tensor(groups_N).tolist()):
+        members.setdefault(group, []).append(i)
+    return members, [g for g, rows in members.items() if any(live_N[i] for i in rows)]

@@ -1,0 +1,215 @@
+"""Samples of older policies: which may still train, what fills their places, how much they count.
+
+A rollout that took long was begun by an older policy than the one it trains. `StalenessFilter` and
+`repair_groups` are GLM-5's rules for asynchronous rollouts (arXiv 2602.15763, section 4.1): drop
+what began more than tau versions ago, drop crashes of the environment, and refill a group with
+copies as long as more than half of it is left. `ReplayBuffer` and `replay_weights` are the
+replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
+draws without a formula (its report has none of them; strictly on-policy training needs none).
+
+As constructed without arguments both classes are off: nothing is dropped, nothing is kept to
+replay. Left out: queues and partial rollouts (the engine's), prioritised replay, and the
+token-level correction of stale samples (`policy_loss` has that).
+
+`Machine` is the base of all of `drlib.rl.stability` too: a frozen dataclass whose fields are
+settings and whose `state` is what it has seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from drlib.rl.rewards import has_env_fault
+from drlib.trajectory import Trajectory
+
+
+def fresh(**initial):
+    """A dataclass field that starts as a copy of `initial` and is not a setting."""
+    return field(init=False, repr=False, default_factory=lambda: copy.deepcopy(initial))
+
+
+def require(condition: bool, message: str) -> None:
+    """ValueError with `message` unless `condition`; a comparison with NaN is False."""
+    if not condition:
+        raise ValueError(message)
+
+
+def finite(value: float, name: str) -> float:
+    require(math.isfinite(value), f"{name} is {value}; find the step that broke before going on")
+    return float(value)
+
+
+class Machine:
+    """`state` out and in; the settings are not part of it: construct the same ones again."""
+
+    def state_dict(self) -> dict:
+        return copy.deepcopy(self.state)
+
+    def load_state_dict(self, state: Mapping) -> None:
+        require(
+            set(state) == set(self.state),
+            f"{type(self).__name__} keeps {sorted(self.state)}, the state has {sorted(state)}",
+        )
+        self.state.update(copy.deepcopy(dict(state)))
+
+
+def age(trajectory: Trajectory, now: int) -> int:
+    """Policy versions between its first sampled token and `now`; ValueError if from the future."""
+    sampled = trajectory.versions[trajectory.generated]
+    first = int(sampled.min()) if len(sampled) else trajectory.policy_version
+    require(first <= now, f"trajectory {trajectory.id} is of version {first}, the policy of {now}")
+    return now - first
+
+
+def refusal(
+    trajectory: Trajectory, now: int, max_age: int, worlds: Collection[str] | None
+) -> str | None:
+    """Why it may not train: "env_fault", "stale", "world" (of none of `worlds`; None: any)."""
+    if has_env_fault(trajectory):
+        return "env_fault"
+    if age(trajectory, now) > max_age:
+        return "stale"
+    other = worlds is not None and trajectory.world_version not in worlds
+    return "world" if other else None
+
+
+@dataclass(frozen=True)
+class StalenessFilter(Machine):
+    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off).
+
+    `state` counts ages (for a histogram; as text, like all keys of JSON) and reasons, over the run.
+    """
+
+    max_age: int | None = None
+    state: dict = fresh(ages={}, reasons={})
+
+    def __post_init__(self):
+        require(self.max_age is None or self.max_age >= 0, f"max_age is {self.max_age}, below 0")
+
+    def update(
+        self, trajectories: Sequence[Trajectory], now: int, worlds: Collection[str] | None = None
+    ) -> list[bool]:
+        """Whether each may train the policy of version `now` (see `refusal` and `age`)."""
+        if self.max_age is None:
+            return [True] * len(trajectories)
+        reasons = [refusal(t, now, self.max_age, worlds) for t in trajectories]
+        seen = {"ages": [str(age(t, now)) for t in trajectories],
+                "reasons": [reason for reason in reasons if reason]}  # fmt: skip
+        for name, values in seen.items():
+            self.state[name] = dict(Counter(self.state[name]) + Counter(values))
+        return [reason is None for reason in reasons]
+
+
+def repair_groups(
+    groups: Sequence[Hashable], valid: Sequence[bool], size: int
+) -> tuple[list[int], dict[str, int]]:
+    """Whole groups of `size` again (GLM-5, 4.1): more than half valid: pad with copies of the
+    valid ones, in turn; otherwise drop the group.
+
+    Args:
+        groups: the group of each of N samples; samples lost on the way need not be among them.
+        valid: whether it may train.
+
+    Returns:
+        (indices, report): which samples train, group after group, copies last; the numbers of
+        groups "complete", "repaired" and "dropped", and of "copies". GLM-5's baseline is the group
+        mean; leave-one-out would leave the copy of a sample in its baseline.
+
+    Raises:
+        ValueError: a group has more than `size` samples, or the lengths differ.
+    """
+    require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
+    members: dict[Hashable, list[int]] = {group: [] for group in groups}
+    largest = max(Counter(groups).values(), default=0)
+    require(size >= max(largest, 1), f"a group has {largest} samples, size is {size}")
+    for i, (group, usable) in enumerate(zip(groups, valid)):
+        members[group] += [i] * bool(usable)
+    indices, report = [], dict.fromkeys(("complete", "repaired", "dropped", "copies"), 0)
+    for mine in members.values():
+        if 2 * len(mine) <= size:
+            report["dropped"] += 1
+            continue
+        missing = size - len(mine)
+        report["repaired" if missing else "complete"] += 1
+        report["copies"] += missing
+        indices += mine + mine[:missing]  # fewer are missing than there are
+    return indices, report
+
+
+@dataclass(frozen=True)
+class ReplayBuffer(Machine):
+    """The last `capacity` groups of rollouts, to train on again (0: off).
+
+    A unit is a whole group: the baseline of a rollout is made of those sampled with it. Only
+    groups of which every rollout passes `refusal` are drawn (temporal consistency).
+    `state["groups"]` holds the trajectories themselves: `save_trajectories` keeps them exactly.
+    """
+
+    capacity: int = 0
+    max_age: int = 1
+    state: dict = fresh(groups=[])
+
+    def __post_init__(self):
+        require(self.capacity >= 0 and self.max_age >= 0, "capacity and max_age start at 0")
+
+    def add(self, group: Sequence[Trajectory]) -> None:
+        """Keep a group; the oldest goes when there are more than `capacity`."""
+        names = {trajectory.group_id for trajectory in group}
+        require(len(names) == 1, f"rollouts of one group are needed, got those of {sorted(names)}")
+        if self.capacity:
+            self.state["groups"] = [*self.state["groups"], list(group)][-self.capacity :]
+
+    def draw(
+        self, n: int, now: int, rng: random.Random, *, worlds: Collection[str] | None
+    ) -> tuple[list[Trajectory], Tensor]:
+        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do.
+
+        worlds: the versions that still answer as they did; None if none ever changes. What is
+        too old for `now` is forgotten, as it will not become younger.
+        """
+        refused = [[refusal(t, now, self.max_age, worlds) for t in g] for g in self.state["groups"]]
+        judged = list(zip(self.state["groups"], refused))
+        self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
+        fitting = [group for group, reasons in judged if not any(reasons)]
+        drawn = [t for group in rng.sample(fitting, min(n, len(fitting))) for t in group]
+        return drawn, torch.tensor([age(t, now) for t in drawn], dtype=torch.int64)
+
+
+def replay_weights(
+    ages_N: Tensor, log_ratio_N: Tensor, *, decay: float = 0.9, cap: float = 2.0,
+    normalize: bool = True,
+) -> Tensor:  # fmt: skip
+    """Loss weights min(cap, exp(log_ratio)) * decay^age, without gradient.
+
+    Args:
+        ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's
+            minus the sampling policy's log-probability, nats (a mean: no length bias).
+        normalize: scale to mean 1 (self-normalised). The scale is the batch's: give fresh and
+            replayed rollouts together, or equally old ones lose their decay.
+
+    Returns:
+        weights_N float: exactly 1 on-policy, if cap >= 1.
+
+    Raises:
+        ValueError: shapes differ, an age below 0, a ratio that is not finite, decay or cap out of
+            range, or weights that are all 0.
+    """
+    require(ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape,
+            f"one age and one ratio a rollout: {ages_N.shape}, {log_ratio_N.shape}")  # fmt: skip
+    require(0 < decay <= 1 and 0 < cap < math.inf, f"decay in (0, 1], cap > 0: {decay}, {cap}")
+    require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
+    require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
+    ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()
+    weights_N = ratio_N * decay ** ages_N.to(ratio_N.dtype)
+    if not normalize or not len(weights_N):
+        return weights_N
+    require(bool(weights_N.sum() > 0), "all weights underflow to 0: the rollouts are too old")
+    return weights_N / weights_N.mean()

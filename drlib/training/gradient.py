@@ -1,0 +1,193 @@
+"""From rewarded rollouts to the gradient of one policy update: packing, log-probabilities, loss.
+
+`drlib.rl.losses` knows tensors of log-probabilities; this file makes them from trajectories and
+a model. Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole
+update makes the parts add up to the gradient of the whole, on any number of processes.
+
+Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
+trainer's before the first update of the batch (`old`), and what the engine recorded when it
+sampled (`behaviour`). In the recipe all three are equal, every batch being used once by the policy
+that sampled it; then the ratio is 1 by construction and nothing else is computed. The switches that
+make them differ (`off_policy`) turn on what they need.
+
+Left out: token selection by entropy (the loss has it; a packed micro-batch is no batch to rank in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from drlib.config import Config
+from drlib.rl.losses import LossConfig, policy_loss
+from drlib.training.batches import Rows, Scored, pack, score, spread
+from drlib.training.run import Ranks
+from drlib.trajectory import Trajectory
+
+MICRO_BATCH_ROWS = 6
+FILL = 0.93  # how full first-fit packing gets a row
+LOGGED = ("clip_high", "clip_low", "ratio_mean", "weight_mean", "weight_square_mean", "mismatch_kl",
+          "dropped_correction", "kl")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Log-probabilities of the batch under other policies, one array [T] a trajectory, or None."""
+
+    old: list[np.ndarray] | None = None
+    reference: list[np.ndarray] | None = None
+
+    def of(self, some: list[int]) -> Recorded:
+        """Those of the trajectories with these indices."""
+        parts = (self.old, self.reference)
+        return Recorded(*(None if part is None else [part[i] for i in some] for part in parts))
+
+
+def loss_config(config: Config) -> LossConfig:
+    """The loss that the `rl_` switches describe."""
+    constant = config.max_context_tokens if config.rl_aggregate == "constant" else None
+    return LossConfig(
+        clip=config.rl_clip, level=config.rl_level, aggregate=config.rl_aggregate,
+        epsilon_low=config.rl_epsilon_low, epsilon_high=config.rl_epsilon_high,
+        constant_tokens=constant, correction=config.rl_correction, kl_coef=config.rl_kl_coef,
+    )  # fmt: skip
+
+
+def off_policy(config: Config) -> bool:
+    """Whether the policy that learns may differ from the one that sampled."""
+    return config.rl_minibatches > 1 or config.rl_staleness > 0 or config.rl_engine != "float32"
+
+
+def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> list:
+    """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`."""
+    found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(trajectories)
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].token_ids))
+    model.eval()
+    for batch in micro_batches(order, trajectories, config.max_context_tokens):
+        chosen = [trajectories[i] for i in batch]
+        rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
+        mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+        with torch.no_grad():
+            scored = score(model, rows, mask_RT, config.rl_temperature)
+        logp_RT = torch.zeros(rows.ids_RT.shape)
+        logp_RT[scored.at] = scored.logp_M
+        for i, (row, at, n) in zip(batch, rows.where):
+            found[i] = logp_RT[row, at : at + n].numpy()
+    return found
+
+
+def learn(
+    model, trajectories: list[Trajectory], advantages, weights, config: Config, ranks: Ranks,
+    pad_id: int, recorded: Recorded = Recorded(),
+) -> dict:  # fmt: skip
+    """Accumulate the gradient of one update's loss; returns its metrics (summed over ranks).
+
+    Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
+    term gives them one), but they count in the denominator: it is one number for the whole update.
+    """
+    switches = loss_config(config)
+    tokens = [int(t.generated.sum()) for t in trajectories]
+    weighed = [i for i, w in enumerate(weights.tolist()) if w > 0 and tokens[i]]
+    kept = sum(tokens[i] for i in weighed)
+    counts = ranks.sum(
+        {"tokens": float(kept), "sequences": float(len(weighed)), "sampled": float(sum(tokens))}
+    )
+    denominator = max(counts["tokens" if switches.aggregate == "token" else "sequences"], 1.0)
+    live = [i for i in weighed if advantages[i] != 0 or switches.kl_coef > 0]
+    live.sort(key=lambda i: len(trajectories[i].token_ids))
+    sums = {"loss": 0.0, "gap": 0.0, "scored": 0.0, "balance": 0.0, "batches": 0.0}
+    sums |= {f"loss_{name}": 0.0 for name in LOGGED}
+    gap_max = 0.0
+    for batch in micro_batches(live, trajectories, config.max_context_tokens):
+        chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
+        loss, balance, gap, metrics = batch_loss(
+            model, chosen, of_each, denominator, config, pad_id, recorded.of(batch)
+        )
+        share = gap.numel() / max(counts["tokens"], 1.0)
+        (loss + config.balance_coef * share * balance).backward()
+        gap_max = max(gap_max, float(gap.max()))
+        sums["loss"] += float(loss.detach())
+        sums["gap"] += float(gap.sum())
+        sums["scored"] += gap.numel()
+        sums["balance"] += float(balance.detach())
+        sums["batches"] += 1
+        for name in LOGGED:
+            sums[f"loss_{name}"] += metrics.get(name, 0.0) * gap.numel()
+    return _metrics(ranks.sum(sums), counts, gap_max, config)
+
+
+def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
+    scored, tokens = max(sums["scored"], 1.0), counts["tokens"]
+    row = {
+        "loss": sums["loss"], "logp_gap": sums["gap"] / scored, "logp_gap_max_rank0": gap_max,
+        "balance": sums["balance"] / max(sums["batches"], 1.0), "tokens": int(max(tokens, 1.0)),
+        "trained_share": sums["scored"] / max(tokens, 1.0),
+        "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
+    }  # fmt: skip
+    if off_policy(config) or config.rl_kl_coef > 0:
+        row |= {name: sums[f"loss_{name}"] / scored for name in LOGGED}
+        row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
+    return row
+
+
+def batch_loss(
+    model, chosen: list[Trajectory], advantages: list[float], denominator: float, config: Config,
+    pad_id: int, recorded: Recorded = Recorded(),
+):  # fmt: skip
+    """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
+    rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
+    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+    scored = score(model, rows, mask_RT, config.rl_temperature)
+    at_BT, mask_BT = _layout(rows, scored, config)
+
+    def laid_out(values: Sequence[np.ndarray] | None) -> Tensor | None:
+        if values is None:
+            return None
+        return spread(rows, values, torch.float32)[scored.at][at_BT]
+
+    behaviour_BT = laid_out([t.logprobs for t in chosen])
+    logp_BT = scored.logp_M[at_BT]
+    gap_BT = (logp_BT.detach() - behaviour_BT).abs()
+    advantage_BT = laid_out([np.full(len(t.token_ids), a) for a, t in zip(advantages, chosen)])
+    loss, metrics = policy_loss(
+        logp_BT, behaviour_BT if off_policy(config) else logp_BT.detach(), advantage_BT, mask_BT,
+        loss_config(config), denominator=denominator,
+        old_logp_BT=laid_out(recorded.old), reference_logp_BT=laid_out(recorded.reference),
+    )  # fmt: skip
+    return loss, scored.balance, gap_BT[mask_BT], metrics
+
+
+def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
+    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
+
+    Where neither ratio nor mean runs over a sequence, every token may stand alone: no padding.
+    """
+    n_tokens = scored.logp_M.numel()
+    if config.rl_level == "token" and config.rl_aggregate == "token":
+        alone = torch.arange(n_tokens)[:, None]
+        return alone, torch.ones_like(alone, dtype=torch.bool)
+    numbers = [np.full(n, i) for i, (_, _, n) in enumerate(rows.where)]
+    owner_M = spread(rows, numbers, torch.long)[scored.at]
+    order = torch.argsort(owner_M, stable=True)  # a trajectory's tokens already stand in order
+    lengths = torch.bincount(owner_M, minlength=len(rows.where))
+    at_BT = pad_sequence(order.split(lengths.tolist()), batch_first=True)
+    return at_BT, torch.arange(at_BT.size(1))[None] < lengths[:, None]
+
+
+def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
+    """Runs of `order` that fill about MICRO_BATCH_ROWS rows."""
+    batch, total = [], 0
+    for i in order:
+        n = len(trajectories[i].token_ids)
+        if batch and total + n > MICRO_BATCH_ROWS * width * FILL:
+            yield batch
+            batch, total = [], 0
+        batch.append(i)
+        total += n
+    if batch:
+        yield batch

@@ -1,0 +1,234 @@
+"""The curricula with scripted solve rates: who enters and leaves, when, and after a kill."""
+
+import json
+import math
+import random
+from statistics import median
+
+import pytest
+
+from drlib.rl.curriculum import (
+    RSTAR2_STAGES,
+    Curriculum,
+    DataCuration,
+    Refresh,
+    Stage,
+    StagedCurriculum,
+    TaskMixture,
+)
+
+
+def after_a_kill(machine, fresh):
+    """`fresh` with the state of `machine`, by way of JSON as a checkpoint stores it."""
+    fresh.load_state_dict(json.loads(json.dumps(machine.state_dict())))
+    return fresh
+
+
+def test_the_tours_curriculum_draws_what_it_always_drew():
+    curriculum = Curriculum(["a", "b", "c"])
+    curriculum.update([("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 1.0)])
+    assert curriculum.rates == pytest.approx({"a": 0.51, "b": 0.36, "c": 0.3})
+    rng = random.Random("rl-0-0")
+    weights = [0.51 * 0.49 + 0.04, 0.36 * 0.64 + 0.04, 0.3 * 0.7 + 0.04]
+    expected = [random.Random("rl-0-0").choices("abc", weights)[0]]
+    assert [curriculum.draw(["a", "b", "c"], rng)] == expected
+    assert Curriculum(["a"], {"a": 0.9}).state_dict() == {"a": 0.9}
+
+
+RATES = {"easy": 1.0, "hard": 0.0, "m1": 0.5, "m2": 0.25, "m3": 0.75}
+
+
+def test_curation_starts_with_the_questions_of_medium_difficulty():
+    curation = DataCuration(RATES)
+    assert curation.active == {"m1", "m2", "m3"}
+    drawn = curation.draw(7, random.Random(0))
+    assert sorted(drawn[:3]) == sorted(drawn[3:6]) == ["m1", "m2", "m3"]
+    assert drawn == DataCuration(RATES).draw(7, random.Random(0))
+
+
+def test_a_refresh_happens_on_its_step_and_exchanges_what_is_settled():
+    curation = DataCuration(RATES, window=2, every=3)
+    curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 0), ("m3", 1), ("m3", 0)])
+    curation.probe({"easy": 0.875, "hard": 0.5})
+    assert curation.end_step() is None and curation.end_step() is None
+    assert curation.active == {"m1", "m2", "m3"}  # never between triggers
+    assert curation.end_step() == Refresh("steps", ("m1",), ("m2",), ("easy", "hard"))
+    assert curation.active == {"easy", "hard", "m3"} and curation.pool == {}
+    assert [curation.end_step() for _ in range(3)] == [None] * 3  # nothing to exchange
+
+
+def test_one_lucky_group_is_not_mastery():
+    curation = DataCuration(RATES, window=4, every=1)
+    curation.observe([("m1", 1)] * 3)
+    assert curation.end_step() is None
+    curation.observe([("m1", 0), *[("m1", 1)] * 3])  # the window forgets all but four
+    assert curation.end_step() is None
+    curation.observe([("m1", 1)])
+    assert curation.end_step() == Refresh("steps", ("m1",), (), ())
+
+
+def test_a_falling_live_share_or_a_plateau_triggers():
+    curation = DataCuration(RATES, window=2, live_below=0.5)
+    assert curation.live_share() == 1.0 and curation.end_step() is None
+    curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 1)])
+    assert curation.live_share() == 0.5 and curation.end_step() is None
+    curation.observe([("m3", 1), ("m3", 1)])
+    assert curation.live_share() == pytest.approx(1 / 3)
+    assert curation.end_step() == Refresh("live_share", ("m1", "m3"), (), ())
+    curation.probe({"hard": 0.1, "easy": 0.6, "m1": 0.9})
+    assert curation.end_step() is None
+    # the set had lost two: the two nearest to a half come, of equally near ones the first by name
+    assert curation.end_step(ask=True) == Refresh("asked", (), (), ("easy", "hard"))
+    assert curation.active == {"m2", "easy", "hard"} and curation.pool == {"m1": 0.9}
+
+
+def test_the_active_set_is_never_left_empty():
+    curation = DataCuration({"a": 0.5, "b": 0.5}, window=2, every=1)
+    curation.observe([("a", 1), ("a", 1), ("b", 0), ("b", 0)])
+    assert curation.end_step() is None and curation.active == {"a", "b"}
+    with pytest.raises(ValueError, match="unknown question 'c'"):
+        curation.probe({"c": 0.5})
+    other = DataCuration({"a": 0.5, "b": 0.5, "c": 0.0}, window=2, every=1)
+    other.observe([("a", 1), ("a", 1), ("b", 0), ("b", 0), ("c", 1)])
+    other.probe({"c": 0.5})
+    assert other.end_step() == Refresh("steps", ("a",), ("b",), ("c",))
+    other.probe({"a": 0.5, "b": 0.5, "c": 0.5})
+    assert other.pool == {"a": 0.5, "b": 0.5}
+    other.probe({"a": 1.0})
+    assert other.pool == {"b": 0.5}
+
+
+def solve_rate(skill, difficulty):
+    return 1 / (1 + math.exp(-3 * (skill - difficulty)))
+
+
+def scripted_run(curation, rng, start, stop, log):
+    """A policy whose skill rises; the pool is probed every fifth step with its checkpoint."""
+    difficulty = {q: int(q[1:]) / 10 for q in curation.known}
+    for step in range(start, stop):
+        skill = 1 + step / 20
+        drawn = curation.draw(8, rng)
+        curation.observe(
+            (q, float(rng.random() < solve_rate(skill, difficulty[q]))) for q in drawn * 4
+        )
+        if step % 5 == 0:
+            rates = {
+                q: sum(rng.random() < solve_rate(skill, d) for _ in range(8)) / 8
+                for q, d in sorted(difficulty.items()) if q not in curation.active
+            }  # fmt: skip
+            curation.probe(rates)
+        before = set(curation.active)
+        refresh = curation.end_step()
+        assert (refresh is None) == (curation.active == before)
+        assert not curation.active & set(curation.pool) and len(curation.active) <= curation.size
+        log.append((refresh, median(difficulty[q] for q in curation.active)))
+
+
+def curation_of_a_hundred():
+    rates = {f"q{i}": round(solve_rate(1, i / 10) * 8) / 8 for i in range(100)}
+    return DataCuration(rates, window=8, every=4)
+
+
+def test_the_active_set_follows_the_policys_skill():
+    log = []
+    scripted_run(curation_of_a_hundred(), random.Random(0), 0, 120, log)
+    medians = [at for _, at in log]
+    assert medians[0] == pytest.approx(1, abs=0.3)
+    assert medians[-1] > 4.5  # skill went from 1 to 7; a set that stands still stays at 1
+    assert all(refresh is None for refresh, _ in log[:3])
+    assert {refresh.cause for refresh, _ in log if refresh} == {"steps"}
+
+
+def test_a_killed_curation_goes_on_to_the_same_questions():
+    whole, rng, log = curation_of_a_hundred(), random.Random(3), []
+    scripted_run(whole, rng, 0, 30, log)
+    resumed, again, logs = after_a_kill(whole, curation_of_a_hundred()), random.Random(), []
+    again.setstate(rng.getstate())
+    scripted_run(whole, rng, 30, 50, log)
+    scripted_run(resumed, again, 30, 50, logs)
+    assert logs == log[30:] and resumed.state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DataCuration({"a": 1.0, "b": 0.0}), "always or never solved"),
+        (lambda: DataCuration({"a": 1.5}), "solve rate of 'a'"),
+        (lambda: DataCuration({"a": float("nan")}), "solve rate of 'a'"),
+        (lambda: DataCuration(RATES, window=1), "window must be"),
+        (lambda: DataCuration(RATES, every=0), "every"),
+        (lambda: DataCuration(RATES, live_below=0), "live_below"),
+        (lambda: DataCuration(RATES).observe([("m1", -1.0)]), "solve rate of 'm1'"),
+        (lambda: after_a_kill(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
+        (lambda: StagedCurriculum([]), "at least 1 step"),
+        (lambda: StagedCurriculum([Stage(0, 8, 1)]), "at least 1 step"),
+        (lambda: StagedCurriculum().keep_hard({"a": [1]}), "not the first"),
+        (lambda: TaskMixture({}), "weights must be"),
+        (lambda: TaskMixture({"a": 0}), "weights must be"),
+        (lambda: TaskMixture({"a": float("inf")}), "weights must be"),
+        (lambda: TaskMixture({"a": 1}).load_state_dict({"b": 1}), "the state counts"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_rstar2s_stages_raise_the_length_and_then_keep_the_hard_questions():
+    staged, seen = StagedCurriculum(), []
+    while not staged.filter_due:
+        seen.append(staged.begin_step())
+    assert [step.stage.tokens for step in seen] == [8_000] * 300 + [12_000] * 85
+    assert not any(step.reset or step.questions for step in seen)
+    with pytest.raises(ValueError, match="call keep_hard first"):
+        staged.begin_step()
+    tries = {"done": [1.0] * 8, "nearly": [1.0] * 7 + [0.0], "never": [0.0] * 8}
+    assert staged.keep_hard(tries) == ("nearly", "never")
+    first = staged.begin_step()
+    assert first.reset and first.questions == ("nearly", "never")
+    assert (first.index, first.stage.tokens, first.stage.turns) == (2, 12_000, 15)
+    rest = [staged.begin_step() for _ in range(124)]
+    assert not any(step.reset for step in rest)
+    assert staged.begin_step() is None and sum(s.steps for s in RSTAR2_STAGES) == staged.step == 510
+
+
+def test_hard_questions_must_be_tried_and_some_must_be_hard():
+    staged = StagedCurriculum([Stage(2, 8, 1, hard_only=True)])
+    with pytest.raises(ValueError, match="not tried"):
+        staged.keep_hard({"a": []})
+    with pytest.raises(ValueError, match="bring harder ones"):
+        staged.keep_hard({"a": [1.0], "b": [1.0, 1.0]})
+    assert staged.filter_due and staged.keep_hard({"a": [0.0]}) == ("a",)
+
+
+def test_a_run_killed_before_the_reset_resets_after_it():
+    stages = [Stage(2, 8, 1), Stage(3, 12, 2, hard_only=True, reset=True)]
+    staged = StagedCurriculum(stages)
+    staged.begin_step(), staged.begin_step()
+    staged.keep_hard({"a": [0.0], "b": [1.0]})
+    resumed = after_a_kill(staged, StagedCurriculum(stages))
+    expected = [staged.begin_step() for _ in range(4)]
+    assert [resumed.begin_step() for _ in range(4)] == expected
+    assert [step and step.reset for step in expected] == [True, False, False, None]
+    assert StagedCurriculum(stages).begin_step().index == 0
+
+
+PRORL = {"math": 40, "code": 24, "stem": 25, "logic": 37, "instructions": 10}
+
+
+def test_a_mixture_meets_its_weights_exactly():
+    mixture, total = TaskMixture(PRORL), sum(PRORL.values())
+    drawn = mixture.draw(2 * total)
+    for period in (drawn[:total], drawn[total:]):
+        assert {kind: period.count(kind) for kind in PRORL} == PRORL
+    for n in range(1, total):
+        for kind, weight in PRORL.items():
+            assert -2 < drawn[:n].count(kind) - n * weight / total < 1
+    assert TaskMixture({"a": 0.5, "b": 0.25, "c": 0.25}).draw(4) == ["a", "b", "c", "a"]
+
+
+def test_a_mixture_depends_on_nothing_but_what_was_drawn():
+    mixture = TaskMixture(PRORL)
+    whole = TaskMixture(PRORL).draw(60)
+    assert mixture.draw(7) + mixture.draw(0) + mixture.draw(13) == whole[:20]
+    assert after_a_kill(mixture, TaskMixture(PRORL)).draw(40) == whole[20:]

@@ -1,0 +1,307 @@
+"""KL estimators, corrections and token selection against exact values; the imitation losses."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drlib.rl.divergences import (
+    importance_correction, kl_estimate, mismatch_metrics, top_entropy_mask, weight_metrics,
+)  # fmt: skip
+from drlib.rl.imitation import dft_loss, distillation_advantages, distillation_loss, sft_loss
+from drlib.rl.losses import LossConfig, policy_loss
+
+F64 = torch.float64
+
+
+def logs(*rows):
+    return torch.tensor(rows, dtype=F64).log()
+
+
+def two_policies(seed, actions=6):
+    """Logits of a policy (leaf), its log-probabilities, and another policy's."""
+    rng = torch.Generator().manual_seed(seed)
+    logits_V = torch.randn(actions, generator=rng, dtype=F64).requires_grad_()
+    other_V = torch.randn(actions, generator=rng, dtype=F64).log_softmax(0)
+    return logits_V, logits_V.log_softmax(0), other_V
+
+
+def gradient(value, leaf):
+    return torch.autograd.grad(value, leaf, retain_graph=True)[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# KL
+
+
+def test_kl_estimators_by_hand():
+    logp, reference = math.log(0.5), math.log(0.25)
+    values = [kl_estimate(torch.tensor(logp), torch.tensor(reference), k).item()
+              for k in ("k1", "k2", "k3")]  # fmt: skip
+    assert values == pytest.approx([math.log(2), math.log(2) ** 2 / 2, 0.5 - 1 + math.log(2)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kl_estimators_in_expectation(seed):
+    logits_V, logp_V, reference_V = two_policies(seed)
+    exact = (logp_V.exp() * (logp_V - reference_V)).sum()
+    backward = (reference_V.exp() * (reference_V - logp_V)).sum()
+    p_V = logp_V.exp().detach()
+    k1_V, k2_V, k3_V = (kl_estimate(logp_V, reference_V, k) for k in ("k1", "k2", "k3"))
+    assert (p_V * k1_V).sum().item() == pytest.approx(exact.item())
+    assert (p_V * k3_V).sum().item() == pytest.approx(exact.item())
+    assert (k3_V >= 0).all() and (k1_V < 0).any()
+    # as losses on samples: k1 has no gradient, k2 the KL's, k3 that of the KL the other way round
+    close = torch.testing.assert_close
+    close(gradient((p_V * k1_V).sum(), logits_V), torch.zeros(6, dtype=F64))
+    close(gradient((p_V * k2_V).sum(), logits_V), gradient(exact, logits_V))
+    close(gradient((p_V * k3_V).sum(), logits_V), gradient(backward, logits_V))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_kl_has_the_gradient_of_the_kl_on_another_policys_samples(estimator):
+    logits_V, logp_V, reference_V = two_policies(3)
+    behaviour_V = torch.linspace(-1, 1, 6, dtype=F64).log_softmax(0)
+    exact = (logp_V.exp() * (logp_V - reference_V)).sum()
+    found = {}
+    for unbiased in (True, False):
+        config = LossConfig(kl_coef=0.7, kl_estimator=estimator, kl_unbiased=unbiased)
+        loss, metrics = policy_loss(
+            logp_V[:, None], behaviour_V[:, None], torch.zeros(6), torch.ones(6, 1).bool(), config,
+            reference_logp_BT=reference_V[:, None], weights_B=behaviour_V.exp(), denominator=1.0,
+        )  # fmt: skip
+        found[unbiased] = gradient(loss, logits_V)
+    torch.testing.assert_close(found[True], 0.7 * gradient(exact, logits_V))
+    assert not torch.allclose(found[False], found[True], rtol=1e-2)
+    estimates_V = kl_estimate(logp_V, reference_V, estimator)
+    assert metrics["kl"] == pytest.approx(estimates_V.mean().item())
+
+
+def test_kl_of_wrong_input_is_named():
+    with pytest.raises(ValueError, match="kl_estimator must be one of"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
+    with pytest.raises(ValueError, match=r"\|logp - reference_logp\| reaches 90 nats"):
+        kl_estimate(torch.zeros(1), torch.full((1,), -90.0), "k3")
+
+
+# ---------------------------------------------------------------------------------------------
+# engine mismatch
+
+
+def corrected(kind, **settings):
+    """Weights of one sequence of ratios 0.25, 0.8, 1, 1.25, 4 and a masked 1000."""
+    old_BT = logs([0.25, 0.8, 1.0, 1.25, 4.0, 1000.0])
+    mask_BT = torch.tensor([[True] * 5 + [False]])
+    weights = importance_correction(old_BT, torch.zeros_like(old_BT), mask_BT, kind, **settings)
+    return weights[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("truncate", {}, [0.25, 0.8, 1, 1.25, 2, 0]),
+        ("truncate", {"bounds": (0.5, 3)}, [0.5, 0.8, 1, 1.25, 3, 0]),
+        ("mask", {}, [0.25, 0.8, 1, 1.25, 0, 0]),
+        ("icepop", {}, [0, 0.8, 1, 1.25, 0, 0]),
+        ("icepop", {"bounds": (0.9, 1.25 + 1e-9)}, [0, 0, 1, 1.25, 0, 0]),
+        ("geometric", {}, [1, 1, 1, 1, 1, 0]),  # the ratios multiply to 1
+        ("mask", {"level": "sequence"}, [1, 1, 1, 1, 1, 0]),
+    ],
+)
+def test_corrections_by_hand(kind, settings, expected):
+    assert corrected(kind, **settings) == pytest.approx(expected)
+
+
+def test_a_sequence_is_accepted_or_rejected_as_a_whole():
+    old_BT = torch.full((2, 100), 0.02, dtype=F64)
+    old_BT[1] = 0.005
+    zeros_BT, mask_BT = torch.zeros_like(old_BT), torch.ones(2, 100).bool()
+    weights = importance_correction(old_BT, zeros_BT, mask_BT, "geometric")
+    assert weights.tolist() == [[0.0] * 100, [1.0] * 100]  # means e^.02 and e^.005, bound 1.01
+    product = importance_correction(old_BT, zeros_BT, mask_BT, "truncate", level="sequence")
+    assert product[0].tolist() == [2.0] * 100  # e^2 capped
+    assert product[1].tolist() == pytest.approx([math.exp(0.5)] * 100)
+
+
+def test_the_product_rejects_long_sequences_and_the_geometric_mean_does_not():
+    rng = torch.Generator().manual_seed(0)
+    accepted = {"product": [], "geometric": []}
+    for length in (50, 800, 12_800):
+        # zero-mean noise of the log ratio: the engines are equally far apart at every length
+        noise_BT = 0.02 * torch.randn(200, length, generator=rng)
+        arguments = noise_BT, torch.zeros_like(noise_BT), torch.ones_like(noise_BT).bool()
+        product = importance_correction(*arguments, "icepop", level="sequence")
+        accepted["product"].append((product > 0).double().mean().item())
+        geometric = importance_correction(*arguments, "geometric")
+        accepted["geometric"].append((geometric > 0).double().mean().item())
+    assert accepted["product"][0] == 1.0 and accepted["product"][2] < 0.35
+    assert accepted["geometric"][0] > 0.99 and accepted["geometric"][1:] == [1.0, 1.0]
+
+
+def test_mismatch_and_effective_sample_size():
+    old_BT, zeros_BT = logs([2.0, 0.5, 9.0]), torch.zeros(1, 3, dtype=F64)
+    mask_BT = torch.tensor([[True, True, False]])
+    metrics = mismatch_metrics(old_BT, zeros_BT, mask_BT)
+    assert metrics == {"mismatch_max": pytest.approx(2), "mismatch_kl": pytest.approx(0.25)}
+    assert weight_metrics(old_BT, mask_BT)["ess"] == pytest.approx(1.25**2 / 2.125)
+    one_BT = logs([1.0, 1e-30, 1e-30, 1e-30])
+    assert weight_metrics(one_BT, torch.ones(1, 4).bool())["ess"] == pytest.approx(0.25)
+    assert set(weight_metrics(old_BT, ~mask_BT & mask_BT).values()) == {1.0}
+    # k3 on the behaviour's samples estimates KL(behaviour || old)
+    _, logp_V, other_V = two_policies(1)
+    kl = sum(p.exp() * mismatch_metrics(o[None, None], p[None, None], torch.ones(1, 1).bool())[
+        "mismatch_kl"] for p, o in zip(logp_V.detach(), other_V))  # fmt: skip
+    assert kl.item() == pytest.approx((logp_V.exp() * (logp_V - other_V)).sum().item())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("tis", {}, "correction must be one of"),
+        ("mask", {"bounds": (1.1, 2.0)}, "low <= 1 <= high"),
+        ("mask", {"bounds": (0.5, math.inf)}, "low <= 1 <= high"),
+        ("mask", {"level": "batch"}, "level must be one of"),
+    ],
+)
+def test_bad_corrections_are_named(kind, settings, message):
+    with pytest.raises(ValueError, match=message):
+        corrected(kind, **settings)
+
+
+# ---------------------------------------------------------------------------------------------
+# token selection
+
+ENTROPIES = st.lists(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.5, 1.0, 2.0]), st.booleans()),
+             min_size=3, max_size=3),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+def brute_force(entropies_BT, mask_BT, per_hundred, scope):
+    at = [(b, t) for b in range(len(mask_BT)) for t in range(mask_BT.shape[1]) if mask_BT[b, t]]
+    rows = [at] if scope == "batch" else [[x for x in at if x[0] == b] for b in range(len(mask_BT))]
+    kept = set()
+    for row in rows:
+        row.sort(key=lambda x: (-entropies_BT[x].item(), x))
+        kept |= set(row[: -(-per_hundred * len(row) // 100)])
+    return kept
+
+
+@given(ENTROPIES, st.integers(1, 100), st.sampled_from(["batch", "sequence"]))
+@settings(max_examples=150)
+def test_exactly_the_share_is_kept_and_ties_go_to_the_earlier_token(batch, per_hundred, scope):
+    entropies_BT = torch.tensor([[h for h, _ in row] for row in batch])
+    mask_BT = torch.tensor([[m for _, m in row] for row in batch])
+    chosen_BT = top_entropy_mask(entropies_BT, mask_BT, per_hundred / 100, scope)
+    assert chosen_BT.dtype == torch.bool
+    kept = {tuple(x) for x in chosen_BT.nonzero().tolist()}
+    assert kept == brute_force(entropies_BT, mask_BT, per_hundred, scope)
+
+
+def test_the_share_is_the_decimal_that_was_written():
+    ones = torch.ones(1, 25)
+    assert top_entropy_mask(ones, ones.bool(), 0.28).sum() == 7  # 0.28 * 25 = 7.000000000000001
+    assert top_entropy_mask(ones, ones.bool(), 1.0).all()
+    tied = torch.zeros(50, 100)  # too many for a sort that is stable by accident
+    assert top_entropy_mask(tied, tied == 0, 0.1).flatten().int().tolist() == [1] * 500 + [0] * 4500
+    assert top_entropy_mask(ones, ~ones.bool(), 0.2).sum() == 0
+    assert top_entropy_mask(torch.zeros(0, 4), torch.zeros(0, 4).bool(), 0.2).shape == (0, 4)
+
+
+def test_what_stands_outside_the_mask_is_never_chosen():
+    entropies_BT = torch.tensor([[math.nan, 1.0, math.inf, 0.5]])
+    mask_BT = torch.tensor([[False, True, False, True]])
+    for scope in ("batch", "sequence"):
+        chosen_BT = top_entropy_mask(entropies_BT, mask_BT, 0.5, scope)
+        assert chosen_BT.tolist() == [[False, True, False, False]]
+    with pytest.raises(ValueError, match="entropies_BT is NaN"):
+        top_entropy_mask(entropies_BT, ~mask_BT, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(1, 2), torch.ones(1, 2).bool(), 0.0), r"share \(top_entropy\) must be"),
+        ((torch.ones(1, 2), torch.ones(1, 2).bool(), 20), r"share \(top_entropy\) must be"),
+        ((torch.ones(1, 2), torch.ones(1, 2).bool(), 0.2, "step"), "entropy_scope must be"),
+        ((torch.ones(1, 2), torch.ones(1, 2), 0.2), "mask_BT must be boolean"),
+        ((torch.ones(1, 2), torch.ones(1, 3).bool(), 0.2), "mask_BT has shape"),
+        ((torch.ones(2), torch.ones(2).bool(), 0.2), "entropies_BT must be float"),
+    ],
+)
+def test_bad_selections_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        top_entropy_mask(*arguments)
+
+
+# ---------------------------------------------------------------------------------------------
+# imitation
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_distillation_follows_the_kl_to_the_teacher(seed):
+    """E_{a ~ pi}[A grad log pi] = - grad KL(pi || teacher), by enumeration of the actions."""
+    logits_V, logp_V, teacher_V = two_policies(seed)
+    exact = (logp_V.exp() * (logp_V - teacher_V)).sum()
+    arguments = logp_V[:, None], logp_V.detach()[:, None], teacher_V[:, None]
+    loss, _ = distillation_loss(
+        *arguments, torch.ones(6, 1).bool(), weights_B=logp_V.exp().detach(), denominator=1.0
+    )
+    torch.testing.assert_close(gradient(loss, logits_V), gradient(exact, logits_V))
+    with_dis, _ = distillation_loss(
+        *arguments, torch.ones(6, 1).bool(), LossConfig(clip="double_sided"),
+        weights_B=logp_V.exp().detach(), denominator=1.0,
+    )  # fmt: skip
+    torch.testing.assert_close(gradient(with_dis, logits_V), gradient(exact, logits_V))
+
+
+def test_distillation_by_hand():
+    logp_BT, teacher_BT = logs([0.5, 0.5, 0.5]), logs([0.25, 0.75, 1e-9])
+    mask_BT = torch.tensor([[True, True, False]])
+    advantages = distillation_advantages(logp_BT, teacher_BT, mask_BT)[0].tolist()
+    assert advantages == pytest.approx([math.log(0.5), math.log(1.5), 0])
+    loss, metrics = distillation_loss(logp_BT, logp_BT, teacher_BT, mask_BT)
+    assert loss.item() == pytest.approx(-(math.log(0.5) + math.log(1.5)) / 2)
+    assert metrics["teacher_kl"] == pytest.approx(loss.item()) and metrics["tokens"] == 2
+    with pytest.raises(ValueError, match="teacher_logp_BT has shape"):
+        distillation_advantages(logp_BT, teacher_BT[:, 1:], mask_BT)
+    with pytest.raises(ValueError, match="teacher_logp_BT is NaN"):
+        distillation_loss(logp_BT, logp_BT, teacher_BT * math.nan, mask_BT)
+    # a sequence left out is not looked at
+    both = [torch.cat([x, x * math.nan]) for x in (logp_BT, teacher_BT)]
+    _, again = distillation_loss(
+        both[0], both[0], both[1], mask_BT.repeat(2, 1), weights_B=torch.tensor([1.0, 0.0])
+    )
+    assert again == metrics
+
+
+def test_dft_by_hand_and_against_the_probability():
+    logp_BT = logs([0.5, 0.25, 0.125]).requires_grad_()
+    mask_BT = torch.tensor([[True, True, False]])
+    loss, metrics = dft_loss(logp_BT, mask_BT)
+    assert loss.item() == pytest.approx((0.5 * math.log(2) + 0.25 * math.log(4)) / 2)
+    assert metrics == {"tokens": 2.0, "nll": pytest.approx(1.5 * math.log(2)),
+                       "probability": pytest.approx(0.375)}  # fmt: skip
+    found = gradient(loss, logp_BT)
+    expected = gradient(-(logp_BT.exp() * mask_BT).sum() / 2, logp_BT)  # of the probability itself
+    torch.testing.assert_close(found, expected)
+    first, second = (dft_loss(logp_BT[:, i : i + 1], mask_BT[:, i : i + 1], 2)[0] for i in (0, 1))
+    assert (first + second).item() == pytest.approx(loss.item())
+    empty, metrics = dft_loss(logp_BT, ~mask_BT & mask_BT)
+    assert empty.item() == 0 and metrics["tokens"] == 0
+
+
+def test_sft_is_reinforce_with_the_reward_over_the_probability():
+    """DFT's observation: on the policy's own samples, reward 1/pi on the right token gives SFT."""
+    logits_V, logp_V, _ = two_policies(0)
+    right, p_V = 2, logp_V.exp().detach()
+    rewards = {"sft": 1 / p_V[right], "dft": 1.0}
+    for name, imitate in (("sft", sft_loss), ("dft", dft_loss)):
+        loss, _ = imitate(logp_V[None, right : right + 1], torch.ones(1, 1).bool())
+        reward_V = torch.zeros(6, dtype=F64)
+        reward_V[right] = rewards[name]
+        reinforce = -(p_V * reward_V * logp_V).sum()
+        torch.testing.assert_close(gradient(loss, logits_V), gradient(reinforce, logits_V))

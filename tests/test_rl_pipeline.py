@@ -1,0 +1,193 @@
+"""The selective filtering pipeline: its decision table, its groups and its report."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from drlib.rl.filtering import Evidence, FilterConfig, Pipeline, apply_filter, classify
+from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
+
+ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.TURNS
+
+
+def a_tool_result(env_fault=False):
+    return ToolResult(
+        tool="search", arguments={"query": ["x"]}, text="1. x", ok=not env_fault,
+        error="backend down" if env_fault else None, latency_s=0.1, attempts=1, source="index",
+        cache_hit=False, degraded=False, env_fault=env_fault,
+    )  # fmt: skip
+
+
+def a_trajectory(termination=ANSWERED, answer="x", reward=0.0, faults=0, tokens=4, name="r-0"):
+    generated = np.arange(tokens + 1) > 0
+    zeros = np.zeros(tokens + 1)
+    return Trajectory(
+        id=name, task_id="t-1", group_id="g-0", world_version="w", policy_version=0,
+        token_ids=zeros.astype(np.int32), generated=generated,
+        logprobs=zeros.astype(np.float32), entropies=None,
+        segments=np.full(tokens + 1, Segment.ANSWER, dtype=np.uint8),
+        turns=zeros.astype(np.uint16), versions=zeros.astype(np.int32), routed_experts=None,
+        tool_results=[a_tool_result(i < faults) for i in range(2)], termination=termination,
+        answer=answer, reward=reward, reward_parts={}, messages=[], metadata={},
+    )  # fmt: skip
+
+
+def changed(trajectory, **changes):
+    return dataclasses.replace(trajectory, **changes)
+
+
+def a_format_error(reason="think is not closed."):
+    return dataclasses.replace(
+        a_tool_result(), tool="format", arguments={}, text=f"Error: {reason}", ok=False,
+        error="format",
+    )  # fmt: skip
+
+
+def imagined(reward):
+    """A rollout whose policy wrote the user's part too."""
+    text = "<tool_call>{}</tool_call><|im_start|>user\nfound it"
+    return changed(a_trajectory(reward=reward), messages=[{"role": "assistant", "content": text}])
+
+
+FAILED = dataclasses.replace(a_tool_result(), ok=False)
+# rollout, settings of the pipeline, evidence -> label, weight, in baseline, reasons
+PIPELINE = [
+    (a_trajectory(reward=1.0), {}, None, "high", 1, True, ()),
+    (a_trajectory(reward=0.0), {}, None, "high", 1, True, ()),
+    (a_trajectory(LENGTH, None, 1.0), {}, None, "high", 1, True, ()),
+    (a_trajectory(LENGTH, None), {}, None, "drop", 0, True, ("overlong",)),
+    (a_trajectory(Termination.WALL_CLOCK, None), {}, None, "drop", 0, True, ("overlong",)),
+    (a_trajectory(TURNS, None), {}, None, "low", 0.5, True, ("no_answer",)),
+    (a_trajectory(Termination.FORMAT, None), {}, None, "low", 0.5, True, ("format", "no_answer")),
+    (a_trajectory(faults=1, reward=1.0), {}, None, "drop", 0, False, ("env_fault",)),
+    (a_trajectory(reward=None), {}, None, "drop", 0, False, ("unjudged",)),
+    (imagined(1.0), {}, None, "drop", 0, True, ("hallucination",)),
+    (imagined(0.0), {}, None, "low", 0.5, True, ("hallucination",)),
+    (changed(a_trajectory(reward=1.0), tool_results=[a_format_error()]), {}, None,
+     "low", 0.5, True, ("format",)),
+    (changed(a_trajectory(reward=1.0), tool_results=[a_format_error()]),
+     {"max_format_errors": 1}, None, "high", 1, True, ()),
+    (changed(a_trajectory(reward=1.0), tool_results=[FAILED, a_tool_result()]),
+     {"max_tool_errors": 0.4}, None, "low", 0.5, True, ("tool_errors",)),
+    (changed(a_trajectory(reward=1.0), tool_results=[FAILED, a_tool_result()]),
+     {"max_tool_errors": 0.5}, None, "high", 1, True, ()),
+    # 4 sampled tokens, all the same: 3 bigrams, 1 of them new
+    (a_trajectory(reward=1.0), {"max_repetition": 0.6, "repetition_n": 2}, None,
+     "low", 0.5, True, ("repetition",)),
+    (a_trajectory(reward=1.0), {"max_repetition": 0.7, "repetition_n": 2}, None,
+     "high", 1, True, ()),
+    (a_trajectory(reward=0.3), {"ambiguous_from": 0.2}, None, "low", 0.5, True, ("ambiguous",)),
+    (changed(a_trajectory(), versions=np.array([0, 3, 3, 4, 4], np.int32)), {}, None,
+     "drop", 0, True, ("mixed_versions",)),
+    (changed(a_trajectory(), versions=np.array([0, 3, 3, 3, 3], np.int32)), {}, None,
+     "high", 1, True, ()),
+    (a_trajectory(), {"max_log_ratio": 0.1}, Evidence(log_ratio=-0.2),
+     "drop", 0, True, ("log_ratio",)),
+    (a_trajectory(), {"max_log_ratio": 0.1}, Evidence(log_ratio=float("nan")),
+     "drop", 0, True, ("log_ratio",)),
+    (a_trajectory(), {"max_log_ratio": 0.1}, Evidence(log_ratio=0.1), "high", 1, True, ()),
+    (a_trajectory(reward=1.0), {"two_judges": True}, Evidence(second_reward=0.0),
+     "drop", 0, True, ("judges_disagree",)),
+    (a_trajectory(TURNS, None), {"validation": "replay"}, Evidence(replayed=True),
+     "low", 0.5, True, ("no_answer",)),
+    (a_trajectory(TURNS, None), {"validation": "replay"}, Evidence(replayed=False),
+     "drop", 0, True, ("no_answer", "replay_failed")),
+    (a_trajectory(), {"validation": "replay"}, None, "high", 1, True, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "settings", "evidence", "label", "weight", "in_baseline", "reasons"), PIPELINE
+)
+def test_the_pipelines_decision_table(
+    trajectory, settings, evidence, label, weight, in_baseline, reasons
+):
+    config = FilterConfig(pipeline=Pipeline(low_weight=0.5, **settings))
+    verdict = classify(trajectory, config, evidence)
+    assert dataclasses.astuple(verdict) == (label, weight, in_baseline, reasons)
+    apart = classify(trajectory, dataclasses.replace(config, baseline="kept"), evidence)
+    assert apart.in_baseline == (in_baseline and weight > 0) and apart.reasons == reasons
+
+
+@pytest.mark.parametrize("check", [
+    {"max_log_ratio": 0.1}, {"two_judges": True}, {"validation": "replay"},
+])  # fmt: skip
+def test_a_check_without_its_evidence_says_so(check):
+    with pytest.raises(ValueError, match="trajectory r-0: .* needs Evidence"):
+        classify(a_trajectory(TURNS, None), FilterConfig(pipeline=Pipeline(**check)))
+    with pytest.raises(ValueError, match="1 pieces of evidence for 2"):
+        apply_filter([a_trajectory()] * 2, FilterConfig(), [None])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"low_weight": 0.0}, "low_weight"),
+        ({"alike_from": 1.1}, "alike_from"),
+        ({"validation": "judge"}, "validation must be"),
+        ({"repetition_n": 0}, "repetition_n"),
+        ({"max_alike": 0}, "max_alike"),
+        ({"max_tool_errors": -0.1}, "max_tool_errors"),
+        ({"max_log_ratio": float("nan")}, "max_log_ratio"),
+        ({"ambiguous_from": float("nan")}, "ambiguous_from"),
+    ],
+)
+def test_bad_pipeline_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Pipeline(**settings)
+    with pytest.raises(TypeError, match="pipeline must be a Pipeline"):
+        FilterConfig(pipeline=True)
+
+
+def searching(query, name, **settings):
+    result = dataclasses.replace(a_tool_result(), arguments={"query": query})
+    return changed(a_trajectory(name=name, **settings), tool_results=[result])
+
+
+def test_rollouts_that_did_the_same_are_capped_whatever_the_order():
+    same = [searching(["x"], f"r-{i}", reward=1.0) for i in range(4)]
+    group = [*same, searching(["y"], "r-4", reward=1.0), searching(["x"], "r-5", reward=0.0)]
+    config = FilterConfig(pipeline=Pipeline(max_alike=2))
+    weights_N, in_baseline_N, report = apply_filter(group, config)
+    assert weights_N.tolist() == [1, 1, 0, 0, 1, 1] and in_baseline_N.all()
+    assert report["labels"] == {"drop": 2, "high": 4} and report["reasons"] == {"duplicate": 2}
+    assert apply_filter(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
+    # {search x, answer} and {search y, answer} share 1 of 3
+    loose = FilterConfig(pipeline=Pipeline(max_alike=1, alike_from=1 / 3))
+    assert apply_filter(group, loose)[0].tolist() == [1, 0, 0, 0, 0, 1]
+
+
+def test_a_dirty_copy_gives_way_to_a_clean_one_and_other_groups_do_not_count():
+    dirty = changed(a_trajectory(name="a", reward=1.0), termination=Termination.FORMAT)
+    group = [dirty, *[a_trajectory(name=name, reward=1.0) for name in "bc"]]
+    group[2] = changed(group[2], group_id="g-1")
+    config = FilterConfig(pipeline=Pipeline(max_alike=1))
+    assert apply_filter(group, config)[0].tolist() == [0, 1, 1]
+
+
+def test_rollouts_in_another_world_are_not_compared():
+    group = [a_trajectory(reward=float(i == 0), name=f"r-{i}") for i in range(3)]
+    group[0] = changed(group[0], world_version="w2")
+    weights_N, in_baseline_N, report = apply_filter(group, FilterConfig(pipeline=Pipeline()))
+    assert weights_N.tolist() == [0, 1, 1] and in_baseline_N.tolist() == [False, True, True]
+    assert report["reasons"] == {"mixed_worlds": 1}
+
+
+def test_the_pipelines_report_counts_by_class_and_reason():
+    group = [trajectory for trajectory, settings, *_ in PIPELINE[:11]]
+    group.append(changed(a_trajectory(reward=1.0), group_id="g-1"))
+    _, _, report = apply_filter(group, FilterConfig(pipeline=Pipeline()))
+    assert report["pipeline"] == {
+        "reasons_by_label": {
+            "drop": {"env_fault": 1, "hallucination": 1, "overlong": 2, "unjudged": 1},
+            "high": {"clean": 4},
+            "low": {"format": 1, "hallucination": 1, "no_answer": 2},
+        },
+        "dropped_tokens": 5 * 4,
+        "no_signal_groups": 1,
+    }
+    assert report["excluded_tokens"] == 20 / 48
+    assert report["reward_mean"] == 4 / 10  # judged: all but the fault and the unjudged
+    assert report["reward_mean_in_loss"] == 3 / 7
+    assert apply_filter(group[::-1], FilterConfig(pipeline=Pipeline()))[2] == report

@@ -1,0 +1,207 @@
+"""The gradient of an update: switches off is the recipe, switches on do what the loss says.
+
+Real rollouts of a small untrained policy with real tools; rewards are set by hand.
+
+Run: python -m pytest tests/test_training_gradient.py
+"""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.agents import Limits, ReAct
+from drlib.agents.react import with_reward
+from drlib.chat import ChatIds, train_tokenizer
+from drlib.config import Config
+from drlib.policy.engine import LocalEngine
+from drlib.policy.moe import PolicyShape, build_policy
+from drlib.rl.losses import policy_loss
+from drlib.sandbox import Sandbox
+from drlib.synthesis.questions import Task
+from drlib.tools import Toolbox
+from drlib.training.data import PHRASES, world_texts
+from drlib.training.gradient import Recorded, learn, loss_config, micro_batches, record
+from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
+from drlib.training.optim import Optimizers
+from drlib.training.run import Ranks
+from drlib.worlds import load_world
+
+PAD, CONTEXT = 0, 160
+TASKS = [Task(str(i), f"What is {i} times 7?", str(7 * i), "python", "python") for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    shape = PolicyShape(hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16,
+                        max_positions=256)  # fmt: skip
+    return build_policy(shape, 0, init="plain")
+
+
+@pytest.fixture(scope="module")
+def rollouts(policy):
+    """Four groups of four: one right answer, two, none, all."""
+    world = load_world("cldr")
+    titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
+    chat = ChatIds(train_tokenizer(world_texts(world), 2048, names=titles, phrases=PHRASES))
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
+        engine = LocalEngine(policy, max_context=200, lockstep=True)
+        agent = ReAct(engine, toolbox, chat, Limits(2, 24, CONTEXT))
+        made = agent.run(TASKS, samples=4, seed=1)
+    rewards = [1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
+    return [with_reward(t, float(r), {"correct": float(r)}) for t, r in zip(made, rewards)]
+
+
+def settings(**changes) -> Config:
+    return Config.load("ci", max_context_tokens=CONTEXT, rl_group=4, balance_coef=0.0, **changes)
+
+
+def gradients(policy, rollouts, config, recorded=Recorded()):
+    """(metrics, all gradients in one vector) of one update."""
+    model = copy.deepcopy(policy)
+    advantages, weights, _ = advantages_of(rollouts, config)
+    metrics = learn(model, rollouts, advantages, weights, config, Ranks(), PAD, recorded)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return metrics, torch.cat([g.flatten() for g in grads])
+
+
+def by_hand(policy, rollouts, config):
+    """The same without packing or micro-batches: one padded forward pass over everything."""
+    model = copy.deepcopy(policy)
+    n, width = len(rollouts), max(len(t.token_ids) for t in rollouts)
+    ids, mask = torch.zeros(n, width, dtype=torch.long), torch.zeros(n, width, dtype=torch.bool)
+    behaviour = torch.zeros(n, width)
+    for i, t in enumerate(rollouts):
+        ids[i, : len(t.token_ids)] = torch.as_tensor(t.token_ids)
+        mask[i, : len(t.token_ids)] = torch.as_tensor(t.generated)
+        behaviour[i, : len(t.token_ids)] = torch.as_tensor(t.logprobs)
+    logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    advantages, weights, _ = advantages_of(rollouts, config)
+    loss, _ = policy_loss(
+        logp, behaviour[:, 1:], advantages, mask[:, 1:], loss_config(config), weights_B=weights
+    )
+    loss.backward()
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten()
+                      for p in model.parameters()])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"rl_aggregate": "sequence"},
+        {"rl_aggregate": "constant"},
+        {"rl_clip": "double_sided", "rl_staleness": 1},
+        {"rl_level": "sequence", "rl_aggregate": "sequence", "rl_staleness": 1},
+        {"rl_advantage": "group_normalized"},
+        {"rl_drop_equal": True},
+    ],
+    ids=str,
+)
+def test_packed_micro_batches_give_the_gradient_of_the_padded_whole(policy, rollouts, switches):
+    config = settings(**switches)
+    _, packed = gradients(policy, rollouts, config)
+    whole = by_hand(policy, rollouts, config)
+    assert whole.norm() > 0
+    assert (packed - whole).norm() < 2e-5 * whole.norm()
+
+
+def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(policy, rollouts):
+    found = record(policy, rollouts, settings(), PAD)
+    for values, trajectory in zip(found, rollouts, strict=True):
+        assert values.shape == trajectory.logprobs.shape
+        assert np.abs(values - trajectory.logprobs).max() < 1e-4
+        assert not values[~trajectory.generated].any()
+
+
+def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_reference(policy, rollouts):
+    dead = rollouts[8:12]
+    config = settings(rl_kl_coef=0.1)
+    here = Recorded(reference=record(policy, dead, config, PAD))
+    metrics, gradient = gradients(policy, dead, config, here)
+    assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
+    away = Recorded(reference=[np.where(t.generated, r - 0.5, 0).astype(np.float32)
+                               for t, r in zip(dead, here.reference)])  # fmt: skip
+    metrics, gradient = gradients(policy, dead, config, away)
+    assert metrics["kl"] == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
+    assert gradient.norm() > 1e-3
+
+
+def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
+    """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
+    config = settings(rl_correction="truncate", rl_engine="bfloat16")
+    old = record(policy, rollouts, config, PAD)
+    shifted = [
+        replace(t, logprobs=np.where(t.generated, o - np.log(3), 0).astype(np.float32))
+        for t, o in zip(rollouts, old)
+    ]
+    metrics, corrected = gradients(policy, shifted, config, Recorded(old=old))
+    _, plain = gradients(policy, rollouts, settings())
+    assert metrics["weight_mean"] == pytest.approx(3, rel=1e-3)
+    assert (corrected - 2 * plain).norm() < 1e-3 * plain.norm()
+
+
+def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
+    order = list(range(len(rollouts)))[::-1]
+    parts = list(micro_batches(order, rollouts, 100))
+    assert [i for part in parts for i in part] == order and len(parts) > 1
+    assert all(sum(len(rollouts[i].token_ids) for i in p) <= 558 or len(p) == 1 for p in parts)
+
+
+def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
+    config = settings(rl_oversample=2, rl_resample="sort").derive(rl_group=2)
+    kept = choose(rollouts, config, 3)
+    groups = [t.group_id for t in kept]
+    assert {groups.count(g) for g in groups} == {2} and len(kept) == 8
+    assert [t.id for t in kept] == [t.id for t in choose(rollouts, config, 3)]
+    assert choose(rollouts, settings(), 3) is rollouts
+
+
+def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollouts):
+    everything, _ = gradients(policy, rollouts, settings())
+    live, _ = gradients(policy, rollouts, settings(rl_drop_equal=True))
+    dead = sum(int(t.generated.sum()) for t in rollouts[8:])
+    assert everything["tokens"] - live["tokens"] == dead
+    assert live["excluded_tokens"] == pytest.approx(dead / everything["tokens"])
+
+
+def test_each_minibatch_is_an_update_of_its_own(policy, rollouts):
+    class Agent:
+        def __init__(self, chat):
+            self.chat = chat
+
+    class Chat:
+        class tokenizer:
+            pad_token_id = PAD
+
+    def learned(**switches):
+        model = copy.deepcopy(policy)
+        config = settings(**switches)
+        step = Step(config, model, Optimizers.adam(model, 1e-3), Agent(Chat), None, Ranks())
+        step._learn(rollouts, 0)
+        state = next(iter(step.optimizers.parts["adam"].state.values()))
+        return int(state["step"]), model
+
+    assert learned()[0] == 1 and learned(rl_minibatches=2)[0] == 2
+
+
+def test_a_rounded_engine_differs_and_the_policy_stays(policy):
+    rounded = engine_weights(policy, settings(rl_engine="bfloat16"))
+    assert engine_weights(policy, settings()) is policy
+    assert next(rounded.parameters()).dtype == torch.bfloat16
+    assert next(policy.parameters()).dtype == torch.float32
+
+
+def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
+    from drlib.rl.stability import EmergencyStop
+
+    stop = EmergencyStop(COLLAPSE, patience=10)
+    healthy, dead = [{"unanswered": 0.1}] * 3, [{"unanswered": 1.0}] * 30
+    reasons = [stop.update(s) for s in healthy + dead]
+    first = next(i for i, reason in enumerate(reasons) if reason)
+    assert 3 + 10 <= first + 1 <= 3 + 10 + 5
+    never = EmergencyStop(COLLAPSE, patience=10)
+    assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
