@@ -48,7 +48,7 @@ class Config:
     cpt_warmup_steps: int = 20
     cpt_decay_share: float = 0.4
     # demonstrations and the cold start
-    demonstrations: int = 300
+    demonstrations: int = 600
     demonstration_filter: str = "correct"  # or "none"
     sft_steps: int = 250
     sft_batch_tokens: int = 4096

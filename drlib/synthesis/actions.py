@@ -30,6 +30,7 @@ from drlib.worlds.fictional import invent_name
 from drlib.worlds.world import snippet
 
 SHARES = {"copy": 0.15, "read": 0.20, "search": 0.50, "python": 0.15}
+REPLAY = {kind: SHARES[kind] for kind in ("copy", "read")}  # of later stages: nothing of acting
 QUESTION_SHARE = 0.6  # of the logs; the others begin with a goal
 DOCUMENTS_PER_WORLD = 16
 CPT_MAX_HOPS = 2
@@ -82,13 +83,16 @@ class ActionData:
         }  # fmt: skip
         self._world: tuple[World, SearchQuestions] | None = None
 
-    def stream(self, seed: int | str) -> Iterator[Sample]:
-        """Documents for ever, the same for the same seed; a fresh world every few documents."""
+    def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
+        """Documents for ever, the same for the same seed; a fresh world every few documents.
+
+        `shares`: kind of document -> its weight in the mixture.
+        """
         rng = random.Random(f"cpt-{seed}")
         while True:
             self._renew(rng)
             for _ in range(DOCUMENTS_PER_WORLD):
-                yield self._make[rng.choices(list(SHARES), list(SHARES.values()))[0]](rng)
+                yield self._make[rng.choices(list(shares), list(shares.values()))[0]](rng)
 
     def _renew(self, rng: random.Random) -> None:
         world = fictional_world(rng.getrandbits(60), self.names)

@@ -116,8 +116,8 @@ class Faults:
 
     guess: float = 0.5  # answers without a tool
     stop_early: float = 0.5  # after a look-up that is not the last
-    bad_code: float = 0.6  # the first program: half crash and are mended, half are wrong
-    bad_query: float = 0.6  # malformed arguments or an empty query, then the right one
+    bad_code: float = 0.5  # the first program: half crash and are mended, half are wrong
+    bad_query: float = 0.4  # malformed arguments or an empty query, then the right one
     loop: float = 0.06  # repeats one call to the limit
 
 

@@ -2,7 +2,9 @@
 
 The pool's correct attempts (Tongyi DeepResearch filters the same way before RL) are trained with
 loss on the assistant's tokens only, mixed with some pre-training text so that copying is not
-forgotten. `sft_continued` goes on from the cold start with the same data and rates for as many
+forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
+logs for ever would be the endless good demonstrations that this stage does not have).
+`sft_continued` goes on from the cold start with the same data and rates for as many
 steps as reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
 
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from drlib.config import Config
 from drlib.policy.moe import load_policy, save_policy
-from drlib.synthesis.actions import ActionData, Sample, episode_sample
+from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.training import stages
 from drlib.training.data import policy_tools, read_episodes
 from drlib.training.run import Ranks, RunFolder
@@ -57,7 +59,7 @@ def _train(
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
         key = f"{name}-{config.seed}-{step}-{shard}"
-        return mixed(pool, data.stream(key), config.sft_replay_share, key)
+        return mixed(pool, data.stream(key, REPLAY), config.sft_replay_share, key)
 
     recipe = Recipe(
         steps, config.sft_batch_tokens, config.sft_muon_lr, config.sft_adam_lr, WARMUP_STEPS, 1.0,

@@ -25,7 +25,7 @@ import yaml
 from drlib.config import Config
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
-FORMAT = 3  # raise when a stage's code changes what it makes from the same settings
+FORMAT = 4  # raise when a stage's code changes what it makes from the same settings
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 

@@ -1,10 +1,8 @@
 """Endless invented worlds with the schema of the real one.
 
 A policy that is pre-trained on them can learn to read, copy and look up, but no fact: no sentence
-of theirs is true, and no two worlds agree. Names mix the *words* of the real world at random with
-made-up syllable names (so that names need not be known). A word keeps its place, before others or
-at the end: "Cape " and "Verde" are different tokens from "Cape" and "Verde ", and a form that is
-hardly practised is the one that a small policy miscopies later.
+of theirs is true, and no two worlds agree. Names mix the *words* of the real world at random (so
+every name token is practised) with made-up syllable names (so that names need not be known).
 """
 
 from __future__ import annotations
@@ -25,13 +23,9 @@ MAX_WORDS = 4
 
 @dataclass(frozen=True)
 class Names:
-    """The words that invented names are made of: real words without their real neighbours.
+    """The words that invented names are made of: real words without their real neighbours."""
 
-    `heads` stand before another word in some real title, `tails` at an end.
-    """
-
-    heads: tuple[str, ...]
-    tails: tuple[str, ...]
+    words: tuple[str, ...]
     codes: tuple[str, ...]
     lengths: tuple[int, ...]  # of the real titles, in words: invented titles are as long
 
@@ -41,10 +35,8 @@ class Names:
         titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
         codes = tuple(t for t in titles if re.fullmatch(r"[A-Z]{3}", t))
         split = [_words(t) for t in titles if t not in set(codes)]
-        heads = sorted({w for ws in split for w in ws[:-1]})
-        tails = sorted({ws[-1] for ws in split} - {"script"})
-        lengths = tuple(min(len(ws), MAX_WORDS) for ws in split)
-        return Names(tuple(heads), tuple(tails), codes, lengths)
+        words = sorted({w for ws in split for w in ws} - {"script"})
+        return Names(tuple(words), codes, tuple(min(len(ws), MAX_WORDS) for ws in split))
 
 
 def _words(title: str) -> list[str]:
@@ -61,9 +53,10 @@ def invent_name(rng: random.Random, names: Names, taken: set[str]) -> str:
         if rng.random() < 0.2:
             title = _syllable_name(rng)
         else:
-            heads = [rng.choice(names.heads) for _ in range(rng.choice(names.lengths) - 1)]
-            joined = [word + rng.choice((" ",) * 8 + ("-", " & ")) for word in heads]
-            title = "".join([*joined, rng.choice(names.tails)])
+            words = [rng.choice(names.words) for _ in range(rng.choice(names.lengths))]
+            title = words[0]
+            for word in words[1:]:
+                title += rng.choice((" ",) * 8 + ("-", " & ")) + word
         if title.casefold() not in taken:
             taken.add(title.casefold())
             return title
