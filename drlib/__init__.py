@@ -22,15 +22,16 @@ synthesis
     Questions whose answers the graph proves, pre-training text, and demonstrations by a scripted
     oracle that works through the tools alone.
 policy
-    The Mixture-of-Experts policy, and the engine that samples from it: slots, KV cache, exact
-    log-probabilities.
+    The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
+    log-probabilities), routing replay, and log-probabilities for large vocabularies.
 agents
     How a policy is driven through think, call, response, answer.
 rl
-    From trajectories to gradients, as pure functions: rewards, filters, advantages, losses.
+    From trajectories to gradients, as pure functions: rewards, filters, resampling, advantages,
+    losses with every published clip as a switch, curricula, stabilisers.
 training
     The stages, each a program: pre-training, the cold start, reinforcement learning; run folders
-    that resume, one process or several.
+    that resume, one process or several. `trl` is the same algorithm inside TRL's trainer.
 evals
     Held-out accuracy with intervals, pass@k, what a skeptic asks for.
 analysis

@@ -214,6 +214,8 @@ def test_a_collapse_stops_with_its_reason_and_hysteresis():
     stopped = [bool(reason) for reason in told]
     assert stopped == [False] * 8 + [True] * 4 + [False] * 2 + [True]
     assert told[8].startswith("unanswered has been above 0.6 for 2 steps")
+    never_fine = EmergencyStop({"unanswered": (0.3, 0.6)}, window=1, patience=2)
+    assert [never_fine.update({"unanswered": rate}) for rate in (0.9, 0.4, 0.9, 0.9)] == [None] * 4
 
 
 def test_a_collapse_is_judged_by_the_mean_of_the_window():
