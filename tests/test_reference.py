@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from drlib.agents import Limits, ReAct
+from drlib.analysis import tour
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import right, rows_of
@@ -68,7 +69,12 @@ def test_what_the_run_is_said_to_show(results):
                                   ("python", "greedy", 0.90), ("search", "greedy", 0.65)):
         correct, n = results.count("rl", kind, decoding)
         assert correct / n >= floor, (kind, decoding, correct, n)
-    assert results.gain("rl", "sft_continued", "search", "sample")[1] > 0.05
+    assert results.seeds == [0, 1, 2]
+    mean, low, _ = results.gain("rl", "sft_continued", None, "sample")
+    assert mean >= 0.10 and low > 0.05, (mean, low)
+    ratio, _, high = tour.error_ratio(results, "rl", "sft_continued")
+    assert ratio <= 0.5 and high < 1, (ratio, high)
+    assert results.accuracy("rl", "search", "greedy", hops=3)[0] >= 0.30
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
 

@@ -3,13 +3,14 @@
 Run: python -m pytest tests/test_synthesis_oracle.py
 """
 
+import itertools
 import random
 
 import pytest
 
 from drlib.chat import Answer, ChatIds, ToolCall, parse
 from drlib.sandbox import Sandbox
-from drlib.synthesis.actions import ActionData, episode_sample
+from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
 from drlib.synthesis.oracle import Demonstrator, Faults, Oracle, read_fact
 from drlib.synthesis.questions import PYTHON_KINDS, chains, python_task, search_task
 from drlib.tools import Toolbox
@@ -118,6 +119,14 @@ def test_pretraining_text_holds_no_answer_and_no_third_look_up(cldr, chat):
         assert text.count("<tool_call>") <= 2
         seen.add(text.count("<tool_call>"))
     assert seen == {0, 1, 2}
+
+
+def test_what_the_cold_start_replays_shows_no_acting(cldr, chat):
+    """Clean logs in the replay would be a second, endless source of demonstrations."""
+    stream = ActionData(Names.of(cldr), chat).stream(0, REPLAY)
+    calls, starts = (chat.encode(text)[0] for text in ("<tool_call>", "<|im_start|>"))
+    for sample in itertools.islice(stream, 100):
+        assert calls not in sample.ids and starts not in sample.ids and any(sample.loss)
 
 
 def test_a_name_is_one_token_string_wherever_it_stands(cldr, chat):

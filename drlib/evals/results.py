@@ -94,15 +94,15 @@ class Results:
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
     def values(
-        self, stage: str, kind: str, decoding: str, hops: int | None = None, seeds=None
+        self, stage: str, kind: str | None, decoding: str, hops: int | None = None, seeds=None
     ) -> dict[str, list[float]]:
-        """Each question's scores (all seeds, all samples): the input of the bootstrap."""
+        """Each question's scores (all seeds, all samples); `kind` None: of both kinds."""
         table: dict[str, list[float]] = {}
         for (name, seed), outcomes in self.outcomes.items():
             if name != stage or (seeds is not None and seed not in seeds):
                 continue
             for o in outcomes:
-                if o.kind == kind and hops in (None, o.hops):
+                if kind in (None, o.kind) and hops in (None, o.hops):
                     table.setdefault(o.task, []).extend(_scores(o, decoding))
         return table
 
@@ -111,7 +111,7 @@ class Results:
         return bootstrap_mean(self.values(stage, kind, decoding, hops), seed=0)
 
     def gain(
-        self, stage: str, over: str, kind: str, decoding: str, hops: int | None = None
+        self, stage: str, over: str, kind: str | None, decoding: str, hops: int | None = None
     ) -> Interval:
         """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
         a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))

@@ -34,8 +34,8 @@ def _claim(results: Results) -> str:
         over, "the cold start"
     )
     gains = {kind: tour.percent(results.gain("rl", over, kind, "sample"), "+")
-             for kind in ("search", "python")}  # fmt: skip
-    rl = {k: _share(results, "rl", k, "sample") for k in gains}
+             for kind in ("search", "python", None)}  # fmt: skip
+    rl = {k: _share(results, "rl", k, "sample") for k in ("search", "python")}
     three = [_share(results, s, "search", "greedy", 3) for s in ("rl", over)]
     errors = [tour.percent(tour.error_rate(results, s)) for s in ("rl", over)]
     seeds = "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds"
@@ -45,7 +45,8 @@ def _claim(results: Results) -> str:
         f"- **Search questions**, sampled: {rl['search']} right, {gains['search']} points.\n"
         f"- **Three look-ups**, which nobody demonstrated, greedy: {three[0]} right, against "
         f"{three[1]}.\n"
-        f"- **Python questions**, sampled: {rl['python']} right, {gains['python']} points.\n"
+        f"- **Python questions**, sampled: {rl['python']} right, {gains['python']} points; both "
+        f"kinds together {gains[None]}.\n"
         f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%."
     )
 
