@@ -72,11 +72,6 @@ PIPELINE = [
      {"max_tool_errors": 0.4}, None, "low", 0.5, True, ("tool_errors",)),
     (changed(a_trajectory(reward=1.0), tool_results=[FAILED, a_tool_result()]),
      {"max_tool_errors": 0.5}, None, "high", 1, True, ()),
-    # 4 sampled tokens, all the same: 3 bigrams, 1 of them new
-    (a_trajectory(reward=1.0), {"max_repetition": 0.6, "repetition_n": 2}, None,
-     "low", 0.5, True, ("repetition",)),
-    (a_trajectory(reward=1.0), {"max_repetition": 0.7, "repetition_n": 2}, None,
-     "high", 1, True, ()),
     (a_trajectory(reward=0.3), {"ambiguous_from": 0.2}, None, "low", 0.5, True, ("ambiguous",)),
     (changed(a_trajectory(), versions=np.array([0, 3, 3, 4, 4], np.int32)), {}, None,
      "drop", 0, True, ("mixed_versions",)),
@@ -124,9 +119,7 @@ def test_a_check_without_its_evidence_says_so(check):
     ("settings", "message"),
     [
         ({"low_weight": 0.0}, "low_weight"),
-        ({"alike_from": 1.1}, "alike_from"),
         ({"validation": "judge"}, "validation must be"),
-        ({"repetition_n": 0}, "repetition_n"),
         ({"max_alike": 0}, "max_alike"),
         ({"max_tool_errors": -0.1}, "max_tool_errors"),
         ({"max_log_ratio": float("nan")}, "max_log_ratio"),
@@ -153,9 +146,6 @@ def test_rollouts_that_did_the_same_are_capped_whatever_the_order():
     assert weights_N.tolist() == [1, 1, 0, 0, 1, 1] and in_baseline_N.all()
     assert report["labels"] == {"drop": 2, "high": 4} and report["reasons"] == {"duplicate": 2}
     assert apply_filter(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
-    # {search x, answer} and {search y, answer} share 1 of 3
-    loose = FilterConfig(pipeline=Pipeline(max_alike=1, alike_from=1 / 3))
-    assert apply_filter(group, loose)[0].tolist() == [1, 0, 0, 0, 0, 1]
 
 
 def test_a_dirty_copy_gives_way_to_a_clean_one_and_other_groups_do_not_count():

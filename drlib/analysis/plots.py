@@ -8,7 +8,8 @@ should go down, grey a control or a reference.
 Sections: shared pieces, GRPO by hand (notebook 05).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,6 +21,7 @@ from drlib.rl.advantages import leave_one_out
 from drlib.rl.losses import LossConfig, policy_loss
 
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
+CHANCE = 0.2  # with which the sampling policy said a token of the toys below
 
 # ---------------------------------------------------------------------------------------------
 # shared pieces
@@ -49,6 +51,9 @@ def surrogate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The objective of one token and its gradient, as the library computes them.
 
+    The token was sampled with chance `CHANCE`: the value (not the gradient) of a surrogate with a
+    stop-gradient depends on it. With `level` "sequence" it has a neighbour that did not move.
+
     Args:
         ratios: R values of r = pi / pi_behaviour, each above 0.
         advantage: of the token's rollout.
@@ -56,108 +61,152 @@ def surrogate(
     Returns:
         (objective_R, gradient_R): minus `policy_loss`, and its derivative by log pi.
     """
-    ratios_R = torch.as_tensor(ratios, dtype=torch.float64)
-    logp_R1 = ratios_R.log()[:, None].requires_grad_()
-    objective_R = []
-    for row in range(len(ratios_R)):
-        token_11 = logp_R1[row : row + 1]
-        ones = torch.ones(1, dtype=torch.float64)
-        mask_11 = torch.ones(1, 1, dtype=torch.bool)
-        loss, _ = policy_loss(token_11, token_11.detach() * 0, ones * advantage, mask_11, config)
-        loss.backward()
-        objective_R.append(-loss.item())
-    return np.array(objective_R), -logp_R1.grad[:, 0].numpy()
+    tokens = _tokens(config)
+    logp_RT = torch.full((len(ratios), tokens), CHANCE, dtype=torch.float64).log()
+    behaviour_RT = logp_RT.clone()
+    logp_RT[:, 0] += torch.as_tensor(ratios, dtype=torch.float64).log()
+    mask_RT = torch.ones_like(logp_RT, dtype=torch.bool)
+    advantages_R = torch.full((len(ratios),), advantage, dtype=torch.float64)
+
+    def objective(rows: slice) -> torch.Tensor:
+        loss, _ = policy_loss(logp_RT[rows], behaviour_RT[rows], advantages_R[rows], mask_RT[rows],
+                              config, denominator=1.0)  # fmt: skip
+        return -loss
+
+    logp_RT.requires_grad_()
+    (gradient_RT,) = torch.autograd.grad(objective(slice(None)), logp_RT)
+    each_R = [objective(slice(row, row + 1)).item() / tokens for row in range(len(ratios))]
+    return np.array(each_R), gradient_RT[:, 0].numpy()
 
 
-def grpo_numbers(rewards: Sequence[float], ratio: float, config: LossConfig) -> dict:
-    """One question's rollouts of one token each, all at the same ratio: what GRPO makes of them.
-
-    Returns:
-        `advantages` (list of N), `loss` (float), `pushes` (list of N: minus d loss / d log pi, how
-        hard a rollout's token is pushed up) and `metrics` of `policy_loss`.
-    """
-    rewards_N = torch.tensor(rewards, dtype=torch.float64)
-    advantages_N = leave_one_out(rewards_N, torch.zeros(len(rewards), dtype=torch.long))
-    logp_N1 = torch.full((len(rewards), 1), ratio, dtype=torch.float64).log().requires_grad_()
-    mask_N1 = torch.ones(len(rewards), 1, dtype=torch.bool)
-    behaviour_N1 = torch.zeros_like(logp_N1)
-    loss, metrics = policy_loss(logp_N1, behaviour_N1, advantages_N, mask_N1, config)
-    loss.backward()
-    pushes = (-logp_N1.grad[:, 0]).tolist()
-    return dict(advantages=advantages_N.tolist(), loss=loss.item(), pushes=pushes, metrics=metrics)
-
-
-def grpo_by_hand(
-    trained: Sequence[Sequence[float]],
-    control: Sequence[Sequence[float]],
-    config: LossConfig | None = None,
-) -> Figure:
-    """Notebook 05's figure: the clipped surrogate, its gradient, and a bandit that learns.
+def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
+    """Notebook 05's figure: every clip's surrogate (above) and its gradient (below).
 
     Args:
-        trained: chance of the right answer per step, one curve per seed, with the real reward.
-        control: the same with a random reward.
-        config: the loss whose clip range is drawn.
+        configs: the losses by title, a column each.
     """
-    config = config or LossConfig()
-    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
-    for advantage, color, label in ((1, UP, "advantage +1"), (-1, DOWN, "advantage −1")):
-        _surrogate_curves(left, middle, advantage, config, color, label)
-    for ax, title in ((left, "Objective of one token"), (middle, "Its gradient")):
-        _mark_clip_range(ax, config)
-        ax.set(title=title, xlabel="ratio π / π behaviour")
-    left.set_ylabel("min(r A, clip(r) A)")
-    middle.set_ylabel("d objective / d log π")
-    left.legend(loc="lower left")
-    band(right, trained, UP, "reward for the right answer")
-    band(right, control, CONTROL, "random reward (control)")
-    right.set(title=f"Softmax bandit, {len(trained)} seeds", xlabel="step", ylim=(0, 1.02))
-    right.set_ylabel("chance of the right answer")
-    right.legend(loc="center right")
+    size = (2.35 * len(configs), 5.0)
+    fig, axes = plt.subplots(2, len(configs), figsize=size, sharex=True, sharey="row",
+                             squeeze=False, layout="constrained")  # fmt: skip
+    for (title, config), (above, below) in zip(configs.items(), axes.T, strict=True):
+        above.set_title(title)
+        below.set_xlabel("ratio π / π behaviour")
+        ratios = _marked_ratios((above, below), config)
+        if config.clip in ("double_sided", "cispo"):
+            above.text(0.4, 0.12, " stop-gradient:\n slope ≠ gradient", fontsize=8, va="bottom")
+        for sign, color, width in ((1, UP, 2.8), (-1, DOWN, 1.5)):
+            objective, gradient = surrogate(ratios, sign, config)
+            plain = surrogate(ratios, sign, LossConfig(clip="none"))[1]
+            below.plot(ratios, plain, color=CONTROL, lw=1, ls="--", label="no clip")
+            label = f"advantage {'+' if sign > 0 else '−'}1"
+            for ax, values in ((above, objective), (below, gradient)):
+                jumps = np.flatnonzero(np.abs(np.diff(values)) > 0.3) + 1  # no line through them
+                broken = [np.insert(v, jumps, np.nan) for v in (ratios, values)]
+                ax.plot(*broken, color=color, lw=width, label=label)
+    axes[0, 0].set_ylabel("objective")
+    axes[1, 0].set_ylabel("d objective / d log π")
+    grey, up, _, down = axes[1, 0].get_legend_handles_labels()[0]
+    fig.legend(handles=[up, down, grey], loc="outside upper right", ncols=3)
     return fig
 
 
-def grpo_step(rewards: Sequence[float], ratio: float, config: LossConfig | None = None) -> Figure:
-    """What the sliders of notebook 05 show: rewards to advantages to pushes on each rollout.
+def grpo_numbers(
+    rewards: Sequence[float],
+    ratio: float,
+    config: LossConfig,
+    *,
+    advantage: Callable = leave_one_out,
+    lengths: Sequence[int] | None = None,
+) -> dict:
+    """What GRPO makes of one question's N rollouts; each one's first token has moved.
 
     Args:
-        rewards: one per rollout. ratio: r of every rollout's token. config: clip range.
+        rewards: one per rollout.
+        ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is
+            the reference of the KL term as well.
+        advantage: the estimator, a function of `drlib.rl.advantages`.
+        lengths: tokens of each rollout; 1 each when None.
+
+    Returns:
+        `advantages` (list of N), `loss` (float), `pushes` (N arrays: minus d loss / d log pi, how
+        hard each token is pushed up) and `metrics` of `policy_loss`.
+    """
+    lengths_N1 = torch.tensor(lengths or [1] * len(rewards))[:, None]
+    rewards_N = torch.tensor(rewards, dtype=torch.float64)
+    advantages_N = advantage(rewards_N, torch.zeros(len(rewards), dtype=torch.long))
+    mask_NT = torch.arange(int(lengths_N1.max())) < lengths_N1
+    behaviour_NT = torch.full(mask_NT.shape, CHANCE, dtype=torch.float64).log()
+    logp_NT = behaviour_NT.clone()
+    logp_NT[:, 0] += math.log(ratio)
+    logp_NT.requires_grad_()
+    loss, metrics = policy_loss(logp_NT, behaviour_NT, advantages_N, mask_NT, config,
+                                reference_logp_BT=behaviour_NT)  # fmt: skip
+    loss.backward()
+    pushes = [-row[kept].numpy() for row, kept in zip(logp_NT.grad, mask_NT, strict=True)]
+    return dict(advantages=advantages_N.tolist(), loss=loss.item(), pushes=pushes, metrics=metrics)
+
+
+def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
+    """A bar for each token of `grpo_numbers`; a cross where its gradient is 0."""
+    start, ticks = 0, []
+    for advantage, pushes in zip(numbers["advantages"], numbers["pushes"], strict=True):
+        places = start + np.arange(len(pushes))
+        color = UP if advantage >= 0 else DOWN
+        ax.bar(places, pushes, color=color)
+        ax.plot(places[pushes == 0], pushes[pushes == 0], "x", color=color, mew=1.5)
+        ticks.append(places.mean())
+        start += len(pushes) + 1
+    ax.axhline(0, color="0.3", lw=0.8)
+    ax.set_xticks(ticks, [f"#{i + 1}" for i in range(len(ticks))])
+    ax.grid(visible=False, axis="x")
+    ax.set_title(title)
+
+
+def grpo_step(
+    rewards: Sequence[float],
+    ratio: float,
+    config: LossConfig | None = None,
+    *,
+    advantage: Callable = leave_one_out,
+    lengths: Sequence[int] | None = None,
+) -> Figure:
+    """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
+
+    Arguments as `grpo_numbers`.
     """
     config = config or LossConfig()
-    numbers = grpo_numbers(rewards, ratio, config)
+    numbers = grpo_numbers(rewards, ratio, config, advantage=advantage, lengths=lengths)
     names = [f"#{i + 1}" for i in range(len(rewards))]
-    fig, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
+    fig, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(3, 3, 5), layout="constrained")
     axes[0].bar(names, rewards, color=CONTROL)
     axes[0].set(title="Rewards", ylim=(0, 1.05))
-    limits = {"Advantages (leave one out)": 1.1, "Pushes on log π": 0.47}
-    for ax, key, title in zip(axes[1:], ("advantages", "pushes"), limits, strict=True):
-        colors = [UP if value >= 0 else DOWN for value in numbers["advantages"]]
-        ax.bar(names, numbers[key], color=colors)
-        ax.axhline(0, color="0.3", lw=0.8)
-        ax.set(title=title, ylim=(-limits[title], limits[title]))
-    for i, (advantage, push) in enumerate(
-        zip(numbers["advantages"], numbers["pushes"], strict=True)
-    ):
-        if advantage and not push:
-            axes[2].text(i, 0.02, "clipped", ha="center", color=UP if advantage > 0 else DOWN)
+    colors = [UP if value >= 0 else DOWN for value in numbers["advantages"]]
+    axes[1].bar(names, numbers["advantages"], color=colors)
+    axes[1].axhline(0, color="0.3", lw=0.8)
+    title = advantage.__name__.replace("_", " ")
+    axes[1].set(title=f"Advantages ({title})", ylim=(-1.65, 1.65))
+    token_pushes(axes[2], numbers, "Push on log π of each token")
+    limit = max(0.12, 1.1 * max(abs(push) for row in numbers["pushes"] for push in row))
+    axes[2].set_ylim(-limit, limit)
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    fig.suptitle(f"ratio {ratio:.2f}, clip range {low:.2f} to {high:.2f}, "
+    fig.suptitle(f"ratio of each first token {ratio:.2f}, clip range {low:.2f} to {high:.2f}, "
                  f"loss {numbers['loss'] + 0.0:.3f}")  # fmt: skip
     return fig
 
 
-def _surrogate_curves(left: Axes, middle: Axes, advantage, config, color, label) -> None:
-    """Both curves of one advantage; the gradient breaks where it jumps to 0."""
-    low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    cuts = [0.4, low, high, 1.7] if config.clip == "ppo" else [0.4, 1.7]
-    for i, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        ratios = np.linspace(start + 1e-6, end - 1e-6, 12)
-        objective, gradient = surrogate(ratios, advantage, config)
-        left.plot(ratios, objective, color=color, label=label if i == 0 else None)
-        middle.plot(ratios, gradient, color=color)
+def _tokens(config: LossConfig) -> int:
+    return 2 if config.level == "sequence" else 1
 
 
-def _mark_clip_range(ax: Axes, config: LossConfig) -> None:
-    ax.axvspan(1 - config.epsilon_low, 1 + config.epsilon_high, color="0.5", alpha=0.12, lw=0)
-    ax.axvline(1, color="0.5", lw=0.8, ls=":")
-    ax.axhline(0, color="0.5", lw=0.8, zorder=1)
+def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
+    """Marks the clip range in the axes; the ratios to draw at, on both sides of its ends."""
+    low = (1 - config.epsilon_low) ** _tokens(config)  # a neighbour at 1 halves log r
+    high = (1 + config.epsilon_high) ** _tokens(config)
+    ratios = np.linspace(0.4, 1.8, 22)
+    for ax in axes:
+        if config.clip != "none":
+            start = ratios[0] if config.clip == "cispo" else low
+            ax.axvspan(start, high, color="0.5", alpha=0.12, lw=0)
+        ax.axvline(1, color="0.5", lw=0.8, ls=":")
+        ax.axhline(0, color="0.5", lw=0.8, zorder=1)
+    return np.sort([*ratios, *(end + side for end in (low, high) for side in (-1e-6, 1e-6))])

@@ -6,16 +6,26 @@ slider from code redraws as well, so a notebook without a browser can test its p
 """
 
 import io
+from collections.abc import Callable, Sequence
+from typing import get_args, get_type_hints
 
 import ipywidgets as ipw
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from drlib.analysis import plots, rendering
+from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
 
-__all__ = ["GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel"]
+__all__ = [
+    "FigurePanel", "GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel",
+]  # fmt: skip
+
+ESTIMATORS = {
+    function.__name__: function
+    for function in (leave_one_out, group_mean, group_normalized, batch_normalized)
+}
 
 
 def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
@@ -27,32 +37,52 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
 
 
 class GrpoPanel(ipw.VBox):
-    """Four rewards, a clip range and a ratio; `sliders` by name, `table` (HTML), `picture`."""
+    """The switches of the loss on four rollouts; `sliders` and `switches` by name, `table`
+    (HTML), `picture`.
 
-    def __init__(self, rewards=(1.0, 0.0, 0.0, 0.0)):
+    Args:
+        lengths: tokens of each rollout, the longest being the constant of "constant".
+    """
+
+    def __init__(self, rewards=(1.0, 0.0, 0.0, 0.0), lengths=(8, 4, 2, 2)):
+        self.lengths = list(lengths)
         self.sliders = {f"reward {i + 1}": _slider(r, 0, 1) for i, r in enumerate(rewards)}
-        self.sliders["ratio"] = _slider(1.0, 0.4, 1.7)
+        self.sliders["ratio"] = _slider(1.0, 0.4, 1.8)
         self.sliders["ε low"] = _slider(0.2, 0, 0.9)
         self.sliders["ε high"] = _slider(0.28, 0, 0.9)
-        for name, slider in self.sliders.items():
-            slider.description = name
-            slider.observe(self._draw, names="value")
+        self.sliders["KL weight"] = _slider(0.0, 0, 1)
+        fields = ("clip", "level", "aggregate", "kl_estimator")
+        options = {name: get_args(get_type_hints(LossConfig)[name]) for name in fields}
+        options = {"advantage": list(ESTIMATORS)} | options
+        self.switches = {name: ipw.Dropdown(options=some) for name, some in options.items()}
+        self.switches["kl_estimator"].value = LossConfig.kl_estimator
+        for name, control in (self.sliders | self.switches).items():
+            control.description = name
+            control.style.description_width = "6.5em"
+            control.observe(self._draw, names="value")
         self.table, self.picture = ipw.HTML(), ipw.Image(format="png")
         rows = list(self.sliders.values())
-        controls = ipw.HBox([ipw.VBox(rows[:4]), ipw.VBox(rows[4:])])
-        super().__init__([controls, self.picture, self.table])
+        columns = [rows[:4], rows[4:], list(self.switches.values())]
+        super().__init__([ipw.HBox([ipw.VBox(c) for c in columns]), self.picture, self.table])
         self._draw()
 
     def _draw(self, _change=None):
         values = {name: slider.value for name, slider in self.sliders.items()}
         rewards = [value for name, value in values.items() if name.startswith("reward")]
-        config = LossConfig(epsilon_low=values["ε low"], epsilon_high=values["ε high"])
-        self.picture.value = png_bytes(plots.grpo_step(rewards, values["ratio"], config))
-        self.table.value = _table(plots.grpo_numbers(rewards, values["ratio"], config), rewards)
+        switches = {name: switch.value for name, switch in self.switches.items()}
+        estimator = ESTIMATORS[switches.pop("advantage")]
+        if switches["aggregate"] == "constant":
+            switches["constant_tokens"] = max(self.lengths)
+        config = LossConfig(epsilon_low=values["ε low"], epsilon_high=values["ε high"],
+                            kl_coef=values["KL weight"], **switches)  # fmt: skip
+        shown = (rewards, values["ratio"], config)
+        how = dict(advantage=estimator, lengths=self.lengths)
+        self.picture.value = png_bytes(plots.grpo_step(*shown, **how))
+        self.table.value = _table(plots.grpo_numbers(*shown, **how), rewards)
 
 
 def grpo_panel() -> GrpoPanel:
-    """Notebook 05's panel: drag rewards, clip range and ratio; see advantages, loss, gradient."""
+    """Notebook 05's panel: flip the loss's switches, drag rewards and ratio; see every push."""
     return GrpoPanel()
 
 
@@ -90,6 +120,34 @@ def trajectory_panel(runs: dict[str, list[Trajectory]]) -> TrajectoryPanel:
     return TrajectoryPanel(runs)
 
 
+class FigurePanel(ipw.VBox):
+    """Controls over any figure; `controls` by name, `picture`.
+
+    Args:
+        draw: called with the value of every control, in their order; returns a Figure.
+        choices: the values to choose from by name, the first one chosen. Numbers get a slider.
+    """
+
+    def __init__(self, draw: Callable[..., Figure], choices: dict[str, Sequence]):
+        self._figure, self.controls = draw, {}
+        wide = ipw.Layout(width="60%")
+        style = {"description_width": "110px"}
+        for name, values in choices.items():
+            numbers = all(isinstance(value, (int, float)) for value in values)
+            kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
+            self.controls[name] = kind(
+                options=list(values), value=values[0], description=name, style=style, layout=wide
+            )
+            self.controls[name].observe(self._draw, names="value")
+        self.picture = ipw.Image(format="png")
+        super().__init__([*self.controls.values(), self.picture])
+        self._draw()
+
+    def _draw(self, _change=None):
+        values = [control.value for control in self.controls.values()]
+        self.picture.value = png_bytes(self._figure(*values))
+
+
 def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:
     return ipw.FloatSlider(value, min=low, max=high, step=0.02, readout_format=".2f")
 
@@ -97,13 +155,15 @@ def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:
 def _table(numbers: dict, rewards: list[float]) -> str:
     rows = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
     cells = "".join(
-        f"<tr><td>#{i + 1}</td>" + "".join(f"<td>{value + 0.0:.3f}</td>" for value in row) + "</tr>"
-        for i, row in enumerate(rows)
+        f"<tr><td>#{i + 1}</td><td>{len(pushes)}</td>"
+        + "".join(f"<td>{value + 0.0:.3f}</td>" for value in (reward, advantage, sum(pushes)))
+        + "</tr>"
+        for i, (reward, advantage, pushes) in enumerate(rows)
     )
     metrics = numbers["metrics"]
     clipped = metrics["clip_high"] + metrics["clip_low"]
     return (
-        "<table><tr><th>rollout</th><th>reward</th><th>advantage</th><th>push</th></tr>"
-        f"{cells}</table>loss {numbers['loss'] + 0.0:.3f}, "
-        f"{clipped:.0%} of the tokens lost their gradient to the clip"
+        "<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
+        f"<th>push in all</th></tr>{cells}</table>loss {numbers['loss'] + 0.0:.3f}, "
+        f"{clipped:.0%} of the tokens clipped"
     )

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["batch_normalized", "group_mean", "group_normalized", "leave_one_out",
-           "share_over_segments"]  # fmt: skip
+from drlib.rl.checks import require
 
 
 @dataclass(frozen=True)
@@ -99,36 +98,27 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     """Each segment's advantage: that of the trajectory it is a part of (ReSum-GRPO).
 
     An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
-    own; only the whole is judged. Take the baseline over trajectories first: over segments, the
-    trajectories with many resets would outvote the others. In `policy_loss`, aggregate "sequence"
-    over such rows is ReSum's 1 / (number of segments), "token" the recipe's.
+    own; only the whole is judged. Take the baseline over trajectories first: over segments, those
+    with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
+    rows is ReSum's 1 / (number of segments), "token" the recipe's.
 
-    Args:
-        advantages_N: float, one per trajectory.
-        trajectory_of_segment_S: int, for each segment the index of its trajectory, any order.
-
-    Returns:
-        advantages_S, dtype of `advantages_N`.
-
-    Raises:
-        ValueError: shapes, indices that are no integers or name no trajectory.
+    advantages_N: float, one per trajectory. trajectory_of_segment_S: int, the index of each
+    segment's trajectory, any order. Returns advantages_S, dtype of `advantages_N`.
+    ValueError: shapes, indices that are no integers or name no trajectory.
     """
     advantages_N = torch.as_tensor(advantages_N)
     index_S = torch.as_tensor(trajectory_of_segment_S, device=advantages_N.device)
     if index_S.numel() == 0:
         index_S = index_S.long()
-    if advantages_N.dim() != 1 or index_S.dim() != 1:
-        raise ValueError(
-            "advantages_N and trajectory_of_segment_S need one entry each (shapes [N] and [S]); "
-            f"got {tuple(advantages_N.shape)} and {tuple(index_S.shape)}"
-        )
-    if index_S.is_floating_point() or index_S.dtype == torch.bool:
-        raise ValueError(f"trajectory_of_segment_S holds indices, got {index_S.dtype}")
-    if len(index_S) and not 0 <= int(index_S.min()) <= int(index_S.max()) < len(advantages_N):
-        raise ValueError(
-            f"trajectory_of_segment_S names trajectory {int(index_S.min())} to "
-            f"{int(index_S.max())}, but there are {len(advantages_N)} advantages"
-        )
+    shapes = f"{tuple(advantages_N.shape)} and {tuple(index_S.shape)}"
+    require(advantages_N.dim() == index_S.dim() == 1, f"advantages_N and trajectory_of_segment_S "
+            f"need one entry each (shapes [N] and [S]); got {shapes}")  # fmt: skip
+    integers = not index_S.is_floating_point() and index_S.dtype != torch.bool
+    require(integers, f"trajectory_of_segment_S holds indices, got {index_S.dtype}")
+    low, high = (int(bound) for bound in index_S.aminmax()) if len(index_S) else (0, -1)
+    inside = 0 <= low and high < len(advantages_N)
+    require(inside, f"trajectory_of_segment_S names trajectory {low} to {high}, but there are "
+            f"{len(advantages_N)} advantages")  # fmt: skip
     return advantages_N[index_S]
 
 
@@ -140,14 +130,9 @@ def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
     smallest = torch.full((len(exact_N),), torch.inf, dtype=torch.float64, device=exact_N.device)
     smallest = smallest.scatter_reduce(0, index_N, candidates_N, "amin")
     shifted_N = torch.where(valid_N, exact_N - smallest[index_N], 0.0)
-    groups = _Groups(
-        shifted_N=shifted_N,
-        count_N=_group_sum(valid_N.double(), index_N),
-        total_N=_group_sum(shifted_N, index_N),
-        valid_N=valid_N,
-        index_N=index_N,
-    )
-    return rewards_N, groups
+    count_N = _group_sum(valid_N.double(), index_N)
+    total_N = _group_sum(shifted_N, index_N)
+    return rewards_N, _Groups(shifted_N, count_N, total_N, valid_N, index_N)
 
 
 def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,22 +147,17 @@ def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
     valid_N = torch.as_tensor(valid_N, device=rewards_N.device)
     if valid_N.numel() == 0:
         valid_N = valid_N.bool()
-    if groups_N.is_floating_point() or groups_N.dtype == torch.bool:
-        raise ValueError(f"groups_N holds group numbers (integers), got {groups_N.dtype}")
-    if valid_N.dtype != torch.bool:
-        raise ValueError(f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
+    integers = not groups_N.is_floating_point() and groups_N.dtype != torch.bool
+    require(integers, f"groups_N holds group numbers (integers), got {groups_N.dtype}")
+    boolean = valid_N.dtype == torch.bool
+    require(boolean, f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
     shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
-    if rewards_N.dim() != 1 or len(set(shapes)) != 1:
-        raise ValueError(
-            "rewards_N, groups_N and valid_N need one entry per rollout (shape [N]); "
-            f"got shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
-        )
-    bad = torch.nonzero(valid_N & ~torch.isfinite(rewards_N)).flatten()
-    if len(bad):
-        raise ValueError(
-            f"rewards_N[{bad[0]}] is {rewards_N[bad[0]].item()}; mark a rollout that could not "
-            "be judged as False in valid_N instead"
-        )
+    got = "{}, {} and {}".format(*shapes)
+    require(rewards_N.dim() == 1 and len(set(shapes)) == 1, "rewards_N, groups_N and valid_N need "
+            f"one entry per rollout (shape [N]); got shapes {got}")  # fmt: skip
+    for i in torch.nonzero(valid_N & ~rewards_N.isfinite()).flatten().tolist():
+        raise ValueError(f"rewards_N[{i}] is {rewards_N[i].item()}; mark a rollout that could not "
+                         "be judged as False in valid_N instead")  # fmt: skip
     return rewards_N, groups_N, valid_N
 
 

@@ -12,9 +12,13 @@ draws. Left out: the background process that tries questions, and weights that l
 
 from __future__ import annotations
 
+import copy
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from drlib.rl.checks import require
 
 FLOOR = 0.04
 START = 0.3  # assumed solve rate before anything was tried
@@ -34,9 +38,9 @@ class Curriculum:
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Take in (skill, solved) of a step's rollouts."""
-        seen: dict[str, list[float]] = {}
+        seen = defaultdict(list)
         for skill, solved in outcomes:
-            seen.setdefault(skill, []).append(solved)
+            seen[skill].append(solved)
         for skill, solved in seen.items():
             mean = sum(solved) / len(solved)
             self.rates[skill] = MEMORY * self.rates[skill] + (1 - MEMORY) * mean
@@ -70,15 +74,15 @@ class DataCuration:
         self, solve_rates: Mapping[str, float], *, window: int = 8,
         every: int | None = None, live_below: float | None = None,
     ):  # fmt: skip
-        if window < 2 or (every is not None and every < 1):
-            raise ValueError(f"window must be at least 2 and every 1, got {window} and {every}")
-        if live_below is not None and not 0 < live_below <= 1:
-            raise ValueError(f"live_below is a share in (0, 1], got {live_below}")
+        counted = window >= 2 and (every is None or every >= 1)
+        require(counted, f"window must be at least 2 and every 1, got {window} and {every}")
+        share = live_below is None or 0 < live_below <= 1
+        require(share, f"live_below is a share in (0, 1], got {live_below}")
         self.window, self.every, self.live_below = window, every, live_below
         self.known = frozenset(solve_rates)
         self.active = {q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1}
-        if not self.active:
-            raise ValueError("every question is always or never solved; add easier or harder ones")
+        mixed = bool(self.active)
+        require(mixed, "every question is always or never solved; add easier or harder ones")
         self.size, self.steps = len(self.active), 0
         self.pool: dict[str, float] = {}
         self.outcomes: dict[str, list[float]] = {}
@@ -127,22 +131,20 @@ class DataCuration:
             settled = []
         room = self.size - len(self.active) + len(settled)
         added = sorted(self.pool, key=lambda q: (abs(self.pool[q] - 0.5), q))[:room]
-        self.active = (self.active - set(settled)) | set(added)
         if not settled and not added:
             return None
+        self.active = (self.active - {*settled}) | {*added}
+        self.pool = {q: rate for q, rate in self.pool.items() if q not in added}
         last = {question: self.outcomes.pop(question)[-1] for question in settled}
-        for question in added:
-            del self.pool[question]
-        return Refresh(
-            "asked" if ask else "steps" if due else "live_share",
-            tuple(q for q in settled if last[q] > 0), tuple(q for q in settled if last[q] <= 0),
-            tuple(sorted(added)),
-        )  # fmt: skip
+        mastered = tuple(q for q in settled if last[q] > 0)
+        hopeless = tuple(q for q in settled if last[q] <= 0)
+        cause = "asked" if ask else "steps" if due else "live_share"
+        return Refresh(cause, mastered, hopeless, tuple(sorted(added)))
 
     def state_dict(self) -> dict:
-        outcomes = {question: list(seen) for question, seen in self.outcomes.items()}
-        return {"active": sorted(self.active), "size": self.size, "steps": self.steps,
-                "pool": dict(self.pool), "outcomes": outcomes}  # fmt: skip
+        kept = ("active", "size", "steps", "pool", "outcomes")
+        state = {name: copy.deepcopy(getattr(self, name)) for name in kept}
+        return state | {"active": sorted(self.active)}
 
     def load_state_dict(self, state: dict) -> None:
         self._checked((question, 0) for name in ("active", "outcomes") for question in state[name])
@@ -158,10 +160,10 @@ class DataCuration:
     def _checked(self, rates: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
         rates = [(question, float(rate)) for question, rate in rates]
         for question, rate in rates:
-            if question not in self.known:
-                raise ValueError(f"unknown question {question!r}; name it in solve_rates first")
-            if not 0 <= rate <= 1:
-                raise ValueError(f"the solve rate of {question!r} must be in 0..1, got {rate}")
+            known = question in self.known
+            require(known, f"unknown question {question!r}; name it in solve_rates first")
+            share = 0 <= rate <= 1
+            require(share, f"the solve rate of {question!r} must be in 0..1, got {rate}")
         return rates
 
 
@@ -194,8 +196,8 @@ class StagedCurriculum:
     """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`."""
 
     def __init__(self, stages: Sequence[Stage] = RSTAR2_STAGES):
-        if not stages or min(min(s.steps, s.tokens, s.turns) for s in stages) < 1:
-            raise ValueError(f"stages need at least 1 step, token and turn each, got {stages}")
+        usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
+        require(usable, f"stages need at least 1 step, token and turn each, got {stages}")
         self.stages = tuple(stages)
         self.step = 0
         self.hard: dict[int, tuple[str, ...]] = {}
@@ -217,19 +219,17 @@ class StagedCurriculum:
 
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
-        if not self.filter_due:
-            raise ValueError("the next step is not the first of a stage of hard questions")
-        if not all(len(solved) for solved in outcomes.values()):
-            raise ValueError("a question was not tried; roll it out or leave it out")
+        require(self.filter_due, "the next step is not the first of a stage of hard questions")
+        tried = all(len(solved) for solved in outcomes.values())
+        require(tried, "a question was not tried; roll it out or leave it out")
         hard = tuple(sorted(q for q, solved in outcomes.items() if min(solved) < 1))
-        if not hard:
-            raise ValueError("the policy solves every question every time; bring harder ones")
+        require(bool(hard), "the policy solves every question every time; bring harder ones")
         return self.hard.setdefault(self._place()[0], hard)
 
     def begin_step(self) -> StagedStep | None:
         """What the next step is to do; None after the last one."""
-        if self.filter_due:
-            raise ValueError("the stage trains on hard questions only: call keep_hard first")
+        due = self.filter_due
+        require(not due, "the stage trains on hard questions only: call keep_hard first")
         at, inside = self._place()
         if at == len(self.stages):
             return None
@@ -254,8 +254,7 @@ class TaskMixture:
 
     def __init__(self, weights: Mapping[str, float]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
-        if not weights or bad:
-            raise ValueError(f"weights must be positive and finite, got {dict(weights)}")
+        require(weights and not bad, f"weights must be positive and finite, got {dict(weights)}")
         self.weights = dict(weights)
         self.counts = dict.fromkeys(weights, 0)
 
@@ -272,6 +271,6 @@ class TaskMixture:
         return dict(self.counts)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        if set(state) != set(self.weights):
-            raise ValueError(f"the state counts {sorted(state)}, not {sorted(self.weights)}")
+        same = set(state) == set(self.weights)
+        require(same, f"the state counts {sorted(state)}, not {sorted(self.weights)}")
         self.counts = {kind: int(state[kind]) for kind in self.weights}

@@ -7,9 +7,6 @@ of staleness (theta / old) and engine mismatch (old / behaviour). Clipping answe
 `importance_correction` the second, `kl_estimate` ties theta to a fourth, the reference.
 `top_entropy_mask` chooses the tokens worth a gradient.
 
-Every function works on padded batches and never lets a position outside the mask into the
-arithmetic, so that the NaN of a padded position cannot reach a gradient.
-
 Left out: k-step and per-prefix corrections, and divergences over whole distributions (they need
 the vocabulary, which no record of a rollout keeps).
 """
@@ -21,9 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["CORRECTION_BOUNDS", "check_tokens", "check_weights", "correction_bounds",
-           "importance_correction", "in_loss", "kl_estimate", "log_ratio", "mean_per_row",
-           "mismatch_metrics", "top_entropy_mask", "weight_metrics"]  # fmt: skip
+from drlib.rl.checks import require
 
 MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 ESTIMATORS = ("k1", "k2", "k3")
@@ -42,11 +37,8 @@ def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_log
     """
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
-    if largest > MAX_LOG_RATIO:
-        raise ValueError(
-            f"|logp - {name}| reaches {largest:.0f} nats; are both of the same tokens, "
-            "shifted alike and at the same temperature?"
-        )
+    require(not largest > MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
+            "the same tokens, shifted alike and at the same temperature?")  # fmt: skip
     return delta_BT
 
 
@@ -60,15 +52,11 @@ def kl_estimate(
     As a loss on samples of pi, k1 has the gradient of nothing (its mean is 0) and k3 that of
     KL(reference || pi); see `kl_unbiased` of `LossConfig` for the remedy.
 
-    Args:
-        logp_BT: float, nats, any shape; the tokens are samples of this policy.
-        reference_logp_BT: float, the same tokens under the reference; no gradient.
-
-    Raises:
-        ValueError: unknown estimator, or more than 80 nats apart.
+    logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
+    under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
     """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"kl_estimator must be one of {ESTIMATORS}, got {estimator!r}")
+    known = estimator in ESTIMATORS
+    require(known, f"kl_estimator must be one of {ESTIMATORS}, got {estimator!r}")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
     if estimator == "k1":
         return delta_BT
@@ -98,20 +86,13 @@ def importance_correction(
     probability. Its spread grows with the length, so that fixed bounds reject long sequences
     whatever their mismatch a token; the geometric mean has no such bias.
 
-    Args:
-        old_logp_BT, behaviour_logp_BT: float, nats, of the same tokens. mask_BT: bool.
-        bounds: (low, high) of rho; `CORRECTION_BOUNDS[kind]` when None.
-        level: over what rho is taken; "geometric" is always over the sequence.
-
-    Returns:
-        weights_BT, float, no gradient; 0 outside the mask.
-
-    Raises:
-        ValueError: an unknown kind or level, bounds out of order, values not finite in the mask.
+    old_logp_BT, behaviour_logp_BT: float, nats, of the same tokens. mask_BT: bool. bounds: (low,
+    high) of rho; `CORRECTION_BOUNDS[kind]` when None. level: over what rho is taken; "geometric" is
+    always over the sequence. Returns weights_BT, float, no gradient; 0 outside the mask.
+    ValueError: an unknown kind or level, bounds out of order, values not finite in the mask.
     """
     low, high = correction_bounds(kind, bounds)
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of {LEVELS}, got {level!r}")
+    require(level in LEVELS, f"level must be one of {LEVELS}, got {level!r}")
     check_tokens(old_logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT)
     old_BT = in_loss("old_logp_BT", old_logp_BT, mask_BT)
     behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT, mask_BT)
@@ -130,14 +111,11 @@ def importance_correction(
 
 def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[float, float]:
     """(low, high) of a correction, published ones when None; ValueError if they make no range."""
-    if kind not in CORRECTION_BOUNDS:
-        raise ValueError(f"correction must be one of {tuple(CORRECTION_BOUNDS)}, got {kind!r}")
+    known = tuple(CORRECTION_BOUNDS)
+    require(kind in known, f"correction must be one of {known}, got {kind!r}")
     low, high = CORRECTION_BOUNDS[kind] if bounds is None else bounds
-    if not (0 <= low <= 1 <= high and math.isfinite(high)):
-        raise ValueError(
-            f"correction_bounds must be (low, high) with 0 <= low <= 1 <= high, got {bounds}; "
-            "equal engines have a ratio of 1"
-        )
+    require(0 <= low <= 1 <= high < math.inf, "correction_bounds must be (low, high) with 0 <= low "
+            f"<= 1 <= high, got {bounds}; equal engines have a ratio of 1")  # fmt: skip
     return low, high
 
 
@@ -159,16 +137,11 @@ def top_entropy_mask(
         scope: n counts the masked tokens of the whole batch, or of each sequence apart. A
             micro-batch is a batch of its own; select over the step first if that is meant.
 
-    Returns:
-        bool [B, T], a subset of `mask_BT`.
-
-    Raises:
-        ValueError: `share` outside (0, 1], an unknown scope, shapes, an entropy not finite.
+    Returns bool [B, T], a subset of `mask_BT`. ValueError: `share` outside (0, 1], an unknown
+    scope, shapes, an entropy not finite.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share (top_entropy) must be above 0 and at most 1, got {share}")
-    if scope not in SCOPES:
-        raise ValueError(f"entropy_scope must be one of {SCOPES}, got {scope!r}")
+    require(0 < share <= 1, f"share (top_entropy) must be above 0 and at most 1, got {share}")
+    require(scope in SCOPES, f"entropy_scope must be one of {SCOPES}, got {scope!r}")
     check_tokens(entropies_BT, mask_BT, name="entropies_BT")
     in_loss("entropies_BT", entropies_BT, mask_BT)
     shape = (1, -1) if scope == "batch" and mask_BT.numel() else mask_BT.shape
@@ -220,8 +193,7 @@ def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
     Masked first: 0 * NaN is NaN, so multiplying afterwards would let it into the gradient.
     """
     values_BT = values_BT.masked_fill(~used_BT, 0.0)
-    if not bool(torch.isfinite(values_BT).all()):
-        raise ValueError(f"{name} is NaN or infinite where the loss uses it")
+    require(bool(values_BT.isfinite().all()), f"{name} is NaN or infinite where the loss uses it")
     return values_BT
 
 
@@ -229,18 +201,15 @@ def check_tokens(
     logp_BT: Tensor, mask_BT: Tensor, *, name: str = "logp_BT", **others: Tensor | None
 ) -> None:
     """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape."""
-    if logp_BT.dim() != 2 or not logp_BT.is_floating_point():
-        raise ValueError(
-            f"{name} must be float of shape [B, T], got {logp_BT.dtype} {tuple(logp_BT.shape)}"
-        )
-    if mask_BT.dtype != torch.bool:
-        raise ValueError(f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
+    shape = tuple(logp_BT.shape)
+    floats = len(shape) == 2 and logp_BT.is_floating_point()
+    require(floats, f"{name} must be float of shape [B, T], got {logp_BT.dtype} {shape}")
+    boolean = mask_BT.dtype == torch.bool
+    require(boolean, f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
     for other_name, other in {"mask_BT": mask_BT, **others}.items():
-        if other is not None and other.shape != logp_BT.shape:
-            raise ValueError(
-                f"{other_name} has shape {tuple(other.shape)}, {name} {tuple(logp_BT.shape)}; they "
-                "must be equal (drop the first token of both, or of neither)"
-            )
+        got = shape if other is None else tuple(other.shape)
+        require(got == shape, f"{other_name} has shape {got}, {name} {shape}; they must be equal "
+                "(drop the first token of both, or of neither)")  # fmt: skip
 
 
 def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
@@ -248,11 +217,9 @@ def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
     dtype = like_BT.dtype if like_BT.is_floating_point() else torch.float64
     if weights_B is None:
         return torch.ones(like_BT.shape[0], dtype=dtype, device=like_BT.device)
-    if tuple(weights_B.shape) != (like_BT.shape[0],):
-        raise ValueError(
-            f"weights_B needs one weight per sequence, shape [{like_BT.shape[0]}], "
-            f"got {tuple(weights_B.shape)}"
-        )
-    if not bool(((weights_B >= 0) & torch.isfinite(weights_B)).all()):
-        raise ValueError("weights_B must be finite and >= 0; 0 leaves a sequence out")
+    got, rows = tuple(weights_B.shape), like_BT.shape[0]
+    need = f"weights_B needs one weight per sequence, shape [{rows}], got {got}"
+    require(got == (rows,), need)
+    usable = bool(((weights_B >= 0) & weights_B.isfinite()).all())
+    require(usable, "weights_B must be finite and >= 0; 0 leaves a sequence out")
     return weights_B.detach().to(device=like_BT.device, dtype=dtype)

@@ -5,23 +5,18 @@ does its reward enter its group's baseline? The recipe's answer for a failure th
 length limit without an answer is "no" and "yes": its tokens are not pushed down (unfiltered, they
 are what Tongyi DeepResearch section 3.4 blames for policy collapse), yet the group still counts it
 as a failure. rStar2-Agent found the opposite to work better, hence the switch. A trajectory spoilt
-by the environment enters neither.
-
-Two more switches, both off in the recipe:
+by the environment enters neither. Two more switches, both off in the recipe:
 
 - `hallucination="exclude"`: a policy that writes a `<tool_response>` or another speaker's turn
   itself and then answers right was right about a world it made up. Its loss weight is 0, not
   negative: that would push the right answer down too. Wrong answers after one stay failures.
-- `pipeline=Pipeline(...)`: the decision table of the selective filtering pipeline that public
-  notes on Tongyi DeepResearch draw (quality, reward threshold, consistency, diversity -> high /
-  low / drop, extra validation of the low). The boxes are theirs, what each checks is ours: the
-  report prints only the over-length example. Labels are then "high" (weight 1), "low"
-  (`low_weight`) and "drop" (0), whatever the reward's sign; "drop" stands for "excluded".
+- `pipeline=Pipeline(...)`: the selective filtering pipeline that public notes on Tongyi
+  DeepResearch draw. The boxes are theirs, what each checks is ours: the report prints only the
+  over-length example. Labels are then "high" (weight 1), "low" (`low_weight`) and "drop" (0).
 
 Left out: filters of whole groups (`drlib.rl.resampling`; `drop_equal_groups` is exported here
-too), soft over-length penalties (rewards, not filters), several actions in a turn (the agent's
-parser allows one). Replaying, judging again and scoring under the trainer are the caller's work:
-they arrive as `Evidence`.
+too), repetition rules (rStar2-Agent saw them hit honest re-checking). Replaying, judging again and
+scoring under the trainer are the caller's work: they arrive as `Evidence`.
 """
 
 import json
@@ -35,20 +30,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drlib.rl.checks import require, require_choices
 from drlib.rl.resampling import assistant_texts, drop_equal_groups
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
 
-__all__ = [
-    "Evidence",
-    "FilterConfig",
-    "Pipeline",
-    "Verdict",
-    "apply_filter",
-    "classify",
-    "drop_equal_groups",
-    "hallucinated",
-]
+__all__ = ["Evidence", "FilterConfig", "Pipeline", "Verdict", "apply_filter", "classify",
+           "drop_equal_groups", "hallucinated"]  # fmt: skip
 
 FOREIGN_TAGS = ("<tool_response>", "</tool_response>", "<|im_start|>")
 # what the agent answers to such a turn (`drlib.chat.FORMAT_REASONS`; that room loads transformers)
@@ -61,47 +49,32 @@ class Pipeline:
 
     low_weight: loss weight of low quality, in (0, 1].
     validation: "replay" lets low quality in only where `Evidence.replayed` is True.
-    Quality, each makes a rollout low:
-    max_format_errors: turns that could not be parsed.
-    max_tool_errors: share of failed tool calls.
-    max_repetition: share of `repetition_n`-grams of sampled tokens that were sampled before.
-        None by default: rStar2-Agent saw such rules hit honest re-checking.
-    ambiguous_from: a reward from here up to `positive_from` is neither success nor failure.
-    Consistency, each drops a rollout:
-    max_log_ratio: largest |mean(trainer's - rollout's log-probability)| in nats.
-    two_judges: the second judge's reward must be on the same side of `positive_from`.
-    (Always: sampled by one policy version, in its group's world, not right by hallucination.)
-    Diversity, drops what is above the cap:
-    max_alike: rollouts kept of one group, of the same outcome and with the same actions.
-    alike_from: Jaccard index of two sets of actions from which they count as the same.
+    Quality, each makes a rollout low: max_format_errors (turns that could not be parsed),
+        max_tool_errors (share of failed calls), ambiguous_from (a reward from here up to
+        `positive_from` is neither success nor failure).
+    Consistency, each drops it: max_log_ratio (largest |mean(trainer's - rollout's
+        log-probability)|, nats), two_judges (the second judge's reward must be on the same side of
+        `positive_from`); always: one policy version, its group's world, not right by hallucination.
+    Diversity: max_alike rollouts are kept of one group, one outcome and the same actions.
     """
 
     low_weight: float = 1.0
     validation: Literal["none", "replay"] = "none"
     max_format_errors: int | None = 0
     max_tool_errors: float | None = None
-    max_repetition: float | None = None
-    repetition_n: int = 8
     ambiguous_from: float | None = None
     max_log_ratio: float | None = None
     two_judges: bool = False
     max_alike: int | None = None
-    alike_from: float = 1.0
 
     def __post_init__(self):
-        if self.validation not in ("none", "replay"):
-            raise ValueError(f'validation must be "none" or "replay", got {self.validation!r}')
-        for name in ("low_weight", "alike_from"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
-        for name in ("repetition_n", "max_alike"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_format_errors", "max_tool_errors", "max_repetition", "max_log_ratio"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative or NaN, got {getattr(self, name)}")
-        if self.ambiguous_from is not None and math.isnan(self.ambiguous_from):
-            raise ValueError("ambiguous_from is NaN; give a reward below positive_from, or None")
+        require_choices(self)
+        require(0 < self.low_weight <= 1, f"low_weight must be in (0, 1], got {self.low_weight}")
+        for name in ("max_format_errors", "max_tool_errors", "max_log_ratio", "max_alike"):
+            limit, least = getattr(self, name), int(name == "max_alike")
+            require(limit is None or limit >= least, f"{name} must be >= {least}, got {limit}")
+        known = self.ambiguous_from is None or not math.isnan(self.ambiguous_from)
+        require(known, "ambiguous_from is NaN; give a reward below positive_from, or None")
 
 
 @dataclass(frozen=True)
@@ -127,18 +100,12 @@ class FilterConfig:
     pipeline: Pipeline | None = None
 
     def __post_init__(self):
-        both = ("exclude", "keep")
-        choices = {"overlong": both, "hallucination": both, "baseline": ("all", "kept")}
-        for name, (first, second) in choices.items():
-            value = getattr(self, name)
-            if value not in (first, second):
-                raise ValueError(f'{name} must be "{first}" or "{second}", got {value!r}')
+        require_choices(self)
         known = {Termination.LENGTH, Termination.TURNS, Termination.WALL_CLOCK, Termination.LOOP}
         unknown = [limit for limit in self.limits if limit not in known]
-        if unknown:
-            raise ValueError(f"limits may hold {sorted(known)}, not {unknown[0]!r}")
-        if math.isnan(self.positive_from):
-            raise ValueError("positive_from is NaN; give the smallest reward of a success")
+        require(not unknown, f"limits may hold {sorted(known)}, not {unknown}")
+        named = not math.isnan(self.positive_from)
+        require(named, "positive_from is NaN; give the smallest reward of a success")
         if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a Pipeline or None, got {self.pipeline!r}")
 
@@ -217,18 +184,18 @@ def apply_filter(
     Returns:
         (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members of
         the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
-        `excluded_tokens` (share of the batch's generated tokens), `reward_mean` of the judged
-        trajectories and `reward_mean_in_loss` of those trained on (None where there are none).
-        A pipeline adds `pipeline`: `reasons_by_label`, `dropped_tokens` and `no_signal_groups`
-        (groups whose judged rewards are all equal). The order of the batch does not matter.
+        `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
+        `reward_mean_in_loss` of those trained on (None where there are none). A pipeline adds
+        `pipeline`: `reasons_by_label`, `dropped_tokens` and `no_signal_groups` (whose judged
+        rewards are all equal). The order of the batch does not matter.
 
     Raises:
         ValueError: as `classify`, or `evidence` has another length.
     """
     config = config or FilterConfig()
     evidence = [None] * len(trajectories) if evidence is None else evidence
-    if len(evidence) != len(trajectories):
-        raise ValueError(f"{len(evidence)} pieces of evidence for {len(trajectories)} trajectories")
+    counts = len(evidence), len(trajectories)
+    require(counts[0] == counts[1], f"{counts[0]} pieces of evidence for {counts[1]} trajectories")
     verdicts = [classify(t, config, e) for t, e in zip(trajectories, evidence, strict=True)]
     if config.pipeline:
         verdicts = _compare_within_groups(trajectories, verdicts, config)
@@ -269,15 +236,15 @@ def _grade(
 ) -> Verdict:
     """The pipeline's verdict on a judged trajectory that no earlier rule took."""
     broken = _inconsistencies(trajectory, positive, config, evidence)
-    dirt = broken or _dirt(trajectory, positive, config)
-    if not dirt:
+    flaws = broken or _quality_flaws(trajectory, positive, config.pipeline)
+    if not flaws:
         return Verdict("high", 1.0, True)
     if not broken and config.pipeline.validation == "replay":
         if not _needed(trajectory, evidence, "replayed", "validation"):
-            dirt, broken = [*dirt, "replay_failed"], True
+            flaws, broken = [*flaws, "replay_failed"], True
     if broken:
-        return Verdict("drop", 0.0, config.baseline == "all", tuple(dirt))
-    return Verdict("low", config.pipeline.low_weight, True, tuple(dirt))
+        return Verdict("drop", 0.0, config.baseline == "all", tuple(flaws))
+    return Verdict("low", config.pipeline.low_weight, True, tuple(flaws))
 
 
 def _inconsistencies(
@@ -297,46 +264,27 @@ def _inconsistencies(
     return found
 
 
-def _dirt(trajectory: Trajectory, positive: bool, config: FilterConfig) -> list[str]:
-    pipeline, results, found = config.pipeline, trajectory.tool_results, []
+def _quality_flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> list[str]:
+    results, unparsed = trajectory.tool_results, trajectory.termination == Termination.FORMAT
     refused = sum(result.tool == "format" for result in results)
-    if pipeline.max_format_errors is not None:
-        if refused > pipeline.max_format_errors or trajectory.termination == Termination.FORMAT:
-            found.append("format")
-    if pipeline.max_tool_errors is not None and results:
-        if sum(not result.ok for result in results) / len(results) > pipeline.max_tool_errors:
-            found.append("tool_errors")
-    if pipeline.max_repetition is not None:
-        if _repetition(trajectory, pipeline.repetition_n) > pipeline.max_repetition:
-            found.append("repetition")
-    if positive:
-        return found
-    if pipeline.ambiguous_from is not None and trajectory.reward >= pipeline.ambiguous_from:
-        found.append("ambiguous")
-    if trajectory.answer is None:
-        found.append("no_answer")
-    if hallucinated(trajectory):
-        found.append("hallucination")
-    return found
+    failed = sum(not result.ok for result in results) / max(len(results), 1)
+    formats, tools = pipeline.max_format_errors, pipeline.max_tool_errors
+    doubtful = pipeline.ambiguous_from
+    flaws = {
+        "format": formats is not None and (refused > formats or unparsed),
+        "tool_errors": tools is not None and failed > tools,
+        "ambiguous": not positive and doubtful is not None and trajectory.reward >= doubtful,
+        "no_answer": not positive and trajectory.answer is None,
+        "hallucination": not positive and hallucinated(trajectory),
+    }
+    return [flaw for flaw, found in flaws.items() if found]
 
 
 def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str):
-    value = getattr(evidence, name)
-    if value is None:
-        raise ValueError(
-            f"trajectory {trajectory.id}: {check} needs Evidence({name}=...); "
-            "pass it or switch the check off"
-        )
+    value, who = getattr(evidence, name), f"trajectory {trajectory.id}"
+    remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
+    require(value is not None, f"{who}: {remedy}")
     return value
-
-
-def _repetition(trajectory: Trajectory, n: int) -> float:
-    """Share of the sampled n-grams that occurred before; 0 when there are none."""
-    ids = trajectory.token_ids[trajectory.generated]
-    if len(ids) < n:
-        return 0.0
-    grams = np.lib.stride_tricks.sliding_window_view(ids, n)
-    return 1 - len(np.unique(grams, axis=0)) / len(grams)
 
 
 def _judged(trajectory: Trajectory) -> bool:
@@ -353,19 +301,17 @@ def _compare_within_groups(
     for group in members.values():
         worlds = Counter(trajectories[i].world_version for i in group)
         world = min(worlds, key=lambda version: (-worlds[version], version))
-        kept: list[tuple[bool, frozenset]] = []
+        kept: Counter = Counter()  # (success, actions) -> rollouts
         for i in sorted(group, key=lambda i: (verdicts[i].label, trajectories[i].id)):
             trajectory, verdict = trajectories[i], verdicts[i]
             if trajectory.world_version != world:  # its reward answers another question
                 verdicts[i] = Verdict("drop", 0.0, False, (*verdict.reasons, "mixed_worlds"))
             elif verdict.loss_weight and config.pipeline.max_alike is not None:
-                positive = trajectory.reward >= config.positive_from
-                mine = (positive, _actions(trajectory))
-                if _alike(mine, kept, config.pipeline) < config.pipeline.max_alike:
-                    kept.append(mine)
-                    continue
-                reasons = (*verdict.reasons, "duplicate")
-                verdicts[i] = Verdict("drop", 0.0, config.baseline == "all", reasons)
+                alike = trajectory.reward >= config.positive_from, _actions(trajectory)
+                kept[alike] += 1
+                if kept[alike] > config.pipeline.max_alike:
+                    reasons = (*verdict.reasons, "duplicate")
+                    verdicts[i] = Verdict("drop", 0.0, config.baseline == "all", reasons)
     return verdicts
 
 
@@ -376,15 +322,6 @@ def _actions(trajectory: Trajectory) -> frozenset:
         for result in trajectory.tool_results
     }
     return frozenset(calls | {("answer", trajectory.answer)})
-
-
-def _alike(mine, kept, pipeline: Pipeline) -> int:
-    positive, actions = mine
-    return sum(
-        positive == other_positive
-        and len(actions & other) / len(actions | other) >= pipeline.alike_from
-        for other_positive, other in kept
-    )
 
 
 def _pipeline_report(trajectories, verdicts: list[Verdict], dropped_tokens: int) -> dict:

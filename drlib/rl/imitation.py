@@ -24,15 +24,8 @@ def dft_loss(
 
     The gradient is - p grad log p = - grad p: a token that the model holds impossible pulls little.
 
-    Args:
-        logp_BT: float, log-probability of each token. mask_BT: bool, True on tokens to learn.
-        denominator: tokens of the whole step over micro-batches and ranks; this batch's when None.
-
-    Returns:
-        (loss, metrics): a scalar tensor; floats `tokens`, `nll` and `probability` (means).
-
-    Raises:
-        ValueError: shapes, dtypes, values not finite in the mask.
+    Arguments and errors as `sft_loss`. Returns (loss, metrics): a scalar tensor; floats `tokens`,
+    `nll` and `probability` (means).
     """
     check_tokens(logp_BT, mask_BT)
     masked_BT = in_loss("logp_BT", logp_BT, mask_BT)
@@ -50,11 +43,8 @@ def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: T
     In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher). No
     group and no baseline is needed: every token is judged by itself.
 
-    Args:
-        logp_BT, teacher_logp_BT: float, nats, of the same tokens. mask_BT: bool.
-
-    Raises:
-        ValueError: shapes, dtypes, values not finite in the mask, more than 80 nats apart.
+    logp_BT, teacher_logp_BT: float, nats, of the same tokens. mask_BT: bool. ValueError: shapes,
+    dtypes, values not finite in the mask, more than 80 nats apart.
     """
     check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
     teacher_BT = in_loss("teacher_logp_BT", teacher_logp_BT, mask_BT)
@@ -71,16 +61,9 @@ def distillation_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """On-policy distillation: `policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
 
-    Args:
-        logp_BT, behaviour_logp_BT, mask_BT, config, arguments: as `policy_loss`.
-        teacher_logp_BT: float, the sampled tokens' log-probabilities under the teacher.
-
-    Returns:
-        (loss, metrics): as `policy_loss`, and `teacher_kl`, the k1 estimate of KL(pi || teacher)
-        in nats per token of the mask.
-
-    Raises:
-        ValueError: as `policy_loss`.
+    Arguments and errors as `policy_loss`; teacher_logp_BT: float, the sampled tokens'
+    log-probabilities under the teacher. Returns (loss, metrics) as there, and `teacher_kl`: the k1
+    estimate of KL(pi || teacher), nats per token of the mask.
     """
     check_tokens(logp_BT, mask_BT)
     mask_BT = mask_BT & (check_weights(arguments.get("weights_B"), logp_BT) > 0)[:, None]

@@ -8,10 +8,8 @@ of `LossConfig` are orthogonal. Three choices that implementations get wrong in 
   tokens; given the step's count (sum `loss_denominator` over the parts), the gradients of the
   parts add up to the gradient of the whole. Dividing each part by its own count does not.
 - An excluded sequence (weight 0) is in neither the sum nor the count, so leaving rollouts out does
-  not shrink the step. A weight of 2 equals two copies of the sequence. Tokens that a switch drops
-  are treated alike, unless `denominator` is "all".
-- Positions outside the mask never enter the arithmetic. Whatever stands there (NaN too), the loss
-  and the gradient keep their bits.
+  not shrink the step. A weight of 2 equals two copies of the sequence.
+- Positions outside the mask never enter the arithmetic, whatever stands there (NaN too).
 
 A row is a sequence. ReSum's segments are rows: "sequence" then divides by their number (its
 1 / sum n_g), "token" does not see where a trajectory was cut.
@@ -22,18 +20,16 @@ Left out: an entropy bonus, dual clipping of negative advantages, value losses.
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args, get_origin
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from drlib.rl.checks import require, require_choices
 from drlib.rl.divergences import (
     check_tokens, check_weights, correction_bounds, importance_correction, in_loss, kl_estimate,
     log_ratio, mean_per_row, mismatch_metrics, top_entropy_mask, weight_metrics,
 )  # fmt: skip
-
-__all__ = ["LossConfig", "kept_tokens", "loss_denominator", "merge_metrics", "policy_loss",
-           "sft_loss", "soft_overlong_penalty"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,33 +77,24 @@ class LossConfig:
     denominator: Literal["kept", "all"] = "kept"
 
     def __post_init__(self):
-        for name, kind in type(self).__annotations__.items():
-            known = get_args(kind) if get_origin(kind) is Literal else ()
-            if known and getattr(self, name) not in known:
-                listed = ", ".join(f'"{value}"' for value in known[:-1]) + f' or "{known[-1]}"'
-                raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
-        if not 0 <= self.epsilon_low < 1:
-            raise ValueError(f"epsilon_low must be in [0, 1), got {self.epsilon_low}")
+        require_choices(self)
+        low, share, tokens = self.epsilon_low, self.top_entropy, self.constant_tokens
+        require(0 <= low < 1, f"epsilon_low must be in [0, 1), got {low}")
         for name in ("epsilon_high", "kl_coef"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
-        if (self.aggregate == "constant") != (self.constant_tokens is not None):
-            raise ValueError(
-                'constant_tokens (the longest allowed sequence) goes with aggregate="constant"'
-            )
-        if self.constant_tokens is not None and self.constant_tokens < 1:
-            raise ValueError(f"constant_tokens must be at least 1, got {self.constant_tokens}")
-        if not 0 < self.top_entropy <= 1:
-            raise ValueError(f"top_entropy must be above 0 and at most 1, got {self.top_entropy}")
-        if self.correction != "none":
-            correction_bounds(self.correction, self.correction_bounds)
-        elif self.correction_bounds is not None:
-            raise ValueError('correction_bounds go with a correction; it is "none"')
-        if self.correction != "none" and self.clip == "double_sided":
-            raise ValueError(
-                'clip="double_sided" weighs by pi / pi_behaviour itself; a correction would count '
-                'the mismatch twice (use clip="ppo", "cispo" or "none" with it)'
-            )
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be finite and >= 0, got {value}")
+        paired = (self.aggregate == "constant") == (tokens is not None)
+        require(paired, 'constant_tokens (longest allowed sequence) go with aggregate="constant"')
+        require(tokens is None or tokens >= 1, f"constant_tokens must be at least 1, got {tokens}")
+        require(0 < share <= 1, f"top_entropy must be above 0 and at most 1, got {share}")
+        if self.correction == "none":
+            given = self.correction_bounds is not None
+            require(not given, 'correction_bounds go with a correction; it is "none"')
+            return
+        correction_bounds(self.correction, self.correction_bounds)
+        single = self.clip != "double_sided"
+        require(single, 'clip="double_sided" weighs by pi / pi_behaviour itself; a correction '
+                "would count the mismatch twice (use another clip)")  # fmt: skip
 
 
 def policy_loss(
@@ -194,16 +181,10 @@ def sft_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss).
 
-    Args:
-        logp_BT: float, log-probability of each token.
-        mask_BT: bool, True on the tokens to learn (the model's own in SFT, all in CPT).
-        denominator: tokens of the whole step over micro-batches and ranks; this batch's when None.
-
-    Returns:
-        (loss, metrics): a scalar tensor; floats `tokens` and `nll` (this batch's own mean).
-
-    Raises:
-        ValueError: as `policy_loss`.
+    logp_BT: float, log-probability of each token. mask_BT: bool, True on the tokens to learn (the
+    model's own in SFT, all in CPT). denominator: tokens of the whole step over micro-batches and
+    ranks; this batch's when None. Returns (loss, metrics): a scalar tensor; floats `tokens` and
+    `nll` (this batch's own mean). ValueError as `policy_loss`.
     """
     check_tokens(logp_BT, mask_BT)
     nll_BT = -in_loss("logp_BT", logp_BT, mask_BT)
@@ -218,20 +199,13 @@ def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
     0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
     beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
 
-    Args:
-        lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens, buffer <= limit.
-
-    Returns:
-        penalties_N, float in [-1, 0].
-
-    Raises:
-        ValueError: not 0 < buffer <= limit, or a negative length.
+    lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
+    float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.
     """
-    if not 0 < buffer <= limit:
-        raise ValueError(f"need 0 < buffer <= limit, got buffer {buffer} and limit {limit}")
+    usable = 0 < buffer <= limit
+    require(usable, f"need 0 < buffer <= limit, got buffer {buffer} and limit {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
-    if bool((lengths_N < 0).any()):
-        raise ValueError("lengths_N must be >= 0, numbers of tokens")
+    require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0, numbers of tokens")
     return ((limit - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)
 
 
@@ -250,8 +224,8 @@ def kept_tokens(
     `policy_loss`; leave sequences of weight 0 out of the mask.
     """
     _check_needs(config, old_logp_BT, True, entropies_BT)
-    if config.correction != "none" and behaviour_logp_BT is None:
-        raise ValueError(f'correction="{config.correction}" needs behaviour_logp_BT')
+    given = config.correction == "none" or behaviour_logp_BT is not None
+    require(given, f'correction="{config.correction}" needs behaviour_logp_BT')
     return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT)[1]
 
 
@@ -263,9 +237,8 @@ def loss_denominator(
     Sum it over the micro-batches and ranks of a step and give the sum to each of them. Sequences
     without any masked token are not counted.
 
-    Args:
-        mask_BT: bool, True on generated tokens (`kept_tokens` of them where a switch drops some).
-        weights_B: float or None. config: for `aggregate`.
+    mask_BT: bool, True on generated tokens (`kept_tokens` of them where a switch drops some).
+    weights_B: float or None. config: for `aggregate`.
     """
     config = config or LossConfig()
     weights_B = check_weights(weights_B, mask_BT)
@@ -279,8 +252,8 @@ def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
     Raises ValueError on an empty list or on dicts with different keys.
     """
-    if not parts or any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError("merge_metrics needs at least one dict, all with the same keys")
+    alike = parts and all(part.keys() == parts[0].keys() for part in parts)
+    require(alike, "merge_metrics needs at least one dict, all with the same keys")
     tokens = sum(part["tokens"] for part in parts)
     live = [part for part in parts if part["tokens"] > 0] or list(parts[:1])
     merged = {}
@@ -346,16 +319,11 @@ def _aggregate(
     losses_BT: Tensor, used_BT: Tensor, weights_B: Tensor, config: LossConfig, denominator
 ) -> Tensor:
     """Sum the per-token losses with their sequences' weights and divide by the denominator."""
-    if denominator is None:
-        denominator = loss_denominator(used_BT, weights_B, config)
-        if denominator == 0:  # nothing to learn from: a loss of 0 that still has a (zero) gradient
-            denominator = 1.0
+    if denominator is None:  # nothing to learn from: a loss of 0 that still has a (zero) gradient
+        denominator = loss_denominator(used_BT, weights_B, config) or 1.0
     elif not 0 < float(denominator) < math.inf:
-        if used_BT.any():
-            raise ValueError(
-                f"denominator is {float(denominator)}, but the batch has tokens in the loss; sum "
-                "loss_denominator over the micro-batches and ranks of the step"
-            )
+        require(not used_BT.any(), f"denominator is {float(denominator)}, but the batch has tokens "
+                "in the loss; sum loss_denominator over the parts of the step")  # fmt: skip
         denominator = 1.0
     sums_B = (losses_BT * used_BT).sum(dim=1) * weights_B
     if config.aggregate == "sequence":
@@ -402,17 +370,15 @@ def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT):
         (config.top_entropy < 1, f"top_entropy={config.top_entropy}", "entropies_BT", entropies_BT),
     )
     for on, switch, name, given in needs:
-        if on and given is None:
-            raise ValueError(f"{switch} needs {name}; pass it or switch {switch.split('=')[0]} off")
+        remedy = f"pass it or switch {switch.split('=')[0]} off"
+        require(not on or given is not None, f"{switch} needs {name}; {remedy}")
 
 
 def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
     """[B] or [B, T] -> [B, 1] or [B, T], 0 where nothing is used."""
-    if tuple(advantages.shape) not in (tuple(used_BT.shape[:1]), tuple(used_BT.shape)):
-        raise ValueError(
-            f"advantages_B needs one value per sequence, shape [{used_BT.shape[0]}], or per token, "
-            f"{list(used_BT.shape)}; got {tuple(advantages.shape)}"
-        )
+    got, need = list(advantages.shape), list(used_BT.shape)
+    require(got in (need[:1], need), f"advantages_B needs one value per sequence, shape "
+            f"{need[:1]}, or per token, {need}; got {tuple(got)}")  # fmt: skip
     advantages = advantages.detach().to(used_BT.device)
     if advantages.dim() == 1:
         advantages, used_BT = advantages[:, None], used_BT.any(dim=1, keepdim=True)

@@ -24,19 +24,9 @@ import torch
 from torch import Tensor
 
 from drlib.rl.advantages import group_mean
+from drlib.rl.checks import require
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
-
-__all__ = [
-    "drop_equal_groups",
-    "error_penalty",
-    "fill_with_live_groups",
-    "first_live_groups",
-    "format_penalty",
-    "missing_groups",
-    "resample_on_correct",
-    "roc_quotas",
-]
 
 FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
 UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)
@@ -91,9 +81,8 @@ def resample_on_correct(
 
     Failures are drawn uniformly. Successes: "sample" draws without replacement, each next one with
     probability in proportion to 1 / (epsilon + p_err + p_fmt); "sort" takes the lowest penalties,
-    ties at random. No reward changes; compute advantages over the kept ones only. Rollouts that an
-    environment fault spoilt or nobody judged are kept only when the others run out, first ones
-    first: the filter leaves them out of the loss anyway, and the group has its size.
+    ties at random. Compute advantages over the kept ones only. Rollouts that an environment fault
+    spoilt or nobody judged are kept, the first ones first, only when the others run out.
 
     Args:
         epsilon: > 0; what a clean success counts as. The paper leaves it open and it matters: a
@@ -101,12 +90,8 @@ def resample_on_correct(
         generator: of the draws; None is torch's global one.
         positive_from: as in `FilterConfig`.
 
-    Returns:
-        `keep` different indices into `group`, ascending.
-
-    Raises:
-        ValueError: keep is not in 0..len(group), the rollouts are not of one group, a reward is
-            not finite, or an unknown mode or epsilon.
+    Returns `keep` different indices into `group`, ascending. ValueError: keep is not in
+    0..len(group), several groups, a reward that is not finite, an unknown mode or epsilon.
     """
     _check_roc(group, keep, mode, epsilon)
     judged = [i for i, t in enumerate(group) if t.reward is not None and not has_env_fault(t)]
@@ -128,34 +113,23 @@ def resample_on_correct(
 
 
 def _check_roc(group: Sequence[Trajectory], keep: int, mode: str, epsilon: float) -> None:
-    if mode not in ("sample", "sort"):
-        raise ValueError(f'mode must be "sample" or "sort", got {mode!r}')
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    if not 0 <= keep <= len(group):
-        raise ValueError(f"cannot keep {keep} of {len(group)} rollouts; roll out more")
+    require(mode in ("sample", "sort"), f'mode must be "sample" or "sort", got {mode!r}')
+    require(0 < epsilon < math.inf, f"epsilon must be positive and finite, got {epsilon}")
+    enough = 0 <= keep <= len(group)
+    require(enough, f"cannot keep {keep} of {len(group)} rollouts; roll out more")
     names = {trajectory.group_id for trajectory in group}
-    if len(names) > 1:
-        raise ValueError(f"resample one group at a time, got {sorted(names)}")
+    require(len(names) < 2, f"resample one group at a time, got {sorted(names)}")
     for trajectory in group:
-        if trajectory.reward is not None and not math.isfinite(trajectory.reward):
-            raise ValueError(
-                f"trajectory {trajectory.id}: reward is {trajectory.reward}; "
-                "use None where it could not be judged"
-            )
+        judged = trajectory.reward is None or math.isfinite(trajectory.reward)
+        require(judged, f"trajectory {trajectory.id}: reward is {trajectory.reward}; "
+                "use None where it could not be judged")  # fmt: skip
 
 
 def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
 
-    Args:
-        rewards_N: float. groups_N: int. valid_N: bool or None; rules as in `leave_one_out`.
-
-    Returns:
-        keep_N: bool, False in groups of one or of equal rewards and for members not valid.
-
-    Raises:
-        ValueError: as `leave_one_out`.
+    Arguments and errors as `leave_one_out`. Returns keep_N, bool: False in groups of one or of
+    equal rewards and for members not valid.
     """
     spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
     groups_N = torch.as_tensor(groups_N, device=spread_N.device)
@@ -178,8 +152,7 @@ def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
     ValueError while groups are missing.
     """
     members, live = _members(rewards_N, groups_N, valid_N)
-    if len(live) < want:
-        raise ValueError(f"only {len(live)} of {want} live groups; roll out more questions")
+    require(len(live) >= want, f"only {len(live)} of {want} live groups; roll out more questions")
     chosen = sorted(i for group in live[:want] for i in members[group])
     return torch.tensor(chosen, dtype=torch.int64)
 
@@ -189,20 +162,13 @@ def fill_with_live_groups(
 ) -> tuple[Tensor, Tensor]:
     """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592).
 
-    Args:
-        rewards_N, groups_N, valid_N: as `drop_equal_groups`. generator: of the choice; None is
-            torch's global one.
-
-    Returns:
-        (indices_M, groups_M): int64, which rollout stands in each place, and the number of the
-        slot it stands in. A copy has its own slot, or it would enter the baseline of its original.
-        Both are empty when no group is live: there is nothing to learn from, skip the step.
-
-    ValueError as `leave_one_out`.
+    Arguments and errors as `leave_one_out`. generator: of the choice; None is torch's global one.
+    Returns (indices_M, groups_M), int64: which rollout stands in each place, and the number of its
+    slot. A copy has its own slot, or it would enter the baseline of its original. Both are empty
+    when no group is live: there is nothing to learn from, skip the step.
     """
     members, live = _members(rewards_N, groups_N, valid_N)
-    indices: list[int] = []
-    slots: list[int] = []
+    indices, slots = [], []
     for slot, group in enumerate(members if live else []):
         if group not in live:
             group = live[int(torch.randint(len(live), (), generator=generator))]

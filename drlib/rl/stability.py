@@ -1,16 +1,8 @@
 """What keeps a long run in a changing world from breaking: watch metrics, decide, say why.
 
 The architecture page of Tongyi DeepResearch draws a stabiliser for non-stationary environments
-without a formula; its report has none of it. Each box is here the plainest published rule:
-
-- divergence monitor, KL adjustment: `KLController` (PPO, arXiv 1707.06347, section 4; Ziegler
-  et al., 1909.08593, section 2.2)
-- reference update, periodic sync: `ReferenceReset` says when (ProRL, 2505.24864: on stagnation,
-  with a fresh optimizer), `sync_reference` does it, hard or as a moving average (`ema`)
-- environment tracking, shift detection: `rollout_signals`, `DriftDetector` with `PageHinkley`
-  (Page 1954, Hinkley 1971) for means and `HistogramShift` (`psi`) for shapes
-- learning-rate response: `AdaptiveLearningRate`; a policy that forgets how to answer:
-  `EmergencyStop`. Stale samples and replay: `drlib.rl.staleness`.
+without a formula; its report has none of it. Each box is here the plainest published rule, with
+its source at the class. Stale samples and replay: `drlib.rl.staleness`.
 
 Metrics in, decisions out: each is a frozen dataclass whose fields are settings, and `state` (JSON
 values) is what it has seen, so that a killed run resumes to the same decisions. Without arguments
@@ -32,15 +24,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from drlib.rl.checks import finite, require
 from drlib.rl.rewards import has_env_fault
-from drlib.rl.staleness import Machine, StalenessFilter, finite, fresh, require
+from drlib.rl.staleness import Machine, StalenessFilter, fresh
 from drlib.trajectory import Termination, Trajectory
 
-__all__ = [
-    "AdaptiveLearningRate", "Alarm", "DriftDetector", "EmergencyStop", "HistogramShift",
-    "KLController", "PageHinkley", "ReferenceReset", "StalenessFilter", "ema", "psi",
-    "rollout_signals", "sync_reference",
-]  # fmt: skip
+__all__ = ["AdaptiveLearningRate", "Alarm", "DriftDetector", "EmergencyStop", "HistogramShift",
+           "KLController", "PageHinkley", "ReferenceReset", "StalenessFilter", "ema", "psi",
+           "rollout_signals", "sync_reference"]  # fmt: skip
 COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
 
 # ---------------------------------------------------------------- divergence and reference
@@ -50,8 +41,8 @@ COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a
 class KLController(Machine):
     """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
 
-    "threshold": doubled above 1.5 target, halved below target / 1.5 (PPO).
-    "proportional": times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) (Ziegler et al.).
+    "threshold": doubled above 1.5 target, halved below target / 1.5 (PPO, arXiv 1707.06347, 4).
+    "proportional": times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) (1909.08593, 2.2).
     """
 
     coef: float = 0.0
@@ -85,37 +76,32 @@ class KLController(Machine):
 
 @dataclass(frozen=True)
 class ReferenceReset(Machine):
-    """When to make the policy its own reference and renew the optimizer (ProRL; all None: never).
+    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864).
 
-    patience: validations in a row that do not beat the best by more than `min_delta`.
-    max_drop: a validation that far below the best. every: steps since the last reset.
-    Progress after a reset is measured from the score at it.
+    patience: validations in a row that do not beat the best by more than `min_delta`. every: steps
+    since the last reset. None: never. Progress after a reset is measured from the score at it.
     """
 
     patience: int | None = None
     min_delta: float = 0.0
-    max_drop: float | None = None
     every: int | None = None
     state: dict = fresh(steps=0, since=0, best=None, stale=0, resets=[])
 
     def __post_init__(self):
         counted = all(n is None or n >= 1 for n in (self.patience, self.every))
         require(counted, f"patience and every start at 1: {self.patience}, {self.every}")
-        deltas = (self.min_delta, self.max_drop or 0.0)
-        require(all(0 <= d < math.inf for d in deltas), f"scores differ by >= 0, got {deltas}")
+        require(0 <= self.min_delta < math.inf, f"min_delta is {self.min_delta}, not >= 0")
 
     def update(self, score: float | None = None) -> str | None:
-        """After a step, with its validation score if there was one: "degradation", "stagnation"
-        or "period" if a reset is due, else None. `state["resets"]` lists the steps."""
+        """After a step, with its validation score if there was one: "stagnation" or "period" if a
+        reset is due, else None. `state["resets"]` lists the steps."""
         s, cause = self.state, None
         s["steps"], s["since"] = s["steps"] + 1, s["since"] + 1
         if score is not None:
             score = finite(score, "the validation score")
             better = s["best"] is None or score > s["best"] + self.min_delta
             s["best"], s["stale"] = (score, 0) if better else (s["best"], s["stale"] + 1)
-            if self.max_drop is not None and score < s["best"] - self.max_drop:
-                cause = "degradation"
-            elif self.patience is not None and s["stale"] >= self.patience:
+            if self.patience is not None and s["stale"] >= self.patience:
                 cause = "stagnation"
         if cause is None and self.every is not None and s["since"] >= self.every:
             cause = "period"
@@ -138,13 +124,9 @@ def ema(reference: Tensor, policy: Tensor, decay: float) -> Tensor:
 def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     """Move the reference to the policy in place (`ema`), and empty the optimizers' state.
 
-    Args:
-        reference, policy: anything with `parameters()` and, for what is copied as it is,
-            `buffers()`, in the same order; two models, not one twice.
-        optimizers: anything with a `state` mapping, such as AdamW, whose moments and step count
-            belong to the old objective. None given: they stay. GLM-5 empties them at each push
-            of the weights to the engine: `optimizer.state.clear()`.
-
+    reference, policy: anything with `parameters()` and, for what is copied as it is, `buffers()`,
+    in the same order. optimizers: anything with a `state` mapping, such as AdamW, whose moments and
+    step count belong to the old objective; none given, they stay.
     ValueError, before anything is changed, where the models do not match or share a tensor.
     """
     moved = list(reference.parameters()), list(policy.parameters())
@@ -171,8 +153,8 @@ def rollout_signals(
     """What a step's rollouts say of environment and policy; None where nothing was measured.
 
     Of the rollouts without environment fault: mean reward, shares of unanswered and of those ended
-    by format_errors. faults: share with one. observation_chars: one a tool call. For each of
-    `tools`, over its calls: shares errors/NAME and cache_hits/NAME, mean latency_s/NAME.
+    by format_errors. faults: share with one. observation_chars: one a call. For each of `tools`:
+    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME.
     """
 
     def mean(values: Iterable[float]) -> float | None:
@@ -198,7 +180,7 @@ def rollout_signals(
 
 @dataclass(frozen=True)
 class PageHinkley(Machine):
-    """Two-sided test for a shift of a mean, in the units of what it watches.
+    """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the units of what it sees.
 
     With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
     smallest value so far exceeds `threshold`; "down" with the signs turned. delta: half of the
@@ -352,26 +334,24 @@ class DriftDetector(Machine):
 class AdaptiveLearningRate(Machine):
     """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
 
-    An alarm multiplies what is in force by `factor`, not below `floor`, for `hold` steps; the next
-    `recovery` steps lead back in equal parts. Never above 1. factor 1: always exactly 1.
+    An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
+    lead back in equal parts. Never above 1. factor 1: always exactly 1.
     """
 
     factor: float = 1.0
     hold: int = 10
     recovery: int = 10
-    floor: float = 0.0
     state: dict = fresh(low=1.0, age=0, scale=1.0)
 
     def __post_init__(self):
-        shares = 0 < self.factor <= 1 and 0 <= self.floor <= 1
-        require(shares, f"factor in (0, 1], floor in 0..1: got {self.factor}, {self.floor}")
+        require(0 < self.factor <= 1, f"factor must be in (0, 1], got {self.factor}")
         require(min(self.hold, self.recovery) >= 1, "hold and recovery are at least one step")
 
     def update(self, alarm: bool) -> float:
         """The factor for the next step."""
         s = self.state
         if alarm and self.factor < 1:
-            s.update(low=max(self.floor, self.factor * s["scale"]), age=0)
+            s.update(low=self.factor * s["scale"], age=0)
         done = min(max(s["age"] - self.hold + 1, 0) / self.recovery, 1.0)
         s["age"] += 1
         s["scale"] = s["low"] + (1 - s["low"]) * done if done < 1 else 1.0

@@ -7,12 +7,9 @@ copies as long as more than half of it is left. `ReplayBuffer` and `replay_weigh
 replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
 draws without a formula (its report has none of them; strictly on-policy training needs none).
 
-As constructed without arguments both classes are off: nothing is dropped, nothing is kept to
-replay. Left out: queues and partial rollouts (the engine's), prioritised replay, and the
-token-level correction of stale samples (`policy_loss` has that).
-
-`Machine` is the base of all of `drlib.rl.stability` too: a frozen dataclass whose fields are
-settings and whose `state` is what it has seen.
+As constructed without arguments both classes are off. Left out: queues and partial rollouts (the
+engine's), prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the
+base of all of `drlib.rl.stability` too.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drlib.rl.checks import require
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 
@@ -34,17 +32,6 @@ from drlib.trajectory import Trajectory
 def fresh(**initial):
     """A dataclass field that starts as a copy of `initial` and is not a setting."""
     return field(init=False, repr=False, default_factory=lambda: copy.deepcopy(initial))
-
-
-def require(condition: bool, message: str) -> None:
-    """ValueError with `message` unless `condition`; a comparison with NaN is False."""
-    if not condition:
-        raise ValueError(message)
-
-
-def finite(value: float, name: str) -> float:
-    require(math.isfinite(value), f"{name} is {value}; find the step that broke before going on")
-    return float(value)
 
 
 class Machine:
@@ -114,17 +101,11 @@ def repair_groups(
     """Whole groups of `size` again (GLM-5, 4.1): more than half valid: pad with copies of the
     valid ones, in turn; otherwise drop the group.
 
-    Args:
-        groups: the group of each of N samples; samples lost on the way need not be among them.
-        valid: whether it may train.
-
-    Returns:
-        (indices, report): which samples train, group after group, copies last; the numbers of
-        groups "complete", "repaired" and "dropped", and of "copies". GLM-5's baseline is the group
-        mean; leave-one-out would leave the copy of a sample in its baseline.
-
-    Raises:
-        ValueError: a group has more than `size` samples, or the lengths differ.
+    groups: the group of each of N samples; samples lost on the way need not be among them. valid:
+    whether it may train. Returns (indices, report): which samples train, group after group, copies
+    last; the numbers of groups "complete", "repaired" and "dropped", and of "copies". GLM-5's
+    baseline is the group mean; leave-one-out would leave the copy of a sample in its baseline.
+    ValueError: a group has more than `size` samples, or the lengths differ.
     """
     require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
     members: dict[Hashable, list[int]] = {group: [] for group in groups}
@@ -195,12 +176,8 @@ def replay_weights(
         normalize: scale to mean 1 (self-normalised). The scale is the batch's: give fresh and
             replayed rollouts together, or equally old ones lose their decay.
 
-    Returns:
-        weights_N float: exactly 1 on-policy, if cap >= 1.
-
-    Raises:
-        ValueError: shapes differ, an age below 0, a ratio that is not finite, decay or cap out of
-            range, or weights that are all 0.
+    Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
+    below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
     """
     require(ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape,
             f"one age and one ratio a rollout: {ages_N.shape}, {log_ratio_N.shape}")  # fmt: skip

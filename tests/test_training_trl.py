@@ -1,0 +1,279 @@
+"""The TRL trainer with our losses: its gradients are the local loop's, what it ignores it refuses.
+
+Real TRL trainers on a tiny Qwen3-MoE; generation is TRL's own, or a rollout function's fixed batch.
+
+Run: python -m pytest tests/test_training_trl.py
+"""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+from trl import GRPOConfig
+
+from drlib.config import Config
+from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.rl import advantages as estimators
+from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
+from drlib.training.gradient import learn, loss_config
+from drlib.training.grpo import advantages_of
+from drlib.training.run import Ranks
+from drlib.training.trl import DeepResearchGRPOTrainer
+from drlib.trajectory import Segment, Termination, Trajectory
+
+VOCABULARY, EOS, PAD, GROUP, COMPLETION = 12, 1, 2, 4, 8
+SHAPE = PolicyShape(vocab_size=VOCABULARY, hidden=32, layers=2, heads=4, head_dim=8, experts=4,
+                    expert_hidden=16)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "tiny"
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="t0", eos_token="t1", pad_token="t2"
+    )
+    save_policy(build_policy(SHAPE, 0, "plain", eos_id=EOS, pad_id=PAD), tokenizer, folder)
+    return folder
+
+
+def trainer(checkpoint, tmp_path, reward, options=None, **ours):
+    """A trainer on one process: two prompts of four rollouts, in two micro-batches a step."""
+    model, tokenizer = load_policy(checkpoint)
+    model.config._name_or_path = str(checkpoint)  # whence TRL loads a reference
+    settings = dict(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True,
+        gradient_checkpointing=False, router_aux_loss_coef=0.0, max_steps=1, max_grad_norm=0.0,
+        per_device_train_batch_size=GROUP, num_generations=GROUP, gradient_accumulation_steps=2,
+        max_completion_length=COMPLETION, save_strategy="no", seed=3,
+    )  # fmt: skip
+    made = DeepResearchGRPOTrainer(
+        model=model, processing_class=tokenizer, reward_funcs=reward,
+        train_dataset=Dataset.from_dict({"prompt": ["t3 t4 t5", "t6"]}),
+        args=GRPOConfig(**settings | (options or {})), rollout_func=ours.pop("rollout_func", None),
+        **ours,
+    )  # fmt: skip
+    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
+    made.model.train()
+    return made
+
+
+def named(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal_gradients(found, expected):
+    assert found.keys() == expected.keys()
+    assert max(g.abs().max() for g in expected.values()) > 1e-3  # something to be equal to
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
+# ---------------------------------------------------------------- against the local loop
+
+
+class Watch(TrainerCallback):
+    """The gradients that the optimiser is about to use."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        self.gradients = named(model)
+
+
+def trajectory(batch, i, reward):
+    """Row i of TRL's batch as the record that the local loop trains on."""
+    prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
+    completion = batch["completion_ids"][i][batch["completion_mask"][i].bool()]
+    ids = torch.cat([prompt, completion]).numpy().astype(np.int32)
+    generated, ended = np.arange(len(ids)) >= len(prompt), int(ids[-1]) == EOS
+    zeros = np.zeros(len(ids), np.float32)
+    return Trajectory(
+        id=str(i), task_id=str(i // GROUP), group_id=str(i // GROUP), world_version="",
+        policy_version=0, token_ids=ids, generated=generated, logprobs=zeros, entropies=None,
+        segments=np.full(len(ids), Segment.ANSWER, np.uint8), turns=zeros.astype(np.uint16),
+        versions=zeros.astype(np.int32), routed_experts=None, tool_results=[],
+        termination=Termination.ANSWERED if ended else Termination.LENGTH,
+        answer="so" if ended else None, reward=reward, reward_parts={}, messages=[], metadata={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("switches", [
+    {},
+    {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"},
+    {"rl_clip": "cispo", "rl_aggregate": "constant"},
+], ids=["recipe", "sequence", "constant"])  # fmt: skip
+def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, tmp_path):
+    config = Config.load("ci", rl_overlong="exclude", balance_coef=0.0, max_context_tokens=24,
+                         **switches)  # fmt: skip
+    rewards, batches, watch = [], [], Watch()
+
+    def reward(completion_ids, **_):
+        rewards.extend(float(sum(ids) % 3 == 0) for ids in completion_ids)
+        return rewards
+
+    made = trainer(checkpoint, tmp_path, reward, loss=loss_config(config),
+                   advantages=getattr(estimators, config.rl_advantage))  # fmt: skip
+    made.add_callback(watch)
+    generate = made._generate_and_score_completions
+    made._generate_and_score_completions = lambda inputs: batches.append(generate(inputs)) or {
+        **batches[-1]
+    }
+    made.train()
+    (batch,) = batches
+    rollouts = [trajectory(batch, i, r) for i, r in enumerate(rewards)]
+    advantages, weights, report = advantages_of(rollouts, config)
+    assert report["reasons"]["overlong"] and 0 < sum(rewards) < len(rewards)  # a mixed batch
+    assert torch.equal(batch["loss_weights"], weights)
+    torch.testing.assert_close(batch["advantages"], advantages)
+    model, _ = load_policy(checkpoint)
+    row = learn(model, rollouts, advantages, weights, config, Ranks(), PAD)
+    expected = named(model)
+    assert_equal_gradients(watch.gradients, expected)
+    assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)
+    assert row["tokens"] > 0
+
+
+# ---------------------------------------------------------------- a fixed batch
+
+
+LENGTHS = (8, 5, 8, 3, 2, 8, 6, 8)
+REWARDS = [1.0, 0.0, 0.0, 0.5, None, 1.0, 0.0, 0.0]
+
+
+def fixed_rollouts(prompts, trainer):
+    """Eight completions; those of full length do not end. Log-probs of another engine: noisy."""
+    rng = torch.Generator().manual_seed(1)
+    completions, logprobs = [], []
+    for i, n in enumerate(LENGTHS):
+        ids = torch.randint(3, VOCABULARY, (n,), generator=rng).tolist()
+        completions.append(ids if n == COMPLETION else [*ids[:-1], EOS])
+        prompt = prompt_ids(i)
+        with torch.no_grad():
+            logits = trainer.model(torch.tensor([prompt + completions[-1]])).logits[0]
+        logp = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(
+            1, torch.tensor(completions[-1])[:, None]
+        )
+        logprobs.append((logp[:, 0] + 0.4 * torch.randn(n, generator=rng)).tolist())
+    prompts = [prompt_ids(i) for i in range(len(LENGTHS))]
+    return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
+
+
+def prompt_ids(i):
+    return [3, 4, 5] if i < GROUP else [6]
+
+
+def inputs():
+    return [{"prompt": "t3 t4 t5"}] * GROUP + [{"prompt": "t6"}] * GROUP
+
+
+def reward(completions, **_):
+    return REWARDS
+
+
+def test_advantages_weights_and_denominator_of_a_batch_by_hand(checkpoint, tmp_path):
+    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts)
+    batch = made._generate_and_score_completions(inputs())
+    third = 1 / 3  # leave-one-out: R - mean of the other judged ones
+    expected = [1 - third / 2, -0.5, -0.5, 0.5 - third, 0.0, 1.0, -0.5, -0.5]
+    torch.testing.assert_close(batch["advantages"], torch.tensor(expected))
+    # out of the loss: failures that the limit cut off (2, 7) and the unjudged (4)
+    assert batch["loss_weights"].tolist() == [1, 1, 0, 1, 0, 1, 1, 0]
+    assert batch["num_items_in_batch"] == 8 + 5 + 3 + 8 + 6
+    assert made._metrics["train"]["filter/out_of_loss"] == [3 / 8]
+
+
+def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
+    seen = []
+
+    def last_two_do_not_count(rollouts):
+        seen.append(rollouts)
+        return torch.full((8,), 2.0), torch.arange(8) < 6
+
+    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts,
+                   rollout_filter=last_two_do_not_count)  # fmt: skip
+    batch = made._generate_and_score_completions(inputs())
+    assert seen[0].truncated_N.tolist() == [n == COMPLETION for n in LENGTHS]
+    assert seen[0].inputs[0]["prompt"] == "t3 t4 t5" and seen[0].rewards_N[4].isnan()
+    assert batch["advantages"][4:].tolist() == [0.0] * 4  # one member is left: no baseline
+    assert batch["loss_weights"].tolist() == [2, 2, 2, 2, 0, 2, 2, 2]
+    assert batch["num_items_in_batch"] == 2 * (sum(LENGTHS) - LENGTHS[4])
+
+
+CASES = {
+    "recipe": (LossConfig(), {}),
+    "double-sided": (LossConfig(clip="double_sided", aggregate="sequence"), {}),
+    "icepop": (LossConfig(correction="icepop", correction_bounds=(0.8, 1.25)), {}),
+    "kl": (LossConfig(kl_coef=0.3, top_entropy=0.5, denominator="all", entropy_scope="sequence"),
+           {"beta": 0.3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint, tmp_path):
+    config, options = CASES[name]
+    made = trainer(checkpoint, tmp_path, reward, options, loss=config, rollout_func=fixed_rollouts)
+    if config.kl_coef:  # a reference that differs
+        with torch.no_grad():
+            for p in made.ref_model.parameters():
+                p.mul_(1.05)
+    batch = made._generate_and_score_completions(inputs())
+    for half in (slice(0, GROUP), slice(GROUP, None)):
+        part = {k: v if v.dim() == 0 else v[half] for k, v in batch.items()}
+        made.compute_loss(made.model, part).backward()
+    found = named(made.model)
+    made.model.zero_grad()
+
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask_BT = batch["completion_mask"].bool()
+    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    model, _ = load_policy(checkpoint)
+    width = mask_BT.size(1)
+    logits = model(input_ids=ids, attention_mask=seen).logits[:, -width - 1 : -1]
+    logp_BTV = logits.log_softmax(-1)
+    logp_BT = logp_BTV.gather(-1, ids[:, -width:, None])[..., 0]
+    entropies_BT = -(logp_BTV.exp() * logp_BTV).sum(-1).detach()
+    loss, metrics = policy_loss(
+        logp_BT, batch["sampling_per_token_logps"], batch["advantages"], mask_BT, config,
+        old_logp_BT=logp_BT.detach(), reference_logp_BT=batch.get("ref_per_token_logps"),
+        entropies_BT=entropies_BT, weights_B=batch["loss_weights"],
+    )  # fmt: skip
+    loss.backward()
+    assert_equal_gradients(found, named(model))
+    if config.correction != "none":
+        used = mask_BT & (batch["loss_weights"] > 0)[:, None]
+        kept = kept_tokens(used, config, behaviour_logp_BT=batch["sampling_per_token_logps"],
+                           old_logp_BT=logp_BT.detach())  # fmt: skip
+        assert 0 < metrics["dropped_correction"] < 1
+        assert batch["num_items_in_batch"] == kept.sum()
+    if config.clip == "double_sided":
+        assert metrics["clip_high"] + metrics["clip_low"] > 0
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("options, ours, message", [
+    ({"loss_type": "grpo"}, {}, "GRPOConfig.loss_type='grpo' has no effect"),
+    ({"epsilon": 0.1}, {}, "GRPOConfig.epsilon=0.1"),
+    ({"scale_rewards": "none"}, {}, "GRPOConfig.scale_rewards"),
+    ({}, {"loss": LossConfig(kl_coef=0.1)}, "beta is 0.0 and LossConfig.kl_coef 0.1"),
+    ({}, {"loss": LossConfig(top_entropy=0.2)}, 'denominator="all"'),
+])  # fmt: skip
+def test_options_that_would_do_nothing_are_refused(options, ours, message, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer(checkpoint, tmp_path, reward, options, **ours)
+
+
+def test_a_correction_needs_the_engines_log_probabilities(checkpoint, tmp_path):
+    made = trainer(checkpoint, tmp_path, reward, loss=LossConfig(correction="truncate"))
+    with pytest.raises(ValueError, match='correction="truncate" needs the log-probabilities'):
+        made._generate_and_score_completions(inputs())
+
+
+def test_a_filter_gives_one_verdict_a_completion(checkpoint, tmp_path):
+    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts,
+                   rollout_filter=lambda rollouts: (torch.ones(2), torch.ones(2)))  # fmt: skip
+    with pytest.raises(ValueError, match="shape .2,. for 8 completions"):
+        made._generate_and_score_completions(inputs())
