@@ -3,11 +3,11 @@
 import dataclasses
 import sys
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rl_examples import a_format_error, a_tool_result, a_trajectory, changed
 
 from drlib.chat import FORMAT_REASONS
 from drlib.rl.advantages import leave_one_out
@@ -30,32 +30,10 @@ from drlib.rl.rewards import (
     random_reward,
 )
 from drlib.synthesis.questions import Task
-from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
+from drlib.trajectory import Segment, Termination
 
 TASK = Task("t-1", "What is the capital?", "Côte d’Or", "search", "w", aliases=("Cote d'Or", "12"))
 ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.TURNS
-
-
-def a_tool_result(env_fault=False):
-    return ToolResult(
-        tool="search", arguments={"query": ["x"]}, text="1. x", ok=not env_fault,
-        error="backend down" if env_fault else None, latency_s=0.1, attempts=1, source="index",
-        cache_hit=False, degraded=False, env_fault=env_fault,
-    )  # fmt: skip
-
-
-def a_trajectory(termination=ANSWERED, answer="x", reward=0.0, faults=0, tokens=4, name="r-0"):
-    generated = np.arange(tokens + 1) > 0
-    zeros = np.zeros(tokens + 1)
-    return Trajectory(
-        id=name, task_id="t-1", group_id="g-0", world_version="w", policy_version=0,
-        token_ids=zeros.astype(np.int32), generated=generated,
-        logprobs=zeros.astype(np.float32), entropies=None,
-        segments=np.full(tokens + 1, Segment.ANSWER, dtype=np.uint8),
-        turns=zeros.astype(np.uint16), versions=zeros.astype(np.int32), routed_experts=None,
-        tool_results=[a_tool_result(i < faults) for i in range(2)], termination=termination,
-        answer=answer, reward=reward, reward_parts={}, messages=[], metadata={},
-    )  # fmt: skip
 
 
 # termination, answer, reward, faults -> label, loss weight, in baseline, reasons
@@ -174,17 +152,6 @@ def test_an_overlong_failure_counts_for_the_others_but_learns_nothing():
 def test_a_group_of_nothing_but_faults_is_harmless():
     grad = gradient_of([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
     assert grad.abs().max() == 0
-
-
-def changed(trajectory, **changes):
-    return dataclasses.replace(trajectory, **changes)
-
-
-def a_format_error(reason="think is not closed."):
-    return dataclasses.replace(
-        a_tool_result(), tool="format", arguments={}, text=f"Error: {reason}", ok=False,
-        error="format",
-    )  # fmt: skip
 
 
 def imagined(how, **settings):

@@ -4,34 +4,17 @@ import math
 
 import pytest
 import torch
+from rl_examples import CLIPS, a_batch, gradient
 
 from drlib.rl.losses import (
     LossConfig, loss_denominator, merge_metrics, policy_loss, sft_loss, soft_overlong_penalty,
 )  # fmt: skip
 
-CLIPS = ["ppo", "double_sided", "cispo", "none"]
 AGGREGATES = [
     LossConfig(),
     LossConfig(aggregate="sequence"),
     LossConfig(aggregate="constant", constant_tokens=10),
 ]
-
-
-def a_batch(seed=0, sequences=6, tokens=7, shift=0.3):
-    """Random off-policy batch: logp (leaf), behaviour, advantages, mask with ragged lengths."""
-    rng = torch.Generator().manual_seed(seed)
-    behaviour_BT = -torch.rand(sequences, tokens, generator=rng, dtype=torch.float64) * 3
-    noise_BT = torch.randn(sequences, tokens, generator=rng, dtype=torch.float64)
-    logp_BT = (behaviour_BT + shift * noise_BT).requires_grad_()
-    advantages_B = torch.randn(sequences, generator=rng, dtype=torch.float64)
-    mask_BT = torch.rand(sequences, tokens, generator=rng) < 0.6
-    return logp_BT, behaviour_BT, advantages_B, mask_BT
-
-
-def gradient(logp_BT, *args, **kwargs):
-    leaf = logp_BT.detach().clone().requires_grad_()
-    policy_loss(leaf, *args, **kwargs)[0].backward()
-    return leaf.grad
 
 
 def test_loss_and_gradient_by_hand():

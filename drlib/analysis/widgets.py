@@ -6,7 +6,6 @@ slider from code redraws as well, so a notebook without a browser can test its p
 """
 
 import io
-from collections.abc import Callable, Sequence
 from typing import get_args, get_type_hints
 
 import ipywidgets as ipw
@@ -18,9 +17,7 @@ from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, 
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
 
-__all__ = [
-    "FigurePanel", "GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel",
-]  # fmt: skip
+__all__ = ["GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel"]
 
 ESTIMATORS = {
     function.__name__: function
@@ -118,34 +115,6 @@ class TrajectoryPanel(ipw.VBox):
 def trajectory_panel(runs: dict[str, list[Trajectory]]) -> TrajectoryPanel:
     """The panel of notebooks 00 and 06: rollouts of several policies on the same questions."""
     return TrajectoryPanel(runs)
-
-
-class FigurePanel(ipw.VBox):
-    """Controls over any figure; `controls` by name, `picture`.
-
-    Args:
-        draw: called with the value of every control, in their order; returns a Figure.
-        choices: the values to choose from by name, the first one chosen. Numbers get a slider.
-    """
-
-    def __init__(self, draw: Callable[..., Figure], choices: dict[str, Sequence]):
-        self._figure, self.controls = draw, {}
-        wide = ipw.Layout(width="60%")
-        style = {"description_width": "110px"}
-        for name, values in choices.items():
-            numbers = all(isinstance(value, (int, float)) for value in values)
-            kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
-            self.controls[name] = kind(
-                options=list(values), value=values[0], description=name, style=style, layout=wide
-            )
-            self.controls[name].observe(self._draw, names="value")
-        self.picture = ipw.Image(format="png")
-        super().__init__([*self.controls.values(), self.picture])
-        self._draw()
-
-    def _draw(self, _change=None):
-        values = [control.value for control in self.controls.values()]
-        self.picture.value = png_bytes(self._figure(*values))
 
 
 def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:

@@ -1,0 +1,63 @@
+"""Hand-made rollouts, and batches of log-probabilities, that several tests of `rl` share."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from drlib.rl.losses import policy_loss
+from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
+
+CLIPS = ["ppo", "double_sided", "cispo", "none"]
+
+
+def a_tool_result(env_fault=False):
+    return ToolResult(
+        tool="search", arguments={"query": ["x"]}, text="1. x", ok=not env_fault,
+        error="backend down" if env_fault else None, latency_s=0.1, attempts=1, source="index",
+        cache_hit=False, degraded=False, env_fault=env_fault,
+    )  # fmt: skip
+
+
+def a_trajectory(
+    termination=Termination.ANSWERED, answer="x", reward=0.0, faults=0, tokens=4, name="r-0"
+):
+    generated = np.arange(tokens + 1) > 0
+    zeros = np.zeros(tokens + 1)
+    return Trajectory(
+        id=name, task_id="t-1", group_id="g-0", world_version="w", policy_version=0,
+        token_ids=zeros.astype(np.int32), generated=generated,
+        logprobs=zeros.astype(np.float32), entropies=None,
+        segments=np.full(tokens + 1, Segment.ANSWER, dtype=np.uint8),
+        turns=zeros.astype(np.uint16), versions=zeros.astype(np.int32), routed_experts=None,
+        tool_results=[a_tool_result(i < faults) for i in range(2)], termination=termination,
+        answer=answer, reward=reward, reward_parts={}, messages=[], metadata={},
+    )  # fmt: skip
+
+
+def changed(trajectory, **changes):
+    return dataclasses.replace(trajectory, **changes)
+
+
+def a_format_error(reason="think is not closed."):
+    return dataclasses.replace(
+        a_tool_result(), tool="format", arguments={}, text=f"Error: {reason}", ok=False,
+        error="format",
+    )  # fmt: skip
+
+
+def a_batch(seed=0, sequences=6, tokens=7, shift=0.3):
+    """Random off-policy batch: logp (leaf), behaviour, advantages, mask with ragged lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    behaviour_BT = -torch.rand(sequences, tokens, generator=rng, dtype=torch.float64) * 3
+    noise_BT = torch.randn(sequences, tokens, generator=rng, dtype=torch.float64)
+    logp_BT = (behaviour_BT + shift * noise_BT).requires_grad_()
+    advantages_B = torch.randn(sequences, generator=rng, dtype=torch.float64)
+    mask_BT = torch.rand(sequences, tokens, generator=rng) < 0.6
+    return logp_BT, behaviour_BT, advantages_B, mask_BT
+
+
+def gradient(logp_BT, *args, **kwargs):
+    leaf = logp_BT.detach().clone().requires_grad_()
+    policy_loss(leaf, *args, **kwargs)[0].backward()
+    return leaf.grad
