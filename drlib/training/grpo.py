@@ -5,12 +5,14 @@ One step: draw questions; let the policy try each of them `rl_group` times with 
 (leave-one-out, never divided by a standard deviation); one gradient step on the mean over *all*
 generated tokens. That is Tongyi DeepResearch's recipe (report, eq. 4-5): no KL, no entropy bonus,
 no format reward, no dynamic sampling. Because every batch is used once, with the weights that
-sampled it, the ratio is 1 and clipping does nothing.
+sampled it, the ratio is 1 and clipping does nothing. The relatives of the recipe are switches of
+the configuration (`rl_...`), all off by default; `drlib.training.gradient` has the update itself.
 
 Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
 fictional ones made on the spot, so that what is learned is looking up and not the facts.
 
-Left out: a reference model, replay, asynchronous rollouts (`drlib.rl` is where they would go).
+Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
+the engine's weights grow old, and a resumed run begins with fresh ones).
 """
 
 from __future__ import annotations
