@@ -218,8 +218,8 @@ FORMAT_REASONS = (
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
 
 
-def parse(text: str) -> ToolCall | Answer | FormatError:
-    """The first action of an assistant turn, or why there is none. Never raises for a str.
+def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
+    """The first action of an assistant turn, or why there is none. Never raises; bytes are UTF-8.
 
     A turn may end with `<|im_end|>`. Thoughts are skipped, tags and all; a turn that closes a
     thought it never opened began inside one (templates that open it in the prompt do that).
@@ -227,8 +227,9 @@ def parse(text: str) -> ToolCall | Answer | FormatError:
     but a tool response or chat marker anywhere spoils the turn: the policy imagined the world.
     """
     try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
         text.encode("utf-8")
-    except UnicodeEncodeError:
+    except UnicodeError:
         return FormatError(_NOT_UNICODE)
     text = text.rstrip().removesuffix(END)
     if "<tool_response>" in text or "</tool_response>" in text:
@@ -244,14 +245,6 @@ def parse(text: str) -> ToolCall | Answer | FormatError:
         if at < 0:
             return FormatError(_OPEN_THINK)
     return FormatError(_NO_ACTION)
-
-
-def parse_bytes(data: bytes) -> ToolCall | Answer | FormatError:
-    """`parse` for undecoded output; bytes that are not UTF-8 are a format error."""
-    try:
-        return parse(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        return FormatError(_NOT_UNICODE)
 
 
 def _parse_action(tag: str, rest: str) -> ToolCall | Answer | FormatError:

@@ -71,12 +71,12 @@ class ToolResult:
     text: str
     ok: bool
     error: str | None
-    latency_s: float
-    attempts: int
-    source: str
-    cache_hit: bool
-    degraded: bool
-    env_fault: bool
+    latency_s: float = 0.0
+    attempts: int = 1
+    source: str = ""
+    cache_hit: bool = False
+    degraded: bool = False
+    env_fault: bool = False
 
 
 _ARRAYS = {
@@ -125,14 +125,10 @@ class Trajectory:
     messages: list[dict[str, Any]]
     metadata: dict[str, Any]
 
-    __hash__ = None  # equal by content and mutable
-
     def __post_init__(self):
-        for name, dtype in _ARRAYS.items():
-            if name != "entropies" or self.entropies is not None:
-                self._check_array(name, dtype, ndim=1)
-        if self.routed_experts is not None:
-            self._check_array("routed_experts", np.uint16, ndim=3)
+        for name, dtype in {**_ARRAYS, "routed_experts": np.uint16}.items():
+            if getattr(self, name) is not None or name not in ("entropies", "routed_experts"):
+                self._check_array(name, dtype, ndim=3 if name == "routed_experts" else 1)
         for name in ("logprobs", "entropies"):
             array = getattr(self, name)
             if array is not None and np.any(array[~self.generated] != 0):
@@ -142,19 +138,15 @@ class Trajectory:
         if len(self) and self.segments.max() > max(Segment):
             raise ValueError(f"trajectory {self.id}: segments hold {self.segments.max()}, unknown")
         if not isinstance(self.termination, Termination):
-            raise TypeError(
-                f"trajectory {self.id}: termination must be a Termination, "
-                f"not {self.termination!r}"
-            )
+            got = f"termination must be a Termination, not {self.termination!r}"
+            raise TypeError(f"trajectory {self.id}: {got}")
 
     def _check_array(self, name: str, dtype: type, ndim: int) -> None:
         array = getattr(self, name)
         want = f"{np.dtype(dtype)}[{', '.join(['T', 'L', 'k'][:ndim])}]"
-        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
-            got = (
-                f"{array.dtype} with {array.ndim} dimensions" if isinstance(array, np.ndarray)
-                else type(array).__name__
-            )  # fmt: skip
+        is_array = isinstance(array, np.ndarray)
+        if not is_array or array.dtype != dtype or array.ndim != ndim:
+            got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
             raise TypeError(f"trajectory {self.id}: {name} must be a numpy {want}, got {got}")
         if len(array) != len(self.token_ids):
             raise ValueError(
@@ -170,9 +162,7 @@ class Trajectory:
         """Same content, bit for bit; NaN equals NaN."""
         if not isinstance(other, Trajectory):
             return NotImplemented
-        return all(
-            _same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)
-        )
+        return all(map(_same, vars(self).values(), vars(other).values()))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -224,23 +214,18 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
 
 
 def _to_row(trajectory: Trajectory) -> dict[str, Any]:
-    row = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    row = dict(vars(trajectory))
     row["termination"] = str(trajectory.termination)
     row["tool_results"] = [dataclasses.asdict(r) for r in trajectory.tool_results]
-    for name in _JSON:
+    for name in (*_JSON, *_TEXT):
         try:
-            row[name] = json.dumps(row[name])
+            if name in _JSON:
+                row[name] = json.dumps(row[name])
+            (row[name] or "").encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"trajectory {trajectory.id!r}: {name} cannot be written as JSON ({error}); "
-                "keep to text, numbers, None, lists and dicts"
-            ) from error
-    for name in _TEXT:
-        try:
-            (row[name] or "").encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"trajectory {trajectory.id!r}: {name} is not valid Unicode ({error.reason})"
+                f"trajectory {trajectory.id!r}: {name} cannot be written ({error}); keep to valid "
+                "Unicode text, numbers, None, lists and dicts"
             ) from error
     routed = trajectory.routed_experts
     row["routed_shape"] = None if routed is None else list(routed.shape)
@@ -275,12 +260,11 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
 
 
 def _from_batch(batch: pa.RecordBatch) -> Iterable[Trajectory]:
-    plain = [n for n in batch.schema.names if not pa.types.is_list(batch.schema.field(n).type)]
-    rows = batch.select(plain).to_pylist()
-    lists = [name for name in batch.schema.names if name not in plain]
-    arrays = {name: _list_column(batch.column(name)) for name in lists}
-    for i, row in enumerate(rows):
-        row.update({name: column[i] for name, column in arrays.items()})
+    lists = [field.name for field in batch.schema if pa.types.is_list(field.type)]
+    for i, row in enumerate(batch.drop_columns(lists).to_pylist()):
+        for name in lists:
+            values = batch.column(name)[i].values
+            row[name] = None if values is None else values.to_numpy(zero_copy_only=False).copy()
         shape = row.pop("routed_shape")
         if shape is not None:
             row["routed_experts"] = row["routed_experts"].reshape(shape)
@@ -289,16 +273,6 @@ def _from_batch(batch: pa.RecordBatch) -> Iterable[Trajectory]:
         row["tool_results"] = [ToolResult(**result) for result in row["tool_results"]]
         row["termination"] = Termination(row["termination"])
         yield Trajectory(**row)
-
-
-def _list_column(column: pa.ListArray) -> list[np.ndarray | None]:
-    """One writable array a row, cut out of the column's flat values; None where null."""
-    values = column.values.to_numpy(zero_copy_only=False)
-    offsets, null = column.offsets.to_numpy(), column.is_null().to_numpy(zero_copy_only=False)
-    return [
-        None if null[i] else values[offsets[i] : offsets[i + 1]].copy()
-        for i in range(len(column))
-    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- batches

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, Qwen3MoeConfig
 
 from drlib.chat import (
     FORMAT_REASONS, TAGS, Answer, ChatIds, FormatError, ToolCall, load_tokenizer, parse,
-    parse_bytes, render_answer, render_call, segment_tokens, train_tokenizer,
+    render_answer, render_call, segment_tokens, train_tokenizer,
 )  # fmt: skip
 from drlib.trajectory import Segment
 
@@ -312,7 +312,7 @@ CALL = render_call("search", {"query": ["Gabon"]})
 ])  # fmt: skip
 def test_actions(text, action):
     assert parse(text) == action
-    assert parse_bytes(text.encode()) == action
+    assert parse(text.encode()) == action
 
 
 def call(body):
@@ -388,8 +388,8 @@ def test_the_parser_is_total(text):
 @given(st.binary(max_size=60) | st.lists(PIECES.map(lambda p: p.encode("utf-8", "surrogatepass")),
                                          max_size=10).map(b"".join))  # fmt: skip
 def test_the_parser_is_total_on_bytes(data):
-    check_total(parse_bytes(data))
-    assert parse_bytes(b"\xff" + data) == FormatError("text is not valid Unicode.")
+    check_total(parse(data))
+    assert parse(b"\xff" + data) == FormatError("text is not valid Unicode.")
 
 
 def check_total(action):

@@ -133,7 +133,7 @@ def test_segments_have_the_advantage_of_their_trajectory():
 @pytest.mark.parametrize(
     ("index", "message"),
     [([0, 3], "names trajectory 0 to 3, but there are 2"), ([-1], "names trajectory -1"),
-     ([[0]], r"shapes \[N\] and \[S\]"), ([0.0], "holds indices"), ([True], "holds indices")],
+     ([[0]], r"shapes \[N\] and \[S\]"), ([0.0], "holds integers"), ([True], "holds integers")],
 )  # fmt: skip
 def test_segments_of_no_trajectory_are_named(index, message):
     with pytest.raises(ValueError, match=message):

@@ -21,14 +21,8 @@ from drlib.rl.filtering import (
     hallucinated,
 )
 from drlib.rl.losses import policy_loss
-from drlib.rl.rewards import (
-    REWARDS,
-    answers_match,
-    exact_match,
-    make_reward,
-    normalise_answer,
-    random_reward,
-)
+from drlib.rl.rewards import REWARDS, exact_match, make_reward, random_reward
+from drlib.synthesis.answers import answers_match, normalise_answer
 from drlib.synthesis.questions import Task
 from drlib.trajectory import Segment, Termination
 

@@ -114,9 +114,10 @@ class _Rollout:
             self.termination = Termination.TURNS
             return None
         if isinstance(action, ToolCall):
-            call = self.agent.toolbox.submit(action.name, action.arguments, world=self.world)
-            return _then(call, self._observe)
-        return self._observe(_format_result(action.reason))
+            return self.agent.toolbox.submit(
+                action.name, action.arguments, world=self.world, then=self._observe
+            )
+        return self._observe(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
 
     def _observe(self, result: ToolResult) -> list[int] | None:
         self.results.append(result)
@@ -134,18 +135,13 @@ class _Rollout:
         while self.parts[-1][1] is None and len(self.parts) > 1:  # read, but never answered to
             self.parts.pop()
         ids = np.concatenate([np.asarray(p, np.int32) for p, _ in self.parts])
+        lengths = [len(part) for part, _ in self.parts]
+        sampled = np.array([done is not None for _, done in self.parts])
+        generated = np.repeat(sampled, lengths)
+        turns = np.repeat(np.cumsum(sampled) - sampled, lengths).astype(np.uint16)
         column = {name: np.zeros(len(ids), np.float32) for name in ("logprobs", "entropies")}
-        generated, turns = np.zeros(len(ids), bool), np.zeros(len(ids), np.uint16)
-        at, turn = 0, 0
-        for part, done in self.parts:
-            span = slice(at, at + len(part))
-            turns[span] = turn
-            if done is not None:
-                generated[span] = True
-                column["logprobs"][span] = done.logprobs
-                column["entropies"][span] = done.entropies
-                turn += 1
-            at += len(part)
+        for name, values in column.items():
+            values[generated] = [x for _, done in self.parts if done for x in getattr(done, name)]
         version = self.agent.engine.version
         return Trajectory(
             id=self.name, task_id=self.task.id, group_id=self.name.rsplit("-", 1)[0],
@@ -156,27 +152,6 @@ class _Rollout:
             answer=self.answer, reward=None, reward_parts={}, messages=self.messages,
             metadata={"question": self.task.question, "right_answer": self.task.answer}, **column,
         )  # fmt: skip
-
-
-def _format_result(reason: str) -> ToolResult:
-    return ToolResult(
-        tool="format", arguments={}, text=f"Error: {reason}", ok=False, error="format",
-        latency_s=0.0, attempts=1, source="", cache_hit=False, degraded=False, env_fault=False,
-    )  # fmt: skip
-
-
-def _then(call: Future, follow) -> Future:
-    """A future of `follow(result)`; it runs on the tool's thread, one call a rollout at a time."""
-    chained: Future = Future()
-
-    def done(finished: Future) -> None:
-        try:
-            chained.set_result(follow(finished.result()))
-        except BaseException as fault:  # noqa: B036 - handed on to whoever waits
-            chained.set_exception(fault)
-
-    call.add_done_callback(done)
-    return chained
 
 
 def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Trajectory:

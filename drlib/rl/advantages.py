@@ -107,14 +107,10 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     ValueError: shapes, indices that are no integers or name no trajectory.
     """
     advantages_N = torch.as_tensor(advantages_N)
-    index_S = torch.as_tensor(trajectory_of_segment_S, device=advantages_N.device)
-    if index_S.numel() == 0:
-        index_S = index_S.long()
+    index_S = _integers(trajectory_of_segment_S, "trajectory_of_segment_S", advantages_N.device)
     shapes = f"{tuple(advantages_N.shape)} and {tuple(index_S.shape)}"
     require(advantages_N.dim() == index_S.dim() == 1, f"advantages_N and trajectory_of_segment_S "
             f"need one entry each (shapes [N] and [S]); got {shapes}")  # fmt: skip
-    integers = not index_S.is_floating_point() and index_S.dtype != torch.bool
-    require(integers, f"trajectory_of_segment_S holds indices, got {index_S.dtype}")
     low, high = (int(bound) for bound in index_S.aminmax()) if len(index_S) else (0, -1)
     inside = 0 <= low and high < len(advantages_N)
     require(inside, f"trajectory_of_segment_S names trajectory {low} to {high}, but there are "
@@ -139,16 +135,12 @@ def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
     rewards_N = torch.as_tensor(rewards_N)
     if not rewards_N.is_floating_point():
         rewards_N = rewards_N.to(torch.get_default_dtype())
-    groups_N = torch.as_tensor(groups_N, device=rewards_N.device)
-    if groups_N.numel() == 0:
-        groups_N = groups_N.long()
+    groups_N = _integers(groups_N, "groups_N", rewards_N.device)
     if valid_N is None:
         valid_N = torch.ones_like(rewards_N, dtype=torch.bool)
     valid_N = torch.as_tensor(valid_N, device=rewards_N.device)
     if valid_N.numel() == 0:
         valid_N = valid_N.bool()
-    integers = not groups_N.is_floating_point() and groups_N.dtype != torch.bool
-    require(integers, f"groups_N holds group numbers (integers), got {groups_N.dtype}")
     boolean = valid_N.dtype == torch.bool
     require(boolean, f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
     shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
@@ -159,6 +151,15 @@ def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError(f"rewards_N[{i}] is {rewards_N[i].item()}; mark a rollout that could not "
                          "be judged as False in valid_N instead")  # fmt: skip
     return rewards_N, groups_N, valid_N
+
+
+def _integers(values, name: str, device) -> Tensor:
+    """`values` as a tensor of integers; an empty list, which torch takes for floats, is one too."""
+    numbers = torch.as_tensor(values, device=device)
+    numbers = numbers if numbers.numel() else numbers.long()
+    integers = not numbers.is_floating_point() and numbers.dtype != torch.bool
+    require(integers, f"{name} holds integers, got {numbers.dtype}")
+    return numbers
 
 
 def _group_sum(values_N: Tensor, index_N: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from drlib.rl.checks import require
+from drlib.rl.staleness import Machine
 
 FLOOR = 0.04
 START = 0.3  # assumed solve rate before anything was tried
@@ -192,19 +193,18 @@ class StagedStep(NamedTuple):
     reset: bool
 
 
-class StagedCurriculum:
+class StagedCurriculum(Machine):
     """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`."""
 
     def __init__(self, stages: Sequence[Stage] = RSTAR2_STAGES):
         usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
         require(usable, f"stages need at least 1 step, token and turn each, got {stages}")
         self.stages = tuple(stages)
-        self.step = 0
-        self.hard: dict[int, tuple[str, ...]] = {}
+        self.state = {"step": 0, "hard": {}}  # hard: index of the stage, as text -> questions
 
     def _place(self) -> tuple[int, int]:
         """(stage, step within it) of the next step; (len(stages), _) when all is done."""
-        inside = self.step
+        inside = self.state["step"]
         for at, stage in enumerate(self.stages):
             if inside < stage.steps:
                 return at, inside
@@ -215,7 +215,8 @@ class StagedCurriculum:
     def filter_due(self) -> bool:
         """Whether `keep_hard` must be called before the next step."""
         at, _ = self._place()
-        return at < len(self.stages) and self.stages[at].hard_only and at not in self.hard
+        hard_only = at < len(self.stages) and self.stages[at].hard_only
+        return hard_only and str(at) not in self.state["hard"]
 
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
@@ -224,7 +225,8 @@ class StagedCurriculum:
         require(tried, "a question was not tried; roll it out or leave it out")
         hard = tuple(sorted(q for q, solved in outcomes.items() if min(solved) < 1))
         require(bool(hard), "the policy solves every question every time; bring harder ones")
-        return self.hard.setdefault(self._place()[0], hard)
+        self.state["hard"][str(self._place()[0])] = list(hard)
+        return hard
 
     def begin_step(self) -> StagedStep | None:
         """What the next step is to do; None after the last one."""
@@ -233,19 +235,12 @@ class StagedCurriculum:
         at, inside = self._place()
         if at == len(self.stages):
             return None
-        self.step += 1
-        reset = self.stages[at].reset and inside == 0
-        return StagedStep(at, self.stages[at], self.hard.get(at), reset)
-
-    def state_dict(self) -> dict:
-        return {"step": self.step, "hard": {str(at): list(qs) for at, qs in self.hard.items()}}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.step = state["step"]
-        self.hard = {int(at): tuple(questions) for at, questions in state["hard"].items()}
+        self.state["step"] += 1
+        stage, hard = self.stages[at], self.state["hard"].get(str(at))
+        return StagedStep(at, stage, hard and tuple(hard), stage.reset and inside == 0)
 
 
-class TaskMixture:
+class TaskMixture(Machine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
 
     No kind runs ahead by a whole draw; whole-number weights are met exactly after each
@@ -256,21 +251,13 @@ class TaskMixture:
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
         require(weights and not bad, f"weights must be positive and finite, got {dict(weights)}")
         self.weights = dict(weights)
-        self.counts = dict.fromkeys(weights, 0)
+        self.state = dict.fromkeys(weights, 0)  # how often each was drawn
 
     def draw(self, n: int) -> list[str]:
         """The next `n` kinds; ties go to the kind named first."""
-        total, drawn = sum(self.weights.values()), []
-        for nth in range(sum(self.counts.values()) + 1, sum(self.counts.values()) + n + 1):
-            behind = {k: w * nth - self.counts[k] * total for k, w in self.weights.items()}
+        total, counts, drawn = sum(self.weights.values()), self.state, []
+        for nth in range(sum(counts.values()) + 1, sum(counts.values()) + n + 1):
+            behind = {k: w * nth - counts[k] * total for k, w in self.weights.items()}
             drawn.append(max(behind, key=behind.__getitem__))
-            self.counts[drawn[-1]] += 1
+            counts[drawn[-1]] += 1
         return drawn
-
-    def state_dict(self) -> dict[str, int]:
-        return dict(self.counts)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        same = set(state) == set(self.weights)
-        require(same, f"the state counts {sorted(state)}, not {sorted(self.weights)}")
-        self.counts = {kind: int(state[kind]) for kind in self.weights}

@@ -185,9 +185,8 @@ def apply_filter(
         (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members of
         the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
         `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
-        `reward_mean_in_loss` of those trained on (None where there are none). A pipeline adds
-        `pipeline`: `reasons_by_label`, `dropped_tokens` and `no_signal_groups` (whose judged
-        rewards are all equal). The order of the batch does not matter.
+        `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline
+        also `reasons_by_label`. The order of the batch does not matter.
 
     Raises:
         ValueError: as `classify`, or `evidence` has another length.
@@ -201,7 +200,7 @@ def apply_filter(
         verdicts = _compare_within_groups(trajectories, verdicts, config)
     tokens = [int(trajectory.generated.sum()) for trajectory in trajectories]
     lost = sum(n for n, verdict in zip(tokens, verdicts, strict=True) if not verdict.loss_weight)
-    judged = [t.reward for t in trajectories if _judged(t)]
+    judged = [t.reward for t in trajectories if t.reward is not None and not has_env_fault(t)]
     kept = [t.reward for t, v in zip(trajectories, verdicts, strict=True) if v.loss_weight]
     report = {
         "labels": dict(sorted(Counter(verdict.label for verdict in verdicts).items())),
@@ -211,7 +210,11 @@ def apply_filter(
         "reward_mean_in_loss": sum(kept) / len(kept) if kept else None,
     }
     if config.pipeline:
-        report["pipeline"] = _pipeline_report(trajectories, verdicts, lost)
+        by_label = defaultdict(Counter)
+        for verdict in verdicts:
+            by_label[verdict.label].update(verdict.reasons or ("clean",))
+        table = {label: dict(sorted(counts.items())) for label, counts in by_label.items()}
+        report["reasons_by_label"] = dict(sorted(table.items()))
     weights_N = torch.tensor([verdict.loss_weight for verdict in verdicts])
     in_baseline_N = torch.tensor([verdict.in_baseline for verdict in verdicts], dtype=torch.bool)
     return weights_N, in_baseline_N, report
@@ -287,10 +290,6 @@ def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str):
     return value
 
 
-def _judged(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None and not has_env_fault(trajectory)
-
-
 def _compare_within_groups(
     trajectories: Sequence[Trajectory], verdicts: list[Verdict], config: FilterConfig
 ) -> list[Verdict]:
@@ -322,16 +321,3 @@ def _actions(trajectory: Trajectory) -> frozenset:
         for result in trajectory.tool_results
     }
     return frozenset(calls | {("answer", trajectory.answer)})
-
-
-def _pipeline_report(trajectories, verdicts: list[Verdict], dropped_tokens: int) -> dict:
-    by_label: dict[str, Counter] = defaultdict(Counter)
-    rewards: dict[str, set[float]] = defaultdict(set)
-    for trajectory, verdict in zip(trajectories, verdicts, strict=True):
-        by_label[verdict.label].update(verdict.reasons or ("clean",))
-        rewards[trajectory.group_id] |= {trajectory.reward} if _judged(trajectory) else set()
-    return {
-        "reasons_by_label": {k: dict(sorted(v.items())) for k, v in sorted(by_label.items())},
-        "dropped_tokens": dropped_tokens,
-        "no_signal_groups": sum(len(values) < 2 for values in rewards.values()),
-    }

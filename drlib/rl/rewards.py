@@ -16,19 +16,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from drlib.synthesis.answers import answers_match, normalise_answer
-from drlib.synthesis.questions import Task
+from drlib.rl.checks import require
+from drlib.synthesis.answers import normalise_answer
+from drlib.synthesis.questions import Task, is_correct
 from drlib.trajectory import Termination, Trajectory
-
-__all__ = [
-    "REWARDS",
-    "Reward",
-    "RewardResult",
-    "exact_match",
-    "has_env_fault",
-    "make_reward",
-    "random_reward",
-]
 
 
 @dataclass(frozen=True)
@@ -51,12 +42,9 @@ def exact_match() -> Reward:
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
-        accepted = (task.answer, *task.aliases)
-        if not all(normalise_answer(text) for text in accepted):
-            raise ValueError(f"task {task.id} accepts an empty answer; give it a real one")
-        right = trajectory.answer is not None and any(
-            answers_match(trajectory.answer, text) for text in accepted
-        )
+        accepted = all(normalise_answer(text) for text in (task.answer, *task.aliases))
+        require(accepted, f"task {task.id} accepts an empty answer; give it a real one")
+        right = trajectory.answer is not None and is_correct(trajectory.answer, task)
         return RewardResult(float(right), {"exact_match": float(right)})
 
     return reward
@@ -84,8 +72,8 @@ REWARDS: dict[str, Callable[..., Reward]] = {"exact_match": exact_match, "random
 
 def make_reward(name: str, **settings) -> Reward:
     """The reward called `name` in REWARDS; ValueError listing the names when there is none."""
-    if name not in REWARDS:
-        raise ValueError(f"no reward is called {name!r}; there are {', '.join(sorted(REWARDS))}")
+    known = ", ".join(sorted(REWARDS))
+    require(name in REWARDS, f"no reward is called {name!r}; there are {known}")
     return REWARDS[name](**settings)
 
 

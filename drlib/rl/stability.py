@@ -10,8 +10,6 @@ each one is off: a constant, or never an alarm. Left out: acting on a decision (
 work), learned change-point models, entropy control.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics
@@ -24,7 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import finite, require
+from drlib.rl.checks import finite, require, require_choices
 from drlib.rl.rewards import has_env_fault
 from drlib.rl.staleness import Machine, StalenessFilter, fresh
 from drlib.trajectory import Termination, Trajectory
@@ -51,8 +49,8 @@ class KLController(Machine):
     state: dict = fresh(coef=0.0)
 
     def __post_init__(self):
-        rules, (low, high) = ("threshold", "proportional"), COEF_RANGE
-        require(self.rule in rules, f"rule must be one of {rules}, got {self.rule!r}")
+        require_choices(self)
+        low, high = COEF_RANGE
         if self.target is not None:
             require(0 < self.target < math.inf, f"target must be positive, got {self.target}")
             require(low <= self.coef <= high, f"coef must lie in {COEF_RANGE}, got {self.coef}: "

@@ -78,6 +78,7 @@ class ActionData:
 
     def __init__(self, names: Names, chat: ChatIds, results: int = 2):
         self.names, self.chat, self.results = names, chat, results
+        self._text = chat.encode
         self._make: dict[str, Callable[[random.Random], Sample]] = {
             "copy": self._copy, "read": self._read, "search": self._search, "python": self._python,
         }  # fmt: skip
@@ -90,16 +91,10 @@ class ActionData:
         """
         rng = random.Random(f"cpt-{seed}")
         while True:
-            self._renew(rng)
+            world = fictional_world(rng.getrandbits(60), self.names)
+            self._world = world, SearchQuestions(world, None, CPT_MAX_HOPS)
             for _ in range(DOCUMENTS_PER_WORLD):
                 yield self._make[rng.choices(list(shares), list(shares.values()))[0]](rng)
-
-    def _renew(self, rng: random.Random) -> None:
-        world = fictional_world(rng.getrandbits(60), self.names)
-        self._world = world, SearchQuestions(world, None, CPT_MAX_HOPS)
-
-    def _text(self, text: str) -> list[int]:
-        return self.chat.encode(text)
 
     def _copy(self, rng: random.Random) -> Sample:
         taken: set[str] = set()

@@ -63,10 +63,6 @@ class Hand:
         self.episode = Episode(task, [{"role": "user", "content": task.question}])
         self._toolbox, self._world = toolbox, world
 
-    @property
-    def calls(self) -> int:
-        return len(self.episode.tool_results)
-
     def call(self, thought: str, name: str, arguments: dict) -> str:
         """One tool turn; returns the observation's text."""
         result = self._toolbox.call(name, arguments, world=self._world)
@@ -83,31 +79,6 @@ class Hand:
         self.episode.messages.append({"role": "assistant", "content": content})
         self.episode.answer = text
         return self.episode
-
-
-class Oracle:
-    """Solves every task by the shortest honest path."""
-
-    def play(
-        self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
-    ) -> Episode:
-        hand = Hand(task, toolbox, world)
-        if task.kind == "python":
-            output = hand.call(rng.choice(COMPUTE), "python", {"code": task.code})
-            return hand.answer(rng.choice(COMPUTED), output)
-        here = task.start
-        for hop, relation in enumerate(task.relations):
-            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
-            here = look_up(hand, thought, here, relation)
-        return hand.answer(rng.choice(LAST).format(r=task.relations[-1], v=here), here)
-
-
-def look_up(hand: Hand, thought: str, title: str, relation: str) -> str:
-    """Search `title` and read `relation`; LookupError when the tools do not show it."""
-    value = read_fact(hand.call(thought, "search", {"query": [title]}), title, relation)
-    if value is None:
-        raise LookupError(f"search for {title!r} shows no {relation!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -131,49 +102,63 @@ class Demonstrator:
         self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
     ) -> Episode:
         hand = Hand(task, toolbox, world)
-        if rng.random() < self.faults.guess:
+        if _happens(self.faults.guess, rng):
             guess = str(rng.randint(10, 9999)) if task.kind == "python" else rng.choice(self._names)
             return hand.answer("I know this.", guess)
-        if rng.random() < self.faults.loop:
+        if _happens(self.faults.loop, rng):
             return self._loop(hand, task, rng)
         if task.kind == "python":
             return self._compute(hand, task, rng)
         return self._search(hand, task, rng)
 
     def _loop(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
-        thought = rng.choice(COMPUTE) if task.kind == "python" else "Look again."
-        name = "python" if task.kind == "python" else "search"
-        arguments = {"code": task.code} if name == "python" else {"query": [task.start]}
-        while hand.calls < MAX_CALLS:
-            hand.call(thought, name, arguments)
+        if task.kind == "python":
+            thought, arguments = rng.choice(COMPUTE), {"code": task.code}
+        else:
+            thought, arguments = "Look again.", {"query": [task.start]}
+        for _ in range(MAX_CALLS):
+            hand.call(thought, task.kind, arguments)
         return hand.episode
 
     def _compute(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
-        code = task.code
-        if rng.random() < self.faults.bad_code:
+        thoughts = COMPUTE
+        if _happens(self.faults.bad_code, rng):
             crash = rng.random() < 0.5
-            code = _crash(code, rng) if crash else _distort(code, rng)
+            code = _crash(task.code, rng) if crash else _distort(task.code, rng)
             output = hand.call(rng.choice(COMPUTE), "python", {"code": code})
             if not crash:
                 return hand.answer(rng.choice(COMPUTED), output)
-            thought = rng.choice(AGAIN)
-        else:
-            thought = rng.choice(COMPUTE)
-        output = hand.call(thought, "python", {"code": task.code})
+            thoughts = AGAIN
+        output = hand.call(rng.choice(thoughts), "python", {"code": task.code})
         return hand.answer(rng.choice(COMPUTED), output)
 
     def _search(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
         here = task.start
         for hop, relation in enumerate(task.relations):
             thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
-            if rng.random() < self.faults.bad_query:
+            if _happens(self.faults.bad_query, rng):
                 bad = rng.choice(({"query": here}, {"query": [""]}))
                 hand.call(thought, "search", bad)
                 thought = rng.choice(AGAIN)
-            here = look_up(hand, thought, here, relation)
-            if hop + 1 < task.hops and rng.random() < self.faults.stop_early:
+            value = read_fact(hand.call(thought, "search", {"query": [here]}), here, relation)
+            if value is None:
+                raise LookupError(f"search for {here!r} shows no {relation!r}")
+            here = value
+            if hop + 1 < task.hops and _happens(self.faults.stop_early, rng):
                 return hand.answer(rng.choice(LAST).format(r=relation, v=here), here)
         return hand.answer(rng.choice(LAST).format(r=task.relations[-1], v=here), here)
+
+
+class Oracle(Demonstrator):
+    """The teacher without a fault: solves every task by the shortest honest path."""
+
+    def __init__(self):
+        super().__init__(Faults(0, 0, 0, 0, 0), ())
+
+
+def _happens(rate: float, rng: random.Random) -> bool:
+    """A draw; at rate 0 none is made, so that the oracle's draws are its wordings alone."""
+    return rate > 0 and rng.random() < rate
 
 
 def _crash(code: str, rng: random.Random) -> str:
@@ -183,7 +168,6 @@ def _crash(code: str, rng: random.Random) -> str:
 
 def _distort(code: str, rng: random.Random) -> str:
     """A program that runs and computes something else: one digit is changed."""
-    spots = [i for i, c in enumerate(code) if c.isdigit()]
-    spot = rng.choice(spots)
+    spot = rng.choice([i for i, c in enumerate(code) if c.isdigit()])
     digit = rng.choice([d for d in "123456789" if d != code[spot]])
     return code[:spot] + digit + code[spot + 1 :]

@@ -15,6 +15,7 @@ import hashlib
 import math
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -145,56 +146,27 @@ class SearchQuestions:
         return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
-# --- python questions: kind -> (question, program, answer) -----------------------------------
-
-
-def _product(r: random.Random):
-    a, b = r.randint(12, 99), r.randint(12, 99)
-    return f"What is {a} times {b}?", f"print({a}*{b})", a * b
-
-
-def _expression(r: random.Random):
-    a, b, c = r.randint(12, 99), r.randint(12, 99), r.randint(100, 999)
-    return f"What is {a} times {b} plus {c}?", f"print({a}*{b}+{c})", a * b + c
-
-
-def _remainder(r: random.Random):
-    a, b = r.randint(1000, 9999), r.randint(11, 97)
-    question = f"What is the remainder of {a} divided by {b}?"
-    return question, f"print({a}%{b})", a % b
-
-
-def _power(r: random.Random):
-    a, b = r.randint(3, 12), r.randint(3, 5)
-    return f"What is {a} to the power {b}?", f"print({a}**{b})", a**b
-
-
-def _gcd(r: random.Random):
-    g, a, b = r.randint(2, 30), r.randint(2, 30), r.randint(2, 30)
-    question = f"What is the greatest common divisor of {g * a} and {g * b}?"
-    return question, f"import math; print(math.gcd({g * a},{g * b}))", math.gcd(g * a, g * b)
-
-
-def _prime(r: random.Random):
-    n = r.randint(10, 300)
-    return f"What is prime number {n}?", f"import sympy; print(sympy.prime({n}))", sympy.prime(n)
-
-
-def _factor(r: random.Random):
-    n = r.randint(200, 9999)
-    code = f"import sympy; print(max(sympy.primefactors({n})))"
-    return f"What is the largest prime factor of {n}?", code, max(sympy.primefactors(n))
-
-
-def _equation(r: random.Random):
-    a, x, b = r.randint(2, 9), r.randint(11, 99), r.randint(10, 99)
-    code = f"import sympy; x=sympy.Symbol('x'); print(sympy.solve({a}*x+{b}-{a * x + b})[0])"
-    return f"Solve {a}x plus {b} equals {a * x + b}.", code, x
-
-
-PYTHON_KINDS = {
-    "product": _product, "expression": _expression, "remainder": _remainder, "power": _power,
-    "gcd": _gcd, "prime": _prime, "factor": _factor, "equation": _equation,
+# kind of sum -> (ranges its numbers are drawn from, numbers -> (question, program, answer))
+PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
+    "product": ([(12, 99), (12, 99)], lambda a, b: (
+        f"What is {a} times {b}?", f"print({a}*{b})", a * b)),
+    "expression": ([(12, 99), (12, 99), (100, 999)], lambda a, b, c: (
+        f"What is {a} times {b} plus {c}?", f"print({a}*{b}+{c})", a * b + c)),
+    "remainder": ([(1000, 9999), (11, 97)], lambda a, b: (
+        f"What is the remainder of {a} divided by {b}?", f"print({a}%{b})", a % b)),
+    "power": ([(3, 12), (3, 5)], lambda a, b: (
+        f"What is {a} to the power {b}?", f"print({a}**{b})", a**b)),
+    "gcd": ([(2, 30), (2, 30), (2, 30)], lambda g, a, b: (
+        f"What is the greatest common divisor of {g * a} and {g * b}?",
+        f"import math; print(math.gcd({g * a},{g * b}))", math.gcd(g * a, g * b))),
+    "prime": ([(10, 300)], lambda n: (
+        f"What is prime number {n}?", f"import sympy; print(sympy.prime({n}))", sympy.prime(n))),
+    "factor": ([(200, 9999)], lambda n: (
+        f"What is the largest prime factor of {n}?",
+        f"import sympy; print(max(sympy.primefactors({n})))", max(sympy.primefactors(n)))),
+    "equation": ([(2, 9), (11, 99), (10, 99)], lambda a, x, b: (
+        f"Solve {a}x plus {b} equals {a * x + b}.",
+        f"import sympy; x=sympy.Symbol('x'); print(sympy.solve({a}*x+{b}-{a * x + b})[0])", x)),
 }  # fmt: skip
 
 
@@ -203,7 +175,8 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
     kind = kind or rng.choice(sorted(PYTHON_KINDS))
     if kind not in PYTHON_KINDS:
         raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
-    question, code, answer = PYTHON_KINDS[kind](rng)
+    ranges, make = PYTHON_KINDS[kind]
+    question, code, answer = make(*(rng.randint(*bounds) for bounds in ranges))
     digest = hashlib.sha256(question.encode()).hexdigest()[:10]
     return Task(f"python-{kind}-{digest}", question, str(answer), "python", "python", code=code)
 

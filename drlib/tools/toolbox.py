@@ -20,55 +20,40 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from drlib.sandbox import Sandbox
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
+
+
+def _schema(name: str, description: str, **properties: dict) -> dict:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"name": name, "description": description, "parameters": parameters}
+
+
 SCHEMAS = (
-    {
-        "name": "search",
-        "description": "Search the world's pages. Give one or more queries.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
-            "required": ["query"],
-        },
-    },
-    {
-        "name": "visit",
-        "description": "Read one or more pages found by search.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "url": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                "goal": {"type": "string"},
-            },
-            "required": ["url", "goal"],
-        },
-    },
-    {
-        "name": "python",
-        "description": "Run a Python program; only what it prints is seen.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string"}},
-            "required": ["code"],
-        },
-    },
+    _schema("search", "Search the world's pages. Give one or more queries.", query=_TEXTS),
+    _schema("visit", "Read one or more pages found by search.", url=_TEXTS, goal=_TEXT),
+    _schema("python", "Run a Python program; only what it prints is seen.", code=_TEXT),
 )
 NO_RESULTS = "No results."
 SEPARATOR = "\n=======\n"
 USEFUL = "The useful information in {url} for user goal {goal} as follows:\n"
 CACHE_ENTRIES = 20_000
+THREADS = 8  # calls that run at the same time
 
 
 class BadArguments(ValueError):
     """The policy's arguments do not fit the schema; the text is the observation."""
 
 
-class Toolbox:
+class Toolbox(AbstractContextManager):
     """The tools of one world, shared by all rollouts; safe from many threads.
 
     Args:
@@ -76,23 +61,22 @@ class Toolbox:
         sandbox: where `python` runs; None leaves the tool out.
         results: how many hits a query returns (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
-        threads: how many calls run at the same time.
     """
 
     def __init__(
         self, world: World | None, sandbox: Sandbox | None = None, *, results: int = 10,
-        closed_book: bool = False, threads: int = 8,
+        closed_book: bool = False,
     ):  # fmt: skip
         self.world, self.sandbox, self.results = world, sandbox, results
         self.closed_book = closed_book
-        self._tools: dict[str, Callable[[Mapping], ToolResult]] = {}
+        self._tools: dict[str, Callable[[Mapping, World | None], ToolResult]] = {}
         if world is not None:
             self._tools |= {"search": self._search, "visit": self._visit}
         if sandbox is not None:
             self._tools["python"] = self._python
         self._cache: OrderedDict[str, ToolResult] = OrderedDict()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
 
     @property
     def schemas(self) -> list[dict]:
@@ -102,15 +86,15 @@ class Toolbox:
     def call(self, name: str, arguments: Mapping, *, world: World | None = None) -> ToolResult:
         """Run one tool to its observation. `world` replaces this toolbox's world for the call."""
         started = time.perf_counter()
-        version = (world or self.world).version if (world or self.world) else ""
+        world = world or self.world
+        version = world.version if world else ""
         key = json.dumps([name, arguments, version], sort_keys=True, ensure_ascii=False)
         with self._lock:
             found = self._cache.get(key)
         if found is not None:
             return replace(found, cache_hit=True, latency_s=time.perf_counter() - started)
-        result = replace(
-            self._run(name, arguments, world), latency_s=time.perf_counter() - started
-        )
+        result = self._run(name, arguments, world)
+        result.latency_s = time.perf_counter() - started
         if not result.env_fault:
             with self._lock:
                 self._cache[key] = result
@@ -119,16 +103,14 @@ class Toolbox:
         return result
 
     def submit(
-        self, name: str, arguments: Mapping, *, world: World | None = None
-    ) -> Future[ToolResult]:
-        """`call` on the thread pool."""
-        return self._pool.submit(self.call, name, arguments, world=world)
+        self, name: str, arguments: Mapping, *, world: World | None = None,
+        then: Callable[[ToolResult], Any] = lambda result: result,
+    ) -> Future:  # fmt: skip
+        """`then(call(...))` on the thread pool; by default the result as it is."""
+        return self._pool.submit(lambda: then(self.call(name, arguments, world=world)))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> Toolbox:
-        return self
 
     def __exit__(self, *_exc) -> None:
         self.close()
@@ -139,9 +121,7 @@ class Toolbox:
             known = ", ".join(self._tools)
             return _result(name, arguments, f"Error: no tool {name!r}; tools: {known}.", "unknown")
         try:
-            if name == "python":
-                return tool(arguments)
-            return tool(arguments, world or self.world)
+            return tool(arguments, world)
         except BadArguments as wrong:
             return _result(name, arguments, f"Error: {wrong}", "arguments")
 
@@ -164,15 +144,14 @@ class Toolbox:
             try:
                 if self.closed_book:
                     raise KeyError(url)
-                text = world.page(url).text
-                parts.append(USEFUL.format(url=url, goal=goal) + text)
+                parts.append(USEFUL.format(url=url, goal=goal) + world.page(url).text)
             except KeyError:
                 missing += 1
                 parts.append(f"Error: {url} could not be accessed.")
         error = "empty" if missing == len(parts) else ""
         return _result("visit", arguments, SEPARATOR.join(parts), error, world.name)
 
-    def _python(self, arguments: Mapping) -> ToolResult:
+    def _python(self, arguments: Mapping, _world: World | None) -> ToolResult:
         code = arguments.get("code")
         if not isinstance(code, str):
             raise BadArguments("python needs code, a string.")
@@ -180,8 +159,7 @@ class Toolbox:
             return _result("python", arguments, NO_RESULTS, "empty")
         run = self.sandbox.run(code)
         error = "" if run.ok else run.status
-        fault = run.env_fault
-        return _result("python", arguments, run.text, error, run.isolation, env_fault=fault)
+        return _result("python", arguments, run.text, error, run.isolation, run.env_fault)
 
 
 def _strings(arguments: Mapping, key: str) -> list[str]:
@@ -196,7 +174,5 @@ def _result(
     env_fault: bool = False,
 ) -> ToolResult:  # fmt: skip
     return ToolResult(
-        tool=tool, arguments=dict(arguments), text=text, ok=not error, error=error,
-        latency_s=0.0, attempts=1, source=source, cache_hit=False, degraded=False,
-        env_fault=env_fault,
-    )  # fmt: skip
+        tool, dict(arguments), text, not error, error, source=source, env_fault=env_fault
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drlib.worlds.cldr import load_cldr
+from drlib.worlds import cldr
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.world import Entity, Hit, Page, World
 
@@ -14,9 +14,11 @@ __all__ = ["Entity", "Hit", "Names", "Page", "World", "fictional_world", "load_w
 def load_world(name: str, index_path: Path | None = None) -> World:
     """A world by name. `"cldr"`: the facts of Unicode CLDR, offline.
 
+    index_path keeps its full-text index on disk.
+
     Raises:
         ValueError: the name is not known; the message lists what is.
     """
     if name == "cldr":
-        return load_cldr(index_path)
+        return World(cldr.entities(), "cldr", index_path)
     raise ValueError(f"unknown world {name!r}: known worlds are 'cldr'")

@@ -12,31 +12,25 @@ more than six time zones, which would make "United States" a good guess for any 
 from __future__ import annotations
 
 import datetime
-from collections import Counter, defaultdict
 from functools import lru_cache
-from pathlib import Path
 
-from babel import Locale, __version__ as babel_version
+from babel import Locale
 from babel.core import get_global
 
-from drlib.worlds.world import Entity, World
+from drlib.worlds.world import Entity, only
 
 TODAY = datetime.date(2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
 NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
 
 
-def load_cldr(index_path: Path | None = None) -> World:
-    """The CLDR world; `index_path` keeps its full-text index on disk."""
-    return World(_entities(), "cldr", index_path)
-
-
 @lru_cache(maxsize=1)
-def _entities() -> tuple[Entity, ...]:
+def entities() -> tuple[Entity, ...]:
+    """The territories, languages, scripts, currencies and cities, with their facts."""
     locale = Locale("en")
     names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
     tender, former, since = _currencies(locale, names)
-    language, language_home = _languages(locale, names)
+    language = _languages(locale, names)
     script = _scripts(locale, set(language.values()))
     pages: dict[str, Entity] = {}
 
@@ -49,14 +43,15 @@ def _entities() -> tuple[Entity, ...]:
         notes = (f"Its currency dates from {since[code]}.",) if code in since else ()
         facts = {"currency": tender.get(code), "former currency": former.get(code)}
         add(name, "territory", facts | {"language": language.get(code)}, notes)
-    _add_currencies(add, locale, names, tender, former)
+    iso = {name: code for code, name in locale.currencies.items()}
+    for name in sorted({*tender.values(), *former.values()}):
+        home = only(tender if name in tender.values() else former, name)
+        add(name, "currency", {"code": iso[name], "territory": names.get(home)})
     for name in sorted(set(language.values())):
-        add(name, "language", {"script": script.get(name), "territory": language_home.get(name)})
-    users = defaultdict(set)
-    for name, written in script.items():
-        users[written].add(name)
-    for written, who in sorted(users.items()):
-        add(written, "script", {"language": next(iter(who)) if len(who) == 1 else None})
+        home = only(language, name)
+        add(name, "language", {"script": script.get(name), "territory": names.get(home)})
+    for written in sorted(set(script.values())):
+        add(written, "script", {"language": only(script, written)})
     for city, territory, zone in _cities(locale, names):
         add(city, "city", {"territory": territory}, (f"Its clocks follow {zone}.",) if zone else ())
     return tuple(pages.values())
@@ -76,27 +71,15 @@ def _currencies(locale: Locale, names: dict[str, str]):
             tender[code] = locale.currencies[now[0][0]]
             since[code] = now[0][1][0]
         past = [r for r in past if locale.currencies[r[0]] != tender.get(code)]
-        if past:
-            last = max(r[2] for r in past)
-            latest = {locale.currencies[r[0]] for r in past if r[2] == last}
-            former[code] = latest.pop() if len(latest) == 1 else None
-    return tender, {c: n for c, n in former.items() if n}, since
+        last = max((r[2] for r in past), default=None)
+        latest = {locale.currencies[r[0]] for r in past if r[2] == last}
+        if len(latest) == 1:
+            former[code] = latest.pop()
+    return tender, former, since
 
 
-def _add_currencies(add, locale: Locale, names, tender, former) -> None:
-    iso = {name: code for code, name in locale.currencies.items()}
-    now, past = Counter(tender.values()), Counter(former.values())
-    home = {name: names[code] for code, name in tender.items() if now[name] == 1}
-    old_home = {
-        name: names[code] for code, name in former.items() if past[name] == 1 and name not in now
-    }
-    for name in sorted(set(now) | set(past)):
-        where = home.get(name) or old_home.get(name)
-        add(name, "currency", {"code": iso[name], "territory": where})
-
-
-def _languages(locale: Locale, names: dict[str, str]):
-    """Most spoken official language by territory code, and the home of a language that has one."""
+def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
+    """Most spoken official language by territory code."""
     language = {}
     for code, spoken in get_global("territory_languages").items():
         official = {
@@ -107,8 +90,7 @@ def _languages(locale: Locale, names: dict[str, str]):
         }
         if code in names and official:
             language[code] = locale.languages[max(sorted(official), key=official.get)]
-    count = Counter(language.values())
-    return language, {n: names[c] for c, n in language.items() if count[n] == 1}
+    return language
 
 
 def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
@@ -134,8 +116,3 @@ def _cities(locale: Locale, names: dict[str, str]):
             long = locale.meta_zones.get(meta.get(zone), {}).get("long", {})
             title = str(city).replace("_", " ")
             yield title, names[code], long.get("generic") or long.get("standard")
-
-
-def source() -> str:
-    """What the facts were read from, for manifests."""
-    return f"Unicode CLDR through babel {babel_version}"

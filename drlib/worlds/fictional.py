@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drlib.worlds.world import Entity, World
+from drlib.worlds.world import Entity, World, only
 
 SYLLABLES = (
     "ba ka la ma na ra ta va do go lo mo no ro so to ve ne re le se te ki li mi ni ri si ti zu"
@@ -34,24 +33,16 @@ class Names:
         """Words, codes and title lengths of `world`; its facts are not kept."""
         titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
         codes = tuple(t for t in titles if re.fullmatch(r"[A-Z]{3}", t))
-        split = [_words(t) for t in titles if t not in set(codes)]
+        split = [re.findall(r"\w+", t) for t in titles if t not in set(codes)]
         words = sorted({w for ws in split for w in ws} - {"script"})
         return Names(tuple(words), codes, tuple(min(len(ws), MAX_WORDS) for ws in split))
-
-
-def _words(title: str) -> list[str]:
-    return re.findall(r"\w+", title)
-
-
-def _syllable_name(rng: random.Random) -> str:
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))).capitalize()
 
 
 def invent_name(rng: random.Random, names: Names, taken: set[str]) -> str:
     """A title that is not in `taken` (and is added to it)."""
     while True:
         if rng.random() < 0.2:
-            title = _syllable_name(rng)
+            title = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))).capitalize()
         else:
             words = [rng.choice(names.words) for _ in range(rng.choice(names.lengths))]
             title = words[0]
@@ -79,30 +70,23 @@ def fictional_world(seed: int | str, names: Names, territories: int = 8) -> Worl
     for t in rng.sample(land, territories // 4):  # some currencies are shared, as in the real world
         pays[t] = rng.choice(tender)
     writes = {name: rng.choice(written) for name in language}
-    entities = [
-        _entity(t, "territory", ("currency", "former currency", "language"),
-                (pays[t], paid.get(t), speaks[t])) for t in land
-    ]
+    entities: list[Entity] = []
+
+    def add(title: str, kind: str, facts: dict[str, str | None]) -> None:
+        known = {relation: value for relation, value in facts.items() if value}
+        entities.extend([Entity(title, kind, known)] if known else [])
+
+    for t in land:
+        facts = {"currency": pays[t], "former currency": paid.get(t), "language": speaks[t]}
+        add(t, "territory", facts)
     for name, code in zip(tender + former, codes):
-        home = _only(pays, name) or _only(paid, name)
-        entities.append(_entity(name, "currency", ("code", "territory"), (code, home)))
+        home = only(pays, name) or only(paid, name)
+        add(name, "currency", {"code": code, "territory": home})
     for name in language:
-        facts = (writes[name], _only(speaks, name))
-        entities.append(_entity(name, "language", ("script", "territory"), facts))
+        add(name, "language", {"script": writes[name], "territory": only(speaks, name)})
     for name in written:
-        user = _only(writes, name)
-        if user:
-            entities.append(_entity(name, "script", ("language",), (user,)))
+        add(name, "script", {"language": only(writes, name)})
     for city in some(territories):
-        entities.append(_entity(city, "city", ("territory",), (rng.choice(land),)))
+        add(city, "city", {"territory": rng.choice(land)})
     rng.shuffle(entities)
     return World(entities, f"fictional-{seed}")
-
-
-def _only(mapping: dict[str, str], value: str) -> str | None:
-    keys = [key for key, v in mapping.items() if v == value]
-    return keys[0] if len(keys) == 1 else None
-
-
-def _entity(title: str, kind: str, relations: Iterable[str], values) -> Entity:
-    return Entity(title, kind, {r: v for r, v in zip(relations, values) if v})

@@ -13,6 +13,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 TITLE_WEIGHT = 4.0
@@ -45,9 +46,6 @@ class Index:
         with self._lock:
             return [row[0] for row in self._db.execute(sql, (match, TITLE_WEIGHT, k))]
 
-    def close(self) -> None:
-        self._db.close()
-
 
 def _fill(db: sqlite3.Connection, rows: Iterable[tuple[str, str]], version: str) -> None:
     db.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text, tokenize='unicode61')")
@@ -60,24 +58,19 @@ def _fill(db: sqlite3.Connection, rows: Iterable[tuple[str, str]], version: str)
 def _is_current(path: Path, version: str) -> bool:
     if not path.exists():
         return False
-    db = sqlite3.connect(path)
-    try:
-        return db.execute("SELECT version FROM meta").fetchone() == (version,)
-    except sqlite3.DatabaseError:  # a truncated or foreign file: rebuild it
-        return False
-    finally:
-        db.close()
+    with closing(sqlite3.connect(path)) as db:
+        try:
+            return db.execute("SELECT version FROM meta").fetchone() == (version,)
+        except sqlite3.DatabaseError:  # a truncated or foreign file: rebuild it
+            return False
 
 
 def _build_file(path: Path, rows: Iterable[tuple[str, str]], version: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        db = sqlite3.connect(partial)
-        try:
+        with closing(sqlite3.connect(partial)) as db:
             _fill(db, rows, version)
-        finally:
-            db.close()
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -87,10 +87,7 @@ class World:
 
     def find(self, text: str) -> str | None:
         """The title or URL `text` as a known title, or None."""
-        text = text.strip()
-        if text.startswith(URL_SCHEME):
-            text = text[len(URL_SCHEME) :]
-        return self._folded.get(text.strip().casefold())
+        return self._folded.get(text.strip().removeprefix(URL_SCHEME).strip().casefold())
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         """The `k` best pages: an exact title first, then BM25 with titles weighted four times."""
@@ -100,10 +97,7 @@ class World:
         titles = [exact] if exact else []
         if len(titles) < k:
             titles += [t for t in self.index.search(query, k + 1) if t != exact]
-        return [self._hit(title) for title in titles[:k]]
-
-    def _hit(self, title: str) -> Hit:
-        return Hit(title, URL_SCHEME + title, snippet(self.graph[title]))
+        return [Hit(t, URL_SCHEME + t, snippet(self.graph[t])) for t in titles[:k]]
 
     def page(self, title_or_url: str) -> Page:
         """The page of a title or URL; KeyError names it when there is none."""
@@ -139,6 +133,12 @@ class World:
 def snippet(entity: Entity) -> str:
     """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
     return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
+
+
+def only(mapping: Mapping[str, str], value: str) -> str | None:
+    """The one key that has `value`, or None: whether a relation can be read backwards."""
+    keys = [key for key, v in mapping.items() if v == value]
+    return keys[0] if len(keys) == 1 else None
 
 
 def _version(entities: Iterable[Entity]) -> str:
