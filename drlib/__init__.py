@@ -22,8 +22,8 @@ synthesis
     Questions whose answers the graph proves, pre-training text, and demonstrations by a scripted
     oracle that works through the tools alone.
 policy
-    The Mixture-of-Experts policy, and the engine that samples from it: slots, KV cache, exact
-    log-probabilities.
+    The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
+    log-probabilities), routing replay, and log-probabilities for large vocabularies.
 agents
     How a policy is driven through think, call, response, answer.
 rl

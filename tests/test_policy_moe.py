@@ -31,7 +31,7 @@ def make_tokenizer():
 
 
 def test_the_default_shape_is_the_measured_one():
-    model = build_policy(PolicyShape(), seed=0, bos_id=1, eos_id=2, pad_id=3)
+    model = build_policy(PolicyShape(), seed=0, eos_id=2, pad_id=3)
     total = sum(p.numel() for p in model.parameters())
     per_expert = 3 * 128 * 64
     assert total == 1_217_792
@@ -41,7 +41,7 @@ def test_the_default_shape_is_the_measured_one():
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert all(type(layer.mlp).__name__ == "Qwen3MoeSparseMoeBlock" for layer in model.model.layers)
     assert config._experts_implementation == "grouped_mm"
-    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 3)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, 2, 3)
     assert model.dtype == torch.float32
 
 
@@ -59,7 +59,7 @@ def test_the_seed_alone_decides_the_weights(init):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"heads": 6, "kv_heads": 4}, "heads .6. must be a multiple of kv_heads"),
+        ({"heads": 6, "kv_heads": 4}, "heads must be a multiple of kv_heads.*heads=6, kv_heads=4"),
         ({"experts": 2, "experts_per_token": 3}, "experts_per_token"),
         ({"layers": 0}, "layers must be positive"),
         ({"head_dim": 7}, "head_dim must be even"),

@@ -2,4 +2,6 @@
 
 `moe` builds, initialises, saves and loads the model; `decoder` is its forward pass over a
 key-value cache; `sampling` draws a token; `engine` schedules many requests over that cache.
+`replay` records which experts each token went to and makes another engine follow; `kernels`
+computes log-probabilities over a large vocabulary without ever holding all the logits.
 """

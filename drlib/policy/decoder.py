@@ -30,10 +30,9 @@ class Decoder:
                 f"max_context={max_context} exceeds the model's max_position_embeddings="
                 f"{config.max_position_embeddings}: lower it or build a longer model"
             )
-        if config.mlp_only_layers or config.decoder_sparse_step != 1:
-            raise ValueError("the local engine needs every layer sparse (see policy.moe)")
-        if not config.norm_topk_prob:
-            raise ValueError("the local engine needs norm_topk_prob=True (see policy.moe)")
+        dense = config.mlp_only_layers or config.decoder_sparse_step != 1
+        if dense or not config.norm_topk_prob:
+            raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
         self.config, self.rows, self.max_context = config, rows, max_context
         self.vocab_size = config.vocab_size
         self.dim, self.n_heads = config.head_dim, config.num_attention_heads
@@ -100,10 +99,7 @@ class Decoder:
         turn = self.turn[positions_N]
         x = self.embedding[ids_N]
         for index, w in enumerate(self.layers):
-            q, k, v = self._qkv(x, w, turn)
-            keys, values = self.keys[index], self.values[index]
-            keys[rows, :, positions_N] = k
-            values[rows, :, positions_N] = v
+            q, keys, values = self._qkv(index, x, w, turn, rows, positions_N)
             x = torch.addmm(x, self._attend_rows(q, keys, values, blocks), w["out"])
             x = self._experts(x, w)
         return self._logits(x)
@@ -118,10 +114,7 @@ class Decoder:
         turn = self.turn[plan.positions_T]
         x = self.embedding[plan.ids_T]
         for index, w in enumerate(self.layers):
-            q, k, v = self._qkv(x, w, turn)
-            keys, values = self.keys[index], self.values[index]
-            keys[plan.rows_T, :, plan.positions_T] = k
-            values[plan.rows_T, :, plan.positions_T] = v
+            q, keys, values = self._qkv(index, x, w, turn, plan.rows_T, plan.positions_T)
             if index == len(self.layers) - 1:
                 x, q = x[plan.last_M], q[plan.last_M]
                 plan.keep_last_token()
@@ -149,14 +142,17 @@ class Decoder:
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), eps=self.config.rms_norm_eps)
 
-    def _qkv(self, x, w, turn):
-        """Rotated, scaled queries [T, heads, d], rotated keys and plain values [T, kv, d]."""
+    def _qkv(self, index, x, w, turn, rows_T, positions_T):
+        """Rotated, scaled queries [T, heads, d]; the layer's caches, with keys and values added."""
         n_rotated = self.n_heads + self.n_kv
         qkv = torch.mm(self._norm(x), w["qkv"]).view(len(x), n_rotated + self.n_kv, self.dim)
         qk = self._norm(qkv[:, :n_rotated]).mul_(w["qk_gain"])
         pairs = torch.view_as_complex(qk.view(len(x), n_rotated, self.dim // 2, 2))
         qk = torch.view_as_real(pairs * turn).view(len(x), n_rotated, self.dim)
-        return qk[:, : self.n_heads], qk[:, self.n_heads :], qkv[:, n_rotated:]
+        keys, values = self.keys[index], self.values[index]
+        keys[rows_T, :, positions_T] = qk[:, self.n_heads :]
+        values[rows_T, :, positions_T] = qkv[:, n_rotated:]
+        return qk[:, : self.n_heads], keys, values
 
     def _row_blocks(self, positions_N):
         """(first row, last row, length, additive mask) of each block of rows."""
@@ -230,10 +226,7 @@ class _ChunkPlan:
         self.last_M = (ends - 1).to(device)
         self.width = int(lengths.max())
         self.length = int((starts_M + lengths).max())
-        reach = starts_M.to(device)[:, None] + columns[: self.width]
-        self._set_visible(reach, columns)
-
-    def _set_visible(self, reach_MC, columns):
+        reach_MC = starts_M.to(device)[:, None] + columns[: self.width]
         self.visible = (columns[: self.length] <= reach_MC[..., None])[:, None]
 
     def keep_last_token(self):

@@ -65,7 +65,6 @@ class LocalEngine:
     """Continuous batching over `slots` cache rows of `max_context` tokens; see the module.
 
     The weights are copied: after a training step call `update_weights`. Not thread-safe.
-    `stop_ids` are used for every request on top of those in its SamplingParams.
 
     `lockstep` takes the results of parked tools at fixed points of the schedule instead of when
     they happen to come, and waits for them there: the composition of every batch, and with it the
@@ -73,16 +72,10 @@ class LocalEngine:
     to the same weights). Tools still run beside generation; slow ones are better without it.
     """
 
-    def __init__(
-        self, model, *, slots: int = 128, max_context: int = 512, stop_ids=(), lockstep=False
-    ):
-        if slots < 1:
-            raise ValueError(f"slots must be at least 1, got {slots}")
-        if max_context < 2:
-            raise ValueError(f"max_context must be at least 2, got {max_context}")
-        self.slots, self.max_context, self.stop_ids = slots, max_context, tuple(stop_ids)
-        self.lockstep = lockstep
-        self.version = 0
+    def __init__(self, model, *, slots: int = 128, max_context: int = 512, lockstep: bool = False):
+        if slots < 1 or max_context < 2:
+            raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
+        self.max_context, self.lockstep, self.version = max_context, lockstep, 0
         self._decoder = Decoder(model, slots, max_context)
 
     def update_weights(self, model) -> None:
@@ -99,14 +92,9 @@ class LocalEngine:
         return completions
 
     def converse(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        respond: Respond,
-        *,
-        keys: Sequence[int] | None = None,
-        context: int | None = None,
-    ) -> None:
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, respond: Respond, *,
+        keys: Sequence[int] | None = None, context: int | None = None,
+    ) -> None:  # fmt: skip
         """Run all requests to their end, turn by turn.
 
         When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
@@ -124,12 +112,12 @@ class LocalEngine:
             raise ValueError(
                 f"context={context} must be in [2, {self.max_context}] (the engine's max_context)"
             )
-        vocab_size = self._decoder.vocab_size
-        prompts = _checked_prompts(prompts, context, vocab_size)
-        keys = _checked_keys(keys, len(prompts))
-        stop_ids = (*self.stop_ids, *params.stop_ids)
-        _check_ids(stop_ids, vocab_size, "stop_ids")
-        run = _Run(self._decoder, prompts, params, stop_ids, respond, keys, context, self.lockstep)
+        prompts = _checked_prompts(prompts, context, self._decoder.vocab_size)
+        keys = list(range(len(prompts)) if keys is None else keys)
+        if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
+            raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
+        _check_ids(params.stop_ids, self._decoder.vocab_size, "stop_ids")
+        run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
         with torch.inference_mode():
             run.run()
 
@@ -137,24 +125,13 @@ class LocalEngine:
 def _checked_prompts(prompts, context: int, vocab_size: int) -> list[list[int]]:
     prompts = [list(map(int, prompt)) for prompt in prompts]
     for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {i} is empty: give at least one token")
-        if len(prompt) >= context:
+        if not 0 < len(prompt) < context:
             raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens, which leaves no room to generate in a "
-                f"context of {context}: shorten it or raise max_context"
+                f"prompt {i} has {len(prompt)} tokens: give at least one, and leave room to "
+                f"generate in a context of {context} (or raise max_context)"
             )
         _check_ids(prompt, vocab_size, f"prompt {i}")
     return prompts
-
-
-def _checked_keys(keys, count: int) -> list[int]:
-    keys = list(range(count)) if keys is None else [int(key) for key in keys]
-    if len(keys) != count:
-        raise ValueError(f"{len(keys)} keys for {count} prompts")
-    if any(not 0 <= key < 2**64 for key in keys):
-        raise ValueError("keys must be in [0, 2**64)")
-    return keys
 
 
 def _check_ids(ids, vocab_size: int, what: str) -> None:
@@ -166,9 +143,7 @@ def _check_ids(ids, vocab_size: int, what: str) -> None:
 class _Run:
     """One `converse` call: which request sits in which row, and what each row waits for."""
 
-    def __init__(
-        self, decoder: Decoder, prompts, params, stop_ids, respond, keys, context, lockstep
-    ):
+    def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
         self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
         self.prompts, self.keys, self.context = prompts, keys, context
         self.queue = deque(range(len(prompts)))
@@ -179,13 +154,7 @@ class _Run:
         self.prompt_number = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
         self.unfed = Counter(self.prompt_number)
         self.prompt_logits: dict[int, torch.Tensor] = {}
-        self._make_rows(decoder.rows)
-        self.stop_table = np.zeros(decoder.vocab_size, bool)
-        self.stop_table[list(stop_ids)] = True
-        self.tail_table = np.zeros(decoder.vocab_size, bool)
-        self.tail_table[[s[-1] for s in params.stop_sequences]] = True
-
-    def _make_rows(self, rows: int) -> None:
+        rows = decoder.rows
         self.state = np.full(rows, _FREE)
         self.request = np.full(rows, -1)
         self.length = np.zeros(rows, np.int64)  # tokens of the row
@@ -197,15 +166,16 @@ class _Run:
         self.logprobs = np.zeros((rows, self.context), np.float32)
         self.entropies = np.zeros((rows, self.context), np.float32)
         self.uniforms = np.zeros((rows, self.context))
-        self.row_arrays = (
-            self.state, self.request, self.length, self.feed, self.turn_start, self.sampled,
-            self.cached_prompt, self.tokens, self.logprobs, self.entropies, self.uniforms,
-        )  # fmt: skip
+        self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
+        self.stop_table = np.zeros(decoder.vocab_size, bool)
+        self.stop_table[list(params.stop_ids)] = True
+        self.tail_table = np.zeros(decoder.vocab_size, bool)
+        self.tail_table[[s[-1] for s in params.stop_sequences]] = True
 
     def run(self) -> None:
         while True:
             if not self.lockstep:
-                self._poll()
+                self._take([row for row, future in self.futures.items() if future.done()])
             self._admit()
             waiting = np.flatnonzero(self.state == _WAITING)
             active = bool((self.state == _ACTIVE).any())
@@ -226,8 +196,7 @@ class _Run:
     def _gather(self) -> None:
         """In lockstep: wait for every parked tool, in the order of rows, then go on with all."""
         if self.lockstep:
-            for row in sorted(self.futures):
-                self._accept(row, self.futures.pop(row).result())
+            self._take(sorted(self.futures))
             self._admit()
             self.waited = 0
 
@@ -248,8 +217,8 @@ class _Run:
                 stream = np.random.Generator(np.random.Philox(key=key))
                 self.uniforms[row] = stream.random(self.context)
 
-    def _poll(self) -> None:
-        for row in [row for row, future in self.futures.items() if future.done()]:
+    def _take(self, rows: list[int]) -> None:
+        for row in rows:
             self._accept(row, self.futures.pop(row).result())
 
     def _accept(self, row: int, reply) -> None:
@@ -265,9 +234,7 @@ class _Run:
         _check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
         if length + len(reply) >= self.context:
             if self.respond(request, Completion(finish_reason="context")) is not None:
-                raise ValueError(
-                    f"respond must return None for request {request}: its context is full"
-                )
+                raise ValueError(f"respond must return None: the context of {request} is full")
             self._release(row)
             return
         self.tokens[row, length : length + len(reply)] = reply
@@ -280,12 +247,8 @@ class _Run:
 
     def _end_turn(self, row: int, reason: str) -> None:
         span = slice(int(self.turn_start[row]), int(self.length[row]))
-        completion = Completion(
-            self.tokens[row, span].tolist(),
-            self.logprobs[row, span].tolist(),
-            self.entropies[row, span].tolist(),
-            reason,
-        )
+        arrays = (self.tokens, self.logprobs, self.entropies)
+        completion = Completion(*(array[row, span].tolist() for array in arrays), reason)
         self._accept(row, self.respond(int(self.request[row]), completion))
 
     # ---- the model

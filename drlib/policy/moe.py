@@ -16,6 +16,7 @@ Left out: sharded checkpoints, dense layers between the sparse ones, untied embe
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -57,56 +58,50 @@ class PolicyShape:
     max_positions: int = 1024
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"PolicyShape.{name} must be positive, got {getattr(self, name)}")
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"PolicyShape.heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"PolicyShape.head_dim must be even for RoPE, got {self.head_dim}")
-        if self.experts_per_token > self.experts:
-            raise ValueError(
-                f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})"
-            )
-
-    def config(self, *, bos_id=None, eos_id=None, pad_id=None) -> Qwen3MoeConfig:
-        """The Hugging Face configuration of this shape (every layer sparse, tied embeddings)."""
-        return Qwen3MoeConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden,
-            intermediate_size=self.expert_hidden * self.experts_per_token,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            num_experts=self.experts,
-            num_experts_per_tok=self.experts_per_token,
-            moe_intermediate_size=self.expert_hidden,
-            max_position_embeddings=self.max_positions,
-            rope_parameters={"rope_type": "default", "rope_theta": float(self.rope_theta)},
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            norm_topk_prob=True,
-            output_router_logits=False,
-            tie_word_embeddings=True,
-            bos_token_id=bos_id,
-            eos_token_id=eos_id,
-            pad_token_id=pad_id,
-        )
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"PolicyShape.{name} must be positive, got {value}")
+        for wrong, rule in (
+            (self.heads % self.kv_heads, "heads must be a multiple of kv_heads"),
+            (self.head_dim % 2, "head_dim must be even for RoPE"),
+            (self.experts_per_token > self.experts, "experts_per_token exceeds experts"),
+        ):
+            if wrong:
+                raise ValueError(f"{rule}: {self}")
 
 
 def build_policy(
-    shape: PolicyShape, seed: int, init: str = "induction", *, bos_id=None, eos_id=None, pad_id=None
+    shape: PolicyShape, seed: int, init: str = "induction", *, eos_id=None, pad_id=None
 ) -> Qwen3MoeForCausalLM:
     """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
 
+    Every layer is sparse and the embeddings are tied, whatever the shape.
     `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
     """
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
-    config = shape.config(bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    config = Qwen3MoeConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.expert_hidden * shape.experts_per_token,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        num_experts=shape.experts,
+        num_experts_per_tok=shape.experts_per_token,
+        moe_intermediate_size=shape.expert_hidden,
+        max_position_embeddings=shape.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        output_router_logits=False,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3MoeForCausalLM._from_config(
@@ -138,7 +133,13 @@ def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> N
     if config.num_hidden_layers < 2:
         raise ValueError("an induction circuit needs at least 2 layers")
     plan = _residual_plan(config)
-    _init_embedding(model, plan, generator)
+    weight = model.model.embed_tokens.weight
+    weight.normal_(0.0, _STD, generator=generator)
+    weight[:, plan.store] *= 0.1
+    weight[:, plan.constant] = 2 * _STD
+    # Logits read content only: the store holds the previous token, which must not be predicted.
+    model.model.norm.weight[plan.store] = 0.1
+    model.model.norm.weight[plan.constant] = 0.0
     for index, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -176,79 +177,52 @@ def _residual_plan(config: Qwen3MoeConfig) -> _Plan:
     chunks = [content[i * chunk : (i + 1) * chunk] for i in range(n_copy)]
     # Content that is matched on must stay clean until the last layer, so it is copied last.
     source = (chunks[-1] + content)[:n_store] if n_copy > 1 else content[:n_store]
-    clean = set(source)
     copied = []
-    for i in range(n_copy):
-        others = [c for c in content if c not in chunks[i]]
+    for i, own in enumerate(chunks):
+        wanted = own + [c for c in content if c not in own]
         if i < n_copy - 1:
-            others = [c for c in others if c not in clean]
-            own = [c for c in chunks[i] if c not in clean]
-        else:
-            own = chunks[i]
-        copied.append((own + others)[:width])
+            wanted = [c for c in wanted if c not in source]
+        copied.append(wanted[:width])
     fast = [i for i in range(half) if i not in slow][:3] or [0]
     return _Plan(0, list(range(1, 1 + n_store)), source, copied, inv_freq, slow, fast)
 
 
-def _init_embedding(model, plan: _Plan, generator) -> None:
-    weight = model.model.embed_tokens.weight
-    weight.normal_(0.0, _STD, generator=generator)
-    weight[:, plan.store] *= 0.1
-    weight[:, plan.constant] = 2 * _STD
-    # Logits read content only: the store holds the previous token, which must not be predicted.
-    model.model.norm.weight[plan.store] = 0.1
-    model.model.norm.weight[plan.constant] = 0.0
-
-
 def _previous_token_heads(attention, plan: _Plan) -> None:
     dim, half = attention.head_dim, attention.head_dim // 2
-    n_kv = attention.k_proj.out_features // dim
-    n_heads = attention.q_proj.out_features // dim
-    strength = math.sqrt(_PREVIOUS_SHARPNESS / math.sqrt(dim))
-    attention.q_norm.weight.fill_(strength)
-    attention.k_norm.weight.fill_(strength)
-    for head in range(n_heads):
-        for pair in plan.fast:
-            # The query is turned back by one position, so that it meets the key at offset -1.
-            turn = plan.inv_freq[pair]
-            attention.q_proj.weight[head * dim + pair, plan.constant] = math.cos(turn)
-            attention.q_proj.weight[head * dim + pair + half, plan.constant] = -math.sin(turn)
-    for head in range(n_kv):
-        for pair in plan.fast:
-            attention.k_proj.weight[head * dim + pair, plan.constant] = 1.0
-    group = n_heads // n_kv
-    for slot, (target, origin) in enumerate(zip(plan.store, plan.source)):
-        head, row = divmod(slot, dim)
-        attention.v_proj.weight[slot, origin] = 1.0
-        for member in range(group):
-            column = (head * group + member) * dim + row
-            attention.o_proj.weight[target, column] = _STD * 2 / group
+    for pair in plan.fast:
+        # The query is turned back by one position, so that it meets the key at offset -1.
+        turn = plan.inv_freq[pair]
+        attention.q_proj.weight[pair::dim, plan.constant] = math.cos(turn)
+        attention.q_proj.weight[pair + half :: dim, plan.constant] = -math.sin(turn)
+        attention.k_proj.weight[pair::dim, plan.constant] = 1.0
+    _carry(attention, plan.source, plan.store, _PREVIOUS_SHARPNESS, 2)
 
 
 def _content_match_heads(attention, plan: _Plan, layer: int) -> None:
-    dim, half = attention.head_dim, attention.head_dim // 2
-    n_kv = attention.k_proj.out_features // dim
-    n_heads = attention.q_proj.out_features // dim
-    group = n_heads // n_kv
-    strength = math.sqrt(_MATCH_SHARPNESS / math.sqrt(dim))
-    attention.q_norm.weight.fill_(strength)
-    attention.k_norm.weight.fill_(strength)
+    dim, half, group = attention.head_dim, attention.head_dim // 2, attention.num_key_value_groups
+    n_kv, n_source = attention.k_proj.out_features // dim, len(plan.source)
     rows = [pair + part for pair in plan.slow for part in (0, half)]
-    n_source = len(plan.source)
     for kv in range(n_kv):
         start = ((layer - 1) * n_kv + kv) * len(rows)
-        for offset, row in enumerate(rows[: n_source]):
+        for offset, row in enumerate(rows[:n_source]):
             at = (start + offset) % n_source
             attention.k_proj.weight[kv * dim + row, plan.store[at]] = 1.0
-            for member in range(group):
-                head = kv * group + member
+            for head in range(kv * group, (kv + 1) * group):
                 attention.q_proj.weight[head * dim + row, plan.source[at]] = 1.0
-    for slot, coordinate in enumerate(plan.copied[layer - 1]):
-        head, row = divmod(slot, dim)
-        attention.v_proj.weight[slot, coordinate] = 1.0
-        for member in range(group):
-            column = (head * group + member) * dim + row
-            attention.o_proj.weight[coordinate, column] = _STD * _COPY_GAIN / group
+    copied = plan.copied[layer - 1]
+    _carry(attention, copied, copied, _MATCH_SHARPNESS, _COPY_GAIN)
+
+
+def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
+    """Heads as sharp as `sharpness` that carry residual coordinates `origins` into `targets`."""
+    dim, group = attention.head_dim, attention.num_key_value_groups
+    for norm in (attention.q_norm, attention.k_norm):
+        norm.weight.fill_(math.sqrt(sharpness / math.sqrt(dim)))
+    for slot, (origin, target) in enumerate(zip(origins, targets)):
+        kv, row = divmod(slot, dim)
+        attention.v_proj.weight[slot, origin] = 1.0
+        for head in range(kv * group, (kv + 1) * group):
+            attention.o_proj.weight[target, head * dim + row] = _STD * gain / group
 
 
 def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
@@ -260,43 +234,25 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    old = new.with_suffix(".old")
     try:
-        state = model.state_dict()
-        if model.config.tie_word_embeddings:
-            state.pop("lm_head.weight")  # a cast would part it from the embedding: saved twice
         if dtype is not None:
-            state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+            model = copy.deepcopy(model).to(dtype)
         with _no_progress_bars():
-            model.save_pretrained(scratch, state_dict=state)
-        if dtype is not None:
-            _set_saved_dtype(scratch / "config.json", dtype)
+            model.save_pretrained(new)
         if tokenizer is not None:
-            tokenizer.save_pretrained(scratch)
-        scratch.chmod(0o755)
-        _replace_folder(scratch, path)
+            tokenizer.save_pretrained(new)
+        new.chmod(0o755)
+        if path.exists():
+            os.rename(path, old)
+        os.rename(new, path)
     except SafetensorError as error:
         raise OSError(f"could not write the checkpoint {path}: {error}") from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return path
-
-
-def _set_saved_dtype(config_file: Path, dtype: torch.dtype) -> None:
-    # save_pretrained records the dtype of the model in memory, not that of `state_dict`.
-    config = json.loads(config_file.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _replace_folder(new: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(new, path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-    os.rename(path, old / path.name)
-    os.rename(new, path)
+        shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+    return path
 
 
 def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
@@ -308,11 +264,10 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint folder at {path}: train or copy one there")
+    again = "delete it and build it again"
     for name in ("config.json", "model.safetensors"):
         if not (path / name).is_file():
-            raise FileNotFoundError(
-                f"checkpoint {path} has no {name}: it is incomplete; delete it and build it again"
-            )
+            raise FileNotFoundError(f"checkpoint {path} has no {name}: it is incomplete; {again}")
     try:
         with _no_progress_bars():
             model, report = Qwen3MoeForCausalLM.from_pretrained(
@@ -322,12 +277,13 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     except (SafetensorError, OSError, json.JSONDecodeError, EOFError) as error:
         raise ValueError(
             f"checkpoint {path} is damaged (config.json or model.safetensors cannot be read: "
-            f"{error}); delete it and build it again"
+            f"{error}); {again}"
         ) from error
     missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})
     if missing:
         raise ValueError(f"checkpoint {path} lacks weights, for example {missing[0]}")
-    return model, _load_tokenizer(path)
+    saved = (path / "tokenizer_config.json").exists()
+    return model, AutoTokenizer.from_pretrained(path, local_files_only=True) if saved else None
 
 
 @contextmanager
@@ -340,9 +296,3 @@ def _no_progress_bars():
     finally:
         if shown:
             hf_logging.enable_progress_bar()
-
-
-def _load_tokenizer(path: Path):
-    if not (path / "tokenizer_config.json").exists():
-        return None
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)

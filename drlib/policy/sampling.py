@@ -31,16 +31,15 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
-        if any(len(sequence) == 0 for sequence in self.stop_sequences):
-            raise ValueError("a stop sequence must hold at least one id")
+        for good, rule in (
+            (self.temperature >= 0, "temperature must be >= 0"),
+            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
+            (self.max_tokens >= 1, "max_tokens must be at least 1"),
+            (0 <= self.seed < 2**64, "seed must be in [0, 2**64)"),
+            (all(self.stop_sequences), "a stop sequence must hold at least one id"),
+        ):
+            if not good:
+                raise ValueError(f"{rule}: {self}")
 
 
 def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
@@ -59,11 +58,10 @@ def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
     probs = torch.softmax(logits_NV, -1)
     if top_p < 1:
         probs = _nucleus(probs, top_p)
-        ids = _inverse_cdf(probs, uniforms_N)
-        logp = probs.gather(1, ids[:, None])[:, 0].log()
-        return ids, logp, -torch.xlogy(probs, probs).sum(-1)
     ids = _inverse_cdf(probs, uniforms_N)
     logp = probs.gather(1, ids[:, None])[:, 0].log()
+    if top_p < 1:
+        return ids, logp, -torch.xlogy(probs, probs).sum(-1)
     # H = log Z - E[logit]: cheaper than a second pass through the logarithm of every token.
     log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
     return ids, logp, log_z - (probs * logits_NV).sum(-1)

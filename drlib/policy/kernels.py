@@ -1,0 +1,292 @@
+"""The head: hidden states to log-probabilities and entropies without an N x V tensor.
+
+With 150,000 tokens in the vocabulary the logits of one micro-batch are gigabytes, and the ordinary
+chain (logits, log-softmax, entropy, gradients) holds several of them; on a CPU the first touch of
+that memory costs more than arithmetic on it. Here logits exist one tile at a time, in buffers made
+once a call: a tile of n tokens and c vocabulary entries leaves its maximum m and, of z - m, the
+sums S of exp and M of z exp, which combine exactly: lse = m + log S, H = log S - M / S.
+
+Two forms, because what a gradient needs decides what may be thrown away:
+
+- `token_logprobs` ("recompute") keeps the log-sum-exp alone and makes each tile again in the
+  backward pass: four matrix products instead of three. Any loss on log-probabilities and entropies.
+- `fused_policy_gradient` knows every token's weight beforehand (strictly on-policy: advantage over
+  the denominator), so the gradients are made in the forward pass while a block of rows is there:
+  three products, the backward pass only scales, no gradient through the entropy.
+
+Gradients, with temperature T, z = h W^T / T, p = softmax(z), incoming a (log-prob), b (entropy):
+    d log p_id / d z_j = 1[j = id] - p_j,    d H / d z_j = -p_j (log p_j + H),
+    dz_j = a 1[j = id] - p_j (a + b H + b log p_j),    dh = dz W / T,    dW = dz^T h / T.
+
+bfloat16: a logit is rounded as every bfloat16 head rounds it; log-sum-exp, softmax and entropy are
+float32. Partial products of dh and dW are rounded once each and added in float32.
+
+Left out: float64 (exact heads are the ordinary ones), float16 (its logits overflow), a bias, logit
+soft-capping, double backward (an error), and a Triton version: on CUDA these are the same torch
+calls, not timed yet.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+# Rows and columns of a tile. CPU: the fastest of six tried (H=512); CUDA: as others do, not tuned.
+TILES = {"cpu": (256, 4096), "cuda": (4096, 8192)}
+# Bytes of the block of whole rows that the fused form holds when `chunk` is not given.
+BLOCK_BYTES = {"cpu": 128 * 10**6, "cuda": 2 * 10**9}
+
+
+def token_logprobs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    ids_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token and entropy of its distribution, both differentiable.
+
+    hidden_NH: float32 or bfloat16 [N, H], the last hidden states; weight_VH: [V, H], the output
+        matrix, of the same dtype and device; either may be without requires_grad, strides are free.
+    ids_N: int [N] in 0..V-1. Drop masked positions before the call: each row costs the same.
+    temperature: of the softmax, finite and above 0.
+    chunk: (rows, columns) of a tile; None takes the device's. Only rounding depends on it.
+
+    Returns (logp_N, entropy_N) in nats, float32. Non-finite inputs are not looked for: they give
+    NaN, as in torch.
+
+    Raises ValueError: shapes or dtypes that do not fit, an id out of range, a temperature or chunk
+    that is not positive; RuntimeError: two devices, or differentiating twice.
+    """
+    _check(hidden_NH, weight_VH, ids_N, temperature, chunk)
+    chunk = chunk or TILES["cuda" if hidden_NH.is_cuda else "cpu"]
+    return _TokenLogprobs.apply(hidden_NH, weight_VH, ids_N.long(), 1 / temperature, chunk)
+
+
+def fused_policy_gradient(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    ids_N: Tensor,
+    coefficient_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The plain policy-gradient loss -sum_n coefficient_n log p_n, its gradients made at once.
+
+    The arguments of `token_logprobs`, and coefficient_N: float [N], the constant weight of each
+    token, such as advantage / denominator. chunk: (rows, columns): a block of `rows` tokens holds
+    its logits over the whole vocabulary; None takes as many rows as fit 128 MB (2 GB on CUDA).
+    In bfloat16 a weight gradient of several blocks is added up in float32, V x H beyond the result.
+
+    Returns (loss, logp_N, entropy_N). Only the loss is differentiable: log-probabilities and
+    entropies are for metrics, **and nothing here gives a gradient of the entropy**; a loss whose
+    weights depend on the log-probabilities (a ratio, a KL term) needs `token_logprobs`, and without
+    gradients that costs less. The gradients are handed over by the first backward pass; a second
+    one is an error.
+
+    Raises ValueError as `token_logprobs`, and for a coefficient that is not [N] or requires grad.
+    """
+    c, n = coefficient_N, [*ids_N.shape]
+    _check(hidden_NH, weight_VH, ids_N, temperature, chunk, [
+        (c.is_floating_point() and [*c.shape] == n,
+         f"coefficient_N must be floats of shape {n}, got {c.dtype} {[*c.shape]}"),
+        (not c.requires_grad, "coefficient_N is a constant: detach it, or use token_logprobs"),
+    ])  # fmt: skip
+    if chunk is None:
+        device = "cuda" if hidden_NH.is_cuda else "cpu"
+        rows = BLOCK_BYTES[device] // (len(weight_VH) * hidden_NH.element_size())
+        chunk = max(1, rows // 16 * 16), TILES[device][1]
+    head = hidden_NH, weight_VH, ids_N.long(), 1 / temperature, chunk
+    return _FusedPolicyGradient.apply(*head, coefficient_N)
+
+
+def _check(hidden, weight, ids, temperature, chunk, more=()) -> None:
+    """ValueError for arguments of which no result could be made, and unless each of `more`."""
+    h, w, n = ([*x.shape] for x in (hidden, weight, ids))
+    outside = ids[(ids < 0) | (ids >= len(weight))][:1].tolist()
+    whole = isinstance(chunk, tuple) and [type(c) is int and c > 0 for c in chunk] == [True] * 2
+    for condition, message in (
+        (len(h) == len(w) == 2 and h[1] == w[1],
+         f"hidden_NH [N, H] and weight_VH [V, H] must share H, got {h} and {w}"),
+        (w[0], "weight_VH has no rows: a vocabulary needs at least one token"),
+        (hidden.dtype == weight.dtype and hidden.dtype in (torch.float32, torch.bfloat16),
+         f"need two float32 or bfloat16, got {hidden.dtype}, {weight.dtype}: cast one of them"),
+        (n == h[:1] and not ids.is_floating_point() and ids.dtype != torch.bool,
+         f"ids_N must be integers of shape {h[:1]}, got {ids.dtype} {n}"),
+        (not outside, f"ids_N must lie in 0..{len(weight) - 1}, got {outside}: "
+         "drop padded positions before the head"),
+        (math.isfinite(temperature) and temperature > 0,
+         f"temperature must be finite and above 0, got {temperature}"),
+        (chunk is None or whole, f"chunk must be (rows, columns), integers above 0, got {chunk}"),
+        *more,
+    ):  # fmt: skip
+        if not condition:
+            raise ValueError(message)
+
+
+class _Head:
+    """One call: its tiles, the buffers that all of them share, and what is known of each row."""
+
+    def __init__(self, hidden, weight, ids, scale: float, chunk: tuple[int, int]):
+        self.hidden, self.weight, self.ids, self.scale = hidden, weight, ids, scale
+        self.rows, self.columns = (  # at least one, so that without tokens products write zeros
+            [slice(i, min(i + size, length)) for i in range(0, max(length, 1), size)]
+            for length, size in zip((len(hidden), len(weight)), chunk)
+        )
+        # buffer(name, n, c): [n, c], unset, the memory that every tile of that shape uses
+        self.buffer = cache(
+            lambda name, n, c, dtype=torch.float32: hidden.new_empty(n, c, dtype=dtype)
+        )
+        # Few numbers, and float64: a float32 log-sum-exp of 20 is rounded by 1e-6.
+        self.found_4N = hidden.new_zeros(4, len(hidden), dtype=torch.float64)
+        self.tiles_4KN = self.found_4N.new_zeros(4, len(self.columns), len(hidden))
+
+    def logits(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
+        tokens, part = self.hidden[rows], self.weight[columns]
+        out = self.buffer("logits", len(tokens), len(part), tokens.dtype) if out is None else out
+        return torch.mm(tokens, part.t(), out=out)
+
+    def _targets(self, rows, columns) -> tuple[Tensor, Tensor]:
+        """(bool [n]: the id lies in the tile; int [n, 1]: its column there, or any)."""
+        local, width = self.ids[rows] - columns.start, columns.stop - columns.start
+        return (local >= 0) & (local < width), local.clamp(0, width - 1)[:, None]
+
+    def collect(self, k: int, rows: slice, logits: Tensor) -> None:
+        """tiles_4KN of a tile: maximum, sum exp, sum z exp, and the id's z where it is there."""
+        top = logits.amax(1).float().mul_(self.scale)
+        z, e = self.buffer("z", *logits.shape), self.buffer("e", *logits.shape)
+        torch.add(-top[:, None], logits, alpha=self.scale, out=z)  # bfloat16 becomes float32 here
+        total = torch.exp(z, out=e).sum(1)
+        inside, local = self._targets(rows, self.columns[k])
+        target = (logits.gather(1, local).squeeze(1).double() * self.scale).where(inside, 0)
+        self.tiles_4KN[:, k, rows] = torch.stack((top, total, e.mul_(z).sum(1), target))
+
+    def combine(self, rows: slice = slice(None)) -> None:
+        """found_4N: log-probability, entropy, maximum and the log-sum-exp beyond it."""
+        top_KN, total_KN, moment_KN, target_KN = self.tiles_4KN[:, :, rows]
+        top_N = top_KN.amax(0)
+        shift_KN = top_KN - top_N
+        total_N = (shift_KN.exp() * total_KN).sum(0)
+        moment_N = (shift_KN.exp() * (moment_KN + shift_KN * total_KN)).sum(0)
+        lse_N = total_N.log()
+        logp_N, entropy_N = target_KN.sum(0) - top_N - lse_N, lse_N - moment_N / total_N
+        self.found_4N[:, rows] = torch.stack((logp_N, entropy_N, top_N, lse_N))
+
+    def add_product(self, total, left, right, fresh: bool) -> None:
+        """total (+)= left @ right, where `total` may be wider than the factors."""
+        if total.dtype == left.dtype:
+            total.addmm_(left, right, beta=0 if fresh else 1)
+        else:
+            partial = torch.mm(left, right, out=self.buffer("partial", *total.shape, left.dtype))
+            total.copy_(partial) if fresh else total.add_(partial)
+
+    def differentiate(self, rows, columns, logits, a_N, b_N) -> None:
+        """Overwrite a tile of logits with dz. With p = e / S and log p = z - m - log S,
+
+        a 1[j = id] - p (a + b H + b log p) = a 1[j = id] - e (a + b (H - log S) + b (z - m)) / S.
+        """
+        _, entropy, top, log_total = self.found_4N[:, rows]
+        a, share, narrow = a_N[rows] * self.scale, (-log_total).exp(), logits.dtype != torch.float32
+        work = self.buffer("z", *logits.shape) if narrow else logits
+        torch.add(-top.float()[:, None], logits, alpha=self.scale, out=work)
+        if b_N is None:
+            work.exp_().mul_(-(a * share).float()[:, None])
+        else:
+            b = b_N[rows] * self.scale * share
+            by_e = a * share + b * (entropy - log_total)
+            e = torch.exp(work, out=self.buffer("e", *work.shape))
+            work.mul_(-b.float()[:, None]).sub_(by_e.float()[:, None]).mul_(e)
+        inside, local = self._targets(rows, columns)
+        # In float32, before any rounding: at p = 1 - 1e-3 a rounded p would lose the gradient.
+        work.scatter_add_(1, local, (a * inside).float()[:, None])
+        if narrow:
+            logits.copy_(work)
+
+    def add_gradients(self, blocks, tile, a_N, b_N, d_hidden, d_weight) -> None:
+        """dz W into d_hidden (float32) and dz^T h into d_weight, None where not needed.
+
+        blocks: of rows; tile(rows, columns): their logits; a_N, b_N (or None): the incoming
+        gradients. With the columns outside, dW of a column tile is complete before the next begins.
+        """
+        for columns in self.columns:
+            own = total = None if d_weight is None else d_weight[columns]
+            if own is not None and own.dtype != torch.float32 and len(blocks) > 1:
+                total = self.buffer("d_weight", *own.shape)
+            for rows in blocks:
+                dz = tile(rows, columns)
+                self.differentiate(rows, columns, dz, a_N, b_N)
+                if d_hidden is not None:
+                    self.add_product(d_hidden[rows], dz, self.weight[columns], columns.start == 0)
+                if total is not None:
+                    self.add_product(total, dz.t(), self.hidden[rows], rows.start == 0)
+            if total is not own:
+                own.copy_(total)
+
+
+class _TokenLogprobs(Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, ids, scale, chunk):
+        head = _Head(hidden, weight, ids, scale, chunk)
+        for k, columns in enumerate(head.columns):
+            for rows in head.rows:
+                head.collect(k, rows, head.logits(rows, columns))
+        head.combine()
+        # An entropy that only feeds a metric must not cost a pass: its gradient stays None.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, ids, head.found_4N)
+        ctx.options = scale, chunk
+        return tuple(row_N.float() for row_N in head.found_4N[:2])
+
+    @staticmethod
+    def backward(ctx, by_logp, by_entropy):
+        # torch's once_differentiable would let a gradient penalty pass as a constant, silently.
+        if torch.is_grad_enabled():  # in a backward pass: create_graph=True
+            raise RuntimeError("the head cannot be differentiated twice: leave create_graph off")
+        hidden, weight, ids, found = ctx.saved_tensors
+        head = _Head(hidden, weight, ids, *ctx.options)
+        head.found_4N = found
+        by_logp = torch.zeros_like(found[0]) if by_logp is None else by_logp.double()
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        d_hidden = hidden.new_empty(hidden.shape, dtype=torch.float32) if for_hidden else None
+        d_weight = weight.new_empty(weight.shape) if for_weight else None
+        head.add_gradients(head.rows, head.logits, by_logp, by_entropy, d_hidden, d_weight)
+        return d_hidden.to(hidden.dtype) if for_hidden else None, d_weight, None, None, None
+
+
+class _FusedPolicyGradient(Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, ids, scale, chunk, coefficient):
+        head, by_logp = _Head(hidden, weight, ids, scale, chunk), -coefficient.double()
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        wide = torch.float32 if len(head.rows) > 1 else weight.dtype
+        d_hidden = hidden.new_empty(hidden.shape, dtype=torch.float32) if for_hidden else None
+        d_weight = weight.new_empty(weight.shape, dtype=wide) if for_weight else None
+        # Wider than V: rows a power of two apart would share the same sets of every cache.
+        memory = hidden.new_empty(head.rows[0].stop, len(weight) + 16)
+        for rows in head.rows:
+            block = memory[: rows.stop - rows.start, : len(weight)]
+            for k, columns in enumerate(head.columns):
+                head.collect(k, rows, head.logits(rows, columns, out=block[:, columns]))
+            head.combine(rows)
+            head.add_gradients([rows], lambda _, c: block[:, c], by_logp, None, d_hidden, d_weight)
+        ctx.gradients = [d if d is None else d.to(hidden.dtype) for d in (d_hidden, d_weight)]
+        logp, entropy = (row_N.float() for row_N in head.found_4N[:2])
+        ctx.mark_non_differentiable(logp, entropy)
+        return (by_logp * head.found_4N[0]).sum().float(), logp, entropy
+
+    @staticmethod
+    def backward(ctx, grad_loss, *_):
+        if torch.is_grad_enabled() or ctx.gradients is None:
+            raise RuntimeError("fused_policy_gradient cannot be differentiated twice, and its "
+                               "gradients are handed over once: see token_logprobs")  # fmt: skip
+        gradients, ctx.gradients = ctx.gradients, None
+        for gradient in gradients:
+            if gradient is not None and float(grad_loss) != 1:
+                gradient.mul_(grad_loss)
+        return *gradients, None, None, None, None

@@ -1,0 +1,248 @@
+"""Routing replay for mixtures of experts: record which experts a token went to, and replay it.
+
+An expert choice is a step function: a rounding error in the rollout engine sends a token to other
+experts and its log-probability jumps. Replay takes the *choice* from a record and all else from
+the policy that learns: a recorded expert's gate is its current router probability, renormalised
+over the recorded ones, so the router still gets its gradient (MiniRL, arXiv 2512.01374; R3, arXiv
+2510.11370). R2 replays what the training engine's old policy chose, R3 what the inference engine
+chose: one hook, two sources. MiniRL found no gain strictly on-policy, R2 best at 2 updates a batch,
+R3 from 4 on, with clipping beside it.
+
+Forward hooks on the Hugging Face routers do it, and leave with the context. Records belong to a
+forward *pass* of the decoder stack: its number travels to the layers in their keyword arguments,
+which gradient checkpointing keeps, so a layer that runs again takes the choices of its own pass,
+however many are open. Tokens without a record (padding, a last token never fed) keep their own
+choice; router logits, and so the load-balancing loss, stay the model's own.
+
+The routes of a pass are one tensor `experts_LNK`, int [L, N, k]: the k experts of each of N tokens
+(B x T flattened, padding included) in L sparse layers, best first; all -1 for a token without a
+record. Statistics leave those out, so `experts_LNK.masked_fill(~real_N[:, None], -1)` takes padding
+out of them.
+
+`biased_routing` balances load without a loss (arXiv 2408.15664); the loss is in `training.batches`.
+Left out: routers with sigmoid scores or expert groups, vLLM's own record, frozen routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+UNKNOWN = np.iinfo(np.uint16).max  # in `Trajectory.routed_experts`: a token without a record
+
+
+def _routers(module: nn.Module) -> list[nn.Module]:
+    needs = ("top_k", "num_experts", "norm_topk_prob", "weight")
+    return [m for m in module.modules() if all(hasattr(m, name) for name in needs)]
+
+
+def _scores(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
+    """The gates of the chosen experts, with the router's own arithmetic (bit for bit)."""
+    probs_NE = torch.softmax(logits_NE, dtype=torch.float, dim=-1)
+    gates_NK = probs_NE.gather(1, experts_NK)
+    if router.norm_topk_prob:
+        gates_NK = gates_NK / gates_NK.sum(dim=-1, keepdim=True)
+    return gates_NK.to(logits_NE.dtype)
+
+
+class _Hooks(ExitStack):
+    """Knows, when a router runs, for which pass and layer, recomputation included."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        layers = [(name, module, router) for name, module in model.named_modules()
+                  if isinstance(module, GradientCheckpointingLayer)
+                  for router in _routers(module)]  # fmt: skip
+        if not layers or len(layers) != len(_routers(model)):
+            raise ValueError(f"{type(model).__name__} has no experts that can be replayed: need "
+                             "softmax top-k routers in its decoder layers")  # fmt: skip
+        self.n_layers, self.number = len(layers), -1  # number of the last pass begun
+        self.key = f"routing_pass_{id(self)}"  # contexts may be nested
+        self.awaits: dict[tuple[int, int], bool] = {}  # (pass, layer) -> will backward run it again
+        stack = model.get_submodule(".".join(layers[0][0].split(".")[:-2]))
+        self.enter_context(stack.register_forward_pre_hook(self._begin, with_kwargs=True))
+        for i, (_, layer, router) in enumerate(layers):
+            enter, route = partial(self._enter, i), partial(self._route, i)
+            self.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            self.enter_context(router.register_forward_hook(route))
+
+    def _begin(self, stack, args, kwargs):
+        self.number += 1
+        # A reentrant checkpoint turns gradients off below: here they tell whether it learns.
+        return args, kwargs | {self.key: (self.number, torch.is_grad_enabled())}
+
+    def _enter(self, i: int, layer, args, kwargs):
+        if self.key not in kwargs:
+            raise RuntimeError(f"sparse layer {i} is recomputed for an input that no forward pass "
+                               "here had; run both passes inside the same context")  # fmt: skip
+        self.at, learns = kwargs.pop(self.key)
+        self.again = (self.at, i) in self.awaits
+        checkpointed = learns and layer.gradient_checkpointing and layer.training
+        self.awaits[self.at, i] = checkpointed and not self.again
+        return args, kwargs
+
+
+class record_routes(_Hooks):  # a context manager, named like a function
+    """Record the experts of every forward pass inside the context: `passes`, int16 [L, N, k] each.
+
+    Inside `replay_routes` or `biased_routing`, what they chose. ValueError: no such routers.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self.passes: list[Tensor] = []
+
+    def _route(self, i: int, router, args, output) -> None:
+        if self.again:  # recomputation is no new pass
+            return
+        if i == 0:  # an error may have broken the pass before off
+            self._layers: list[Tensor] = []
+        self._layers.append(output[2].to(torch.int16))
+        if i == self.n_layers - 1:
+            self.passes.append(torch.stack(self._layers))
+
+
+class replay_routes(_Hooks):
+    """Send tokens to the recorded experts in the forward passes inside the context.
+
+    model: a Hugging Face model with softmax top-k routers (Qwen3-MoE), or a wrapper of one.
+    routes: experts_LNK of each forward pass, in order; one alone for one pass. R2: what
+        `record_routes` saw of the old policy; R3: `lay_out` of what the inference engine recorded.
+
+    ValueError: layers, tokens, experts per token or an expert's number do not fit the model, or a
+        token has an expert twice. RuntimeError: more or fewer forward passes than routes; gradient
+        checkpointing, and backward not called inside the context (other experts would answer it).
+    """
+
+    def __init__(self, model: nn.Module, routes: Tensor | Sequence[Tensor]):
+        self.routes = [routes] if isinstance(routes, Tensor) else list(routes)
+        super().__init__(model)
+
+    def __exit__(self, *error) -> None:
+        super().__exit__(*error)
+        if error[0] is None and self.number + 1 < len(self.routes):
+            raise RuntimeError(f"{len(self.routes)} routes for {self.number + 1} forward passes")
+        if error[0] is None and (awaited := sum(self.awaits.values())):
+            raise RuntimeError(f"{awaited} checkpointed layers were not recomputed before "
+                               "replay_routes ended; call backward inside it")  # fmt: skip
+
+    def _route(self, i: int, router, args, output) -> tuple:
+        if self.at >= len(self.routes):
+            raise RuntimeError(f"forward pass {self.at + 1} has no routes, {len(self.routes)} were "
+                               "given; need one experts_LNK a pass, in order")  # fmt: skip
+        logits_NE, scores_NK, native_NK = output
+        routes_LNK, name = self.routes[self.at], f"routes of pass {self.at + 1}"
+        need, dtype = [self.n_layers, *native_NK.shape], routes_LNK.dtype
+        if [*routes_LNK.shape] != need or dtype.is_floating_point:
+            got = f"{dtype} {[*routes_LNK.shape]}"
+            raise ValueError(f"{name}: got {got}, need integers {need} [layers, tokens, k]; replay "
+                             "the padded or packed rows that were recorded")  # fmt: skip
+        recorded_NK = routes_LNK[i].to(native_NK)
+        sorted_NK = recorded_NK.sort(dim=-1).values
+        possible_N = (sorted_NK[:, 1:] > sorted_NK[:, :-1]).all(-1) & (sorted_NK[:, 0] >= 0)
+        possible_N &= sorted_NK[:, -1] < router.num_experts
+        if not bool((possible_N | (sorted_NK == -1).all(-1)).all()):
+            raise ValueError(f"{name}, layer {i}: a token's experts must be distinct and below "
+                             f"{router.num_experts}, or all -1 (no record)")  # fmt: skip
+        # Is the router's arithmetic the one repeated here? (Without a graph: recomputation must
+        # save the same tensors.)
+        if not torch.equal(_scores(router, logits_NE.detach(), native_NK), scores_NK):
+            raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
+        chosen_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
+        return logits_NE, _scores(router, logits_NE, chosen_NK), chosen_NK
+
+
+def cut(
+    experts_LNK: Tensor, where: Sequence[tuple[int, int, int]], width: int
+) -> list[np.ndarray]:
+    """Each sequence's routes as `Trajectory.routed_experts`: uint16 [n, L, k].
+
+    where: (row, first token, length) of each in rows of `width` tokens, as `batches.Rows` has it.
+        Tokens past the row's end (sampled last, never fed) are `UNKNOWN`.
+    """
+    rows_LRTK = experts_LNK.cpu().int().unflatten(1, (-1, width))
+    rows_LRTK = nn.functional.pad(rows_LRTK, (0, 0, 0, width), value=-1)  # -1 wraps to UNKNOWN
+    rows_RTLK = rows_LRTK.permute(1, 2, 0, 3).numpy()
+    return [rows_RTLK[row, at : at + n].astype(np.uint16, order="C") for row, at, n in where]
+
+
+def lay_out(
+    routed: Sequence[np.ndarray], where: Sequence[tuple[int, int, int]], shape: tuple[int, int]
+) -> Tensor:
+    """The inverse of `cut`: experts_LNK of a batch of `shape` [R, T], -1 where no sequence lies.
+
+    Raises ValueError: a record is not [n, L, k] with its sequence's n, L or k differ, or there are
+    not as many records as sequences.
+    """
+    rows_RTLK = np.full((*shape, *routed[0].shape[1:]), -1, np.int32)
+    for i, ((row, at, n), own) in enumerate(zip(where, routed, strict=True)):
+        if own.shape != (want := (n, *routed[0].shape[1:])):
+            raise ValueError(f"routes of sequence {i} have shape {own.shape}, need {want}")
+        rows_RTLK[row, at : at + n] = np.where(own == UNKNOWN, -1, own.astype(np.int32))
+    return torch.from_numpy(rows_RTLK).flatten(0, 1).transpose(0, 1).contiguous()
+
+
+def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:
+    """Share of the known tokens' choices that each of E experts got, [L, E]; rows sum to 1."""
+    if int(experts_LNK.max()) >= experts:
+        raise ValueError(f"routes name expert {int(experts_LNK.max())} of {experts}")
+    counts = [torch.bincount(x_NK[x_NK >= 0].long(), minlength=experts) for x_NK in experts_LNK]
+    counts_LE = torch.stack(counts)
+    return counts_LE / counts_LE.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def agreement(a_LNK: Tensor, b_LNK: Tensor) -> Tensor:
+    """Share of the tokens known in both that went to the same set of experts, [L]."""
+    if a_LNK.shape != b_LNK.shape:
+        raise ValueError(f"records of shapes {list(a_LNK.shape)} and {list(b_LNK.shape)}")
+    same_LN = (a_LNK.sort(dim=-1).values == b_LNK.sort(dim=-1).values).all(dim=-1)
+    known_LN = (a_LNK[..., 0] >= 0) & (b_LNK[..., 0] >= 0)
+    return (same_LN & known_LN).sum(dim=1) / known_LN.sum(dim=1)
+
+
+def router_entropy(router_logits: Sequence[Tensor]) -> Tensor:
+    """Mean entropy of the routers' distributions, [L], nats; log E where they are undecided.
+
+    router_logits: of each layer [N, E], as the model returns them with `output_router_logits`.
+    """
+    logp_LNE = torch.stack(list(router_logits)).float().log_softmax(-1)
+    return -(logp_LNE.exp() * logp_LNE).sum(-1).mean(1)
+
+
+@contextmanager
+def biased_routing(model: nn.Module, bias_LE: Tensor) -> Iterator[None]:
+    """Choose experts by probability + bias_LE [L, E] inside the context.
+
+    Load balancing without a loss (arXiv 2408.15664): gates stay unbiased, so no gradient is
+    disturbed. Enter it before recording or replay. Whoever samples must use the bias too: a saved
+    model does not contain it. ValueError: it does not fit the model.
+    """
+    routers = _routers(model)
+    if (need := [len(routers), *{r.num_experts for r in routers}]) != [*bias_LE.shape]:
+        raise ValueError(f"bias_LE is {[*bias_LE.shape]}, the model's [layers, experts] {need}")
+
+    def biased(bias_E, router, args, output):
+        probs_NE = torch.softmax(output[0].detach(), dtype=torch.float, dim=-1)
+        chosen_NK = (probs_NE + bias_E.to(probs_NE)).topk(router.top_k, dim=-1).indices
+        return output[0], _scores(router, output[0], chosen_NK), chosen_NK
+
+    with ExitStack() as stack:
+        for router, bias_E in zip(routers, bias_LE):
+            stack.enter_context(router.register_forward_hook(partial(biased, bias_E)))
+        yield
+
+
+def update_bias(bias_LE: Tensor, load_LE: Tensor, rate: float = 1e-3) -> Tensor:
+    """The bias after a step with this `expert_load`, after its backward pass: [L, E].
+
+    An expert above the mean load loses `rate` and one below gains it (algorithm 1 of the paper).
+    """
+    if load_LE.shape != bias_LE.shape:
+        raise ValueError(f"load_LE is {[*load_LE.shape]}, the bias {[*bias_LE.shape]}")
+    return bias_LE - rate * (load_LE - load_LE.mean(dim=1, keepdim=True)).sign().to(bias_LE)
