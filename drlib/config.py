@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Config:
     experts: int = 8
     experts_per_token: int = 2
     expert_hidden: int = 64
-    init: str = "induction"  # or "plain"
+    init: Literal["induction", "plain"] = "induction"
     # what a rollout may do
     search_results: int = 2
     max_calls: int = 6
@@ -49,7 +50,7 @@ class Config:
     cpt_decay_share: float = 0.4
     # demonstrations and the cold start
     demonstrations: int = 600
-    demonstration_filter: str = "correct"  # or "none"
+    demonstration_filter: Literal["correct", "none"] = "correct"
     sft_steps: int = 250
     sft_batch_tokens: int = 4096
     sft_muon_lr: float = 0.006
@@ -64,24 +65,29 @@ class Config:
     rl_warmup_steps: int = 3
     rl_python_share: float = 0.25
     rl_fictional_share: float = 0.5  # of the search questions
-    rl_overlong: str = "exclude"  # Tongyi's rule; "keep" trains on unanswered over-long negatives
+    # "exclude" is Tongyi's rule; "keep" trains on unanswered over-long negatives
+    rl_overlong: Literal["exclude", "keep"] = "exclude"
     # switches of reinforcement learning; with all of them here a step is the published recipe
-    rl_advantage: str = "leave_one_out"
-    rl_clip: str = "ppo"
-    rl_level: str = "token"
-    rl_aggregate: str = "token"
+    rl_advantage: Literal[
+        "leave_one_out", "group_mean", "group_normalized", "batch_normalized"
+    ] = "leave_one_out"
+    rl_clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
+    rl_level: Literal["token", "sequence"] = "token"
+    rl_aggregate: Literal["token", "sequence", "constant"] = "token"
     rl_epsilon_low: float = 0.2
     rl_epsilon_high: float = 0.28
-    rl_correction: str = "none"  # of the engine's mismatch
+    # of the engine's mismatch
+    rl_correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
     rl_kl_coef: float = 0.0  # towards the cold start
+    rl_hallucination: Literal["keep", "exclude"] = "keep"  # successes after imagined responses
     rl_drop_equal: bool = False  # groups of equal rewards leave the token count (DAPO)
     rl_oversample: int = 1  # rollouts made for each one kept
-    rl_resample: str = "none"  # how they are chosen: "sample" or "sort" (GRPO-RoC)
+    rl_resample: Literal["none", "sample", "sort"] = "none"  # how they are chosen (GRPO-RoC)
     rl_minibatches: int = 1  # updates a batch
     rl_staleness: int = 0  # steps that the engine goes on with old weights
-    rl_engine: str = "float32"  # "bfloat16": the engine's weights are rounded
+    rl_engine: Literal["float32", "bfloat16"] = "float32"  # to which its weights are rounded
     rl_emergency_stop: bool = False  # when nearly no rollout ends with an answer any more
-    rl_reward: str = "exact_match"  # or "random": the control
+    rl_reward: Literal["exact_match", "random"] = "exact_match"  # "random": the control
     rl_temperature: float = 1.0
     balance_coef: float = 0.01  # load-balancing loss
     checkpoint_every: int = 20
@@ -122,20 +128,6 @@ PROFILES: dict[str, dict] = {
     },
 }  # fmt: skip
 
-CHOICES = {
-    "init": ("induction", "plain"),
-    "demonstration_filter": ("correct", "none"),
-    "rl_overlong": ("exclude", "keep"),
-    "rl_reward": ("exact_match", "random"),
-    "rl_advantage": ("leave_one_out", "group_mean", "group_normalized", "batch_normalized"),
-    "rl_clip": ("ppo", "double_sided", "cispo", "none"),
-    "rl_level": ("token", "sequence"),
-    "rl_aggregate": ("token", "sequence", "constant"),
-    "rl_correction": ("none", "truncate", "mask", "icepop", "geometric"),
-    "rl_resample": ("none", "sample", "sort"),
-    "rl_engine": ("float32", "bfloat16"),
-}
-
 
 def _nearest(word: str, known) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
@@ -145,7 +137,7 @@ def _nearest(word: str, known) -> str:
 
 def _checked(values: dict) -> dict:
     """Names known, types as declared, numbers in range, choices among the known ones."""
-    fields = {f.name: f for f in dataclasses.fields(Config)}
+    fields, kinds = {f.name: f for f in dataclasses.fields(Config)}, get_type_hints(Config)
     checked = {}
     for name, value in values.items():
         if name not in fields:
@@ -160,8 +152,9 @@ def _checked(values: dict) -> dict:
             raise ValueError(f"parameter {name!r} must not be negative, got {value}")
         if name.endswith("_share") and value > 1:
             raise ValueError(f"parameter {name!r} is a share in 0..1, got {value}")
-        if name in CHOICES and value not in CHOICES[name]:
-            raise ValueError(f"parameter {name!r} must be one of {CHOICES[name]}, got {value!r}")
+        choices = get_args(kinds[name])
+        if choices and value not in choices:
+            raise ValueError(f"parameter {name!r} must be one of {choices}, got {value!r}")
         checked[name] = value
     return checked
 

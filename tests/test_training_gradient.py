@@ -23,10 +23,10 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.gradient import Recorded, learn, loss_config, micro_batches, record
-from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
+from drlib.training.gradient import learn, loss_config, micro_batches, record
+from drlib.training.grpo import COLLAPSE, Step, _loop, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
-from drlib.training.run import Ranks
+from drlib.training.run import Interrupted, Ranks, RunFolder
 from drlib.worlds import load_world
 
 PAD, CONTEXT = 0, 160
@@ -58,7 +58,7 @@ def settings(**changes) -> Config:
     return Config.load("ci", max_context_tokens=CONTEXT, rl_group=4, balance_coef=0.0, **changes)
 
 
-def gradients(policy, rollouts, config, recorded=Recorded()):
+def gradients(policy, rollouts, config, recorded=None):
     """(metrics, all gradients in one vector) of one update."""
     model = copy.deepcopy(policy)
     advantages, weights, _ = advantages_of(rollouts, config)
@@ -120,11 +120,11 @@ def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(po
 def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_reference(policy, rollouts):
     dead = rollouts[8:12]
     config = settings(rl_kl_coef=0.1)
-    here = Recorded(reference=record(policy, dead, config, PAD))
+    here = {"reference": record(policy, dead, config, PAD)}
     metrics, gradient = gradients(policy, dead, config, here)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
-    away = Recorded(reference=[np.where(t.generated, r - 0.5, 0).astype(np.float32)
-                               for t, r in zip(dead, here.reference)])  # fmt: skip
+    away = {"reference": [np.where(t.generated, r - 0.5, 0).astype(np.float32)
+                          for t, r in zip(dead, here["reference"])]}  # fmt: skip
     metrics, gradient = gradients(policy, dead, config, away)
     assert metrics["kl"] == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
     assert gradient.norm() > 1e-3
@@ -138,7 +138,7 @@ def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollo
         replace(t, logprobs=np.where(t.generated, o - np.log(3), 0).astype(np.float32))
         for t, o in zip(rollouts, old)
     ]
-    metrics, corrected = gradients(policy, shifted, config, Recorded(old=old))
+    metrics, corrected = gradients(policy, shifted, config, {"old": old})
     _, plain = gradients(policy, rollouts, settings())
     assert metrics["weight_mean"] == pytest.approx(3, rel=1e-3)
     assert (corrected - 2 * plain).norm() < 1e-3 * plain.norm()
@@ -205,3 +205,40 @@ def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
     assert 3 + 10 <= first + 1 <= 3 + 10 + 5
     never = EmergencyStop(COLLAPSE, patience=10)
     assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
+
+
+class Scripted:
+    """A step whose rollouts end without an answer from the fourth one on."""
+
+    def __init__(self, policy, rollouts):
+        self.model, self.rollouts, self.taken = copy.deepcopy(policy), rollouts, []
+        self.optimizers = Optimizers.adam(self.model, 1e-3)
+
+    def __call__(self, step, curriculum):
+        self.taken.append(step)
+        curriculum.update([("h1", float(step % 2))])
+        return {"step": step + 1, "overlong": float(step > 2), "out_of_turns": 0.0}, self.rollouts
+
+
+@pytest.mark.parametrize("interrupted_after", [2, 5, 9])
+def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
+    policy, rollouts, tmp_path, interrupted_after
+):
+    config = settings(rl_steps=40, checkpoint_every=1000)
+
+    def go_on(name, stop_after):
+        run, take = RunFolder(tmp_path / name, {}), Scripted(policy, rollouts)
+        done, extra = run.resume(take.model, take.optimizers)
+        stop = lambda: done + len(take.taken) == stop_after  # noqa: E731
+        try:
+            return _loop(config, run, done, extra, take, stop), take.taken
+        except Interrupted:
+            return None, take.taken
+
+    whole, steps = go_on("whole", None)
+    assert "unanswered" in whole["stopped"] and 12 < len(steps) < 20
+    assert go_on("cut", interrupted_after) == (None, steps[:interrupted_after])
+    assert go_on("cut", None) == (whole, steps[interrupted_after:])
+    lines = [(tmp_path / f"{name}.partial/metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert go_on("cut", None) == (whole, []), "killed after the stop, before the end: no new step"

@@ -197,9 +197,7 @@ def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
     settings = config(cpt_steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
-    partial = final.with_name(final.name + ".partial")
-    partial.mkdir()
-    (partial / "settings.json").write_text(json.dumps(stages.settings_of("cpt", settings)))
+    partial = RunFolder(final, stages.settings_of("cpt", settings)).path
     (partial / "checkpoint.pt").write_bytes(b"PK\x03\x04 half a file")
     result = run("cpt", settings, tmp_path)
     assert result.returncode == 1

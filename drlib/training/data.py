@@ -14,16 +14,17 @@ from pathlib import Path
 
 from drlib.chat import ChatIds, load_tokenizer, train_tokenizer
 from drlib.config import Config
+from drlib.policy.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.oracle import (
-    AGAIN, COMPUTE, COMPUTED, FIRST, LAST, NEXT, Demonstrator, Episode, Faults,
+    AGAIN, COMPUTE, COMPUTED, FIRST, LAST, NEXT, Demonstrator, Faults,
 )  # fmt: skip
 from drlib.synthesis.questions import (
     PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, Task, python_task,
 )  # fmt: skip
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.run import RunFolder, write_atomically
+from drlib.training.run import Ranks, RunFolder, write_atomically
 from drlib.worlds import Names, World, fictional_world, load_world
 
 PHRASES = (
@@ -64,10 +65,6 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     return run.finish({"version": world.version, "pages": len(world)})
 
 
-def tokenizer_of(config: Config, runs: Path):
-    return load_tokenizer(stages.input_folder("a policy", "world", config, runs) / "tokenizer")
-
-
 def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
     """`n` easy questions with train answers, in the pool's fixed mix."""
     rng = random.Random(f"demonstrations-{seed}")
@@ -80,24 +77,15 @@ def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
     return tasks
 
 
-def demonstrate(
-    tasks: list[Task], toolbox: Toolbox, names: list[str], seed: int, faults: Faults = Faults()
-) -> list[Episode]:
-    """The teacher's attempt at each task, with the toolbox's real tools."""
-    teacher = Demonstrator(faults, names)
-    return [
-        teacher.play(task, toolbox, random.Random(f"teacher-{seed}-{i}"))
-        for i, task in enumerate(tasks)
-    ]
-
-
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong."""
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     world = load_world(config.world)
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        episodes = demonstrate(tasks, toolbox, sorted(world.graph), config.seed)
+        teacher = Demonstrator(Faults(), sorted(world.graph))
+        streams = (random.Random(f"teacher-{config.seed}-{i}") for i in range(len(tasks)))
+        episodes = [teacher.play(task, toolbox, rng) for task, rng in zip(tasks, streams)]
     rows = [
         {"kind": e.task.kind, "hops": e.task.hops, "task": e.task.id, "correct": e.correct,
          "errors": sum(not r.ok for r in e.tool_results), "calls": len(e.tool_results),
@@ -118,8 +106,25 @@ def read_episodes(path: Path, keep: str) -> list[dict]:
 
 def policy_tools(config: Config, runs: Path):
     """(tokenizer, chat ids, world, names) that every training stage begins with."""
-    tokenizer, world = tokenizer_of(config, runs), load_world(config.world)
+    folder = stages.input_folder("a policy", "world", config, runs) / "tokenizer"
+    tokenizer, world = load_tokenizer(folder), load_world(config.world)
     return tokenizer, ChatIds(tokenizer), world, Names.of(world)
+
+
+def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
+    """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
+    run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
+    _, chat, world, names = policy_tools(config, runs)
+    model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
+    return run, model, chat, world, names
+
+
+def finish(run: RunFolder, model, chat: ChatIds, metrics: dict, **noted) -> dict:
+    """How it ends: the policy saved, the folder complete; `noted` goes to the manifest only."""
+    if run.ranks.first:
+        save_policy(model, chat.tokenizer, run.path / "policy")
+    run.finish(metrics | noted)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Left out: token selection by entropy (the loss has it; a packed micro-batch is n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,17 +34,13 @@ LOGGED = ("clip_high", "clip_low", "ratio_mean", "weight_mean", "weight_square_m
           "dropped_correction", "kl")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Log-probabilities of the batch under other policies, one array [T] a trajectory, or None."""
+# Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
+Recorded = dict[str, list[np.ndarray]]
 
-    old: list[np.ndarray] | None = None
-    reference: list[np.ndarray] | None = None
 
-    def of(self, some: list[int]) -> Recorded:
-        """Those of the trajectories with these indices."""
-        parts = (self.old, self.reference)
-        return Recorded(*(None if part is None else [part[i] for i in some] for part in parts))
+def select(recorded: Recorded, some: list[int]) -> Recorded:
+    """Those of the trajectories with these indices."""
+    return {name: [values[i] for i in some] for name, values in recorded.items()}
 
 
 def loss_config(config: Config) -> LossConfig:
@@ -65,13 +60,12 @@ def off_policy(config: Config) -> bool:
 
 def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> list:
     """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`."""
-    found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(trajectories)
+    found: list = [None] * len(trajectories)
     order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].token_ids))
     model.eval()
     for batch in micro_batches(order, trajectories, config.max_context_tokens):
         chosen = [trajectories[i] for i in batch]
-        rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
-        mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+        rows, mask_RT = _packed(chosen, pad_id)
         with torch.no_grad():
             scored = score(model, rows, mask_RT, config.rl_temperature)
         logp_RT = torch.zeros(rows.ids_RT.shape)
@@ -83,7 +77,7 @@ def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: in
 
 def learn(
     model, trajectories: list[Trajectory], advantages, weights, config: Config, ranks: Ranks,
-    pad_id: int, recorded: Recorded = Recorded(),
+    pad_id: int, recorded: Recorded | None = None,
 ) -> dict:  # fmt: skip
     """Accumulate the gradient of one update's loss; returns its metrics (summed over ranks).
 
@@ -100,24 +94,20 @@ def learn(
     denominator = max(counts["tokens" if switches.aggregate == "token" else "sequences"], 1.0)
     live = [i for i in weighed if advantages[i] != 0 or switches.kl_coef > 0]
     live.sort(key=lambda i: len(trajectories[i].token_ids))
-    sums = {"loss": 0.0, "gap": 0.0, "scored": 0.0, "balance": 0.0, "batches": 0.0}
-    sums |= {f"loss_{name}": 0.0 for name in LOGGED}
+    sums = dict.fromkeys(("loss", "gap", "scored", "balance", "batches", *LOGGED), 0.0)
     gap_max = 0.0
     for batch in micro_batches(live, trajectories, config.max_context_tokens):
         chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
         loss, balance, gap, metrics = batch_loss(
-            model, chosen, of_each, denominator, config, pad_id, recorded.of(batch)
+            model, chosen, of_each, denominator, config, pad_id, select(recorded or {}, batch)
         )
-        share = gap.numel() / max(counts["tokens"], 1.0)
+        n, gap_max = gap.numel(), max(gap_max, float(gap.max()))
+        share = n / max(counts["tokens"], 1.0)
         (loss + config.balance_coef * share * balance).backward()
-        gap_max = max(gap_max, float(gap.max()))
-        sums["loss"] += float(loss.detach())
-        sums["gap"] += float(gap.sum())
-        sums["scored"] += gap.numel()
-        sums["balance"] += float(balance.detach())
-        sums["batches"] += 1
-        for name in LOGGED:
-            sums[f"loss_{name}"] += metrics.get(name, 0.0) * gap.numel()
+        new = {"loss": loss.item(), "gap": gap.sum().item(), "scored": n,
+               "balance": balance.item(), "batches": 1}  # fmt: skip
+        new |= {name: metrics.get(name, 0.0) * n for name in LOGGED}
+        sums = {name: total + new[name] for name, total in sums.items()}
     return _metrics(ranks.sum(sums), counts, gap_max, config)
 
 
@@ -130,24 +120,21 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
         "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
     }  # fmt: skip
     if off_policy(config) or config.rl_kl_coef > 0:
-        row |= {name: sums[f"loss_{name}"] / scored for name in LOGGED}
+        row |= {name: sums[name] / scored for name in LOGGED}
         row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
     return row
 
 
 def batch_loss(
     model, chosen: list[Trajectory], advantages: list[float], denominator: float, config: Config,
-    pad_id: int, recorded: Recorded = Recorded(),
+    pad_id: int, recorded: Recorded,
 ):  # fmt: skip
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
-    rows = pack([t.token_ids for t in chosen], config.max_context_tokens, pad_id)
-    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+    rows, mask_RT = _packed(chosen, pad_id)
     scored = score(model, rows, mask_RT, config.rl_temperature)
     at_BT, mask_BT = _layout(rows, scored, config)
 
-    def laid_out(values: Sequence[np.ndarray] | None) -> Tensor | None:
-        if values is None:
-            return None
+    def laid_out(values: Sequence[np.ndarray]) -> Tensor:
         return spread(rows, values, torch.float32)[scored.at][at_BT]
 
     behaviour_BT = laid_out([t.logprobs for t in chosen])
@@ -157,9 +144,18 @@ def batch_loss(
     loss, metrics = policy_loss(
         logp_BT, behaviour_BT if off_policy(config) else logp_BT.detach(), advantage_BT, mask_BT,
         loss_config(config), denominator=denominator,
-        old_logp_BT=laid_out(recorded.old), reference_logp_BT=laid_out(recorded.reference),
+        **{f"{name}_logp_BT": laid_out(values) for name, values in recorded.items()},
     )  # fmt: skip
     return loss, scored.balance, gap_BT[mask_BT], metrics
+
+
+def _packed(chosen: list[Trajectory], pad_id: int) -> tuple[Rows, Tensor]:
+    """(rows as wide as the longest, mask [R, T] of the generated tokens).
+
+    Micro-batches hold trajectories of about one length, and attention's cost grows with the width.
+    """
+    rows = pack([t.token_ids for t in chosen], max(map(len, chosen)), pad_id)
+    return rows, spread(rows, [t.generated for t in chosen], torch.bool)
 
 
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:

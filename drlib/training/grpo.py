@@ -21,14 +21,15 @@ import copy
 import hashlib
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from drlib.agents.react import Limits, ReAct, with_reward
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy, save_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import FilterConfig, apply_filter
@@ -41,8 +42,8 @@ from drlib.synthesis.questions import (
 )  # fmt: skip
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.data import policy_tools
-from drlib.training.gradient import Recorded, learn, record
+from drlib.training.data import begin, finish
+from drlib.training.gradient import learn, record, select
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import Interrupted, Ranks, RunFolder, interruptible
 from drlib.trajectory import Termination, Trajectory, save_trajectories
@@ -117,23 +118,19 @@ def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Tr
     """The rollouts to train on: all, or `rl_group` of each oversampled group (GRPO-RoC)."""
     if config.rl_resample == "none":
         return trajectories
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(trajectory.group_id, []).append(trajectory)
     chosen = []
-    for name, group in groups.items():
+    for name in dict.fromkeys(t.group_id for t in trajectories):
+        group = [t for t in trajectories if t.group_id == name]
         generator = torch.Generator().manual_seed(_seed(f"{config.seed}-{name}", step))
-        mode = config.rl_resample
-        kept = resample_on_correct(group, config.rl_group, mode, generator=generator)
+        kept = resample_on_correct(group, config.rl_group, config.rl_resample, generator=generator)
         chosen += [group[i] for i in kept]
     return chosen
 
 
 def advantages_of(trajectories: list[Trajectory], config: Config):
     """(advantages, loss weights, report): by default leave-one-out after the selective filter."""
-    weights, in_baseline, report = apply_filter(
-        trajectories, FilterConfig(overlong=config.rl_overlong)
-    )
+    switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
+    weights, in_baseline, report = apply_filter(trajectories, switches)
     rewards = torch.tensor([0.0 if t.reward is None else t.reward for t in trajectories])
     groups = {g: i for i, g in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     groups_N = torch.tensor([groups[t.group_id] for t in trajectories])
@@ -145,15 +142,23 @@ def advantages_of(trajectories: list[Trajectory], config: Config):
     return advantages, weights, report
 
 
-def summarise(trajectories: list[Trajectory], ranks: Ranks) -> tuple[dict, list]:
-    """(means over the whole step, [(skill, right)] of all ranks)."""
+def summarise(
+    trajectories: list[Trajectory], chosen: list[Trajectory], ranks: Ranks
+) -> tuple[dict, list]:
+    """(means over the whole step, [(skill, right)] of all ranks).
+
+    `positive_tool_errors`: the share of failed calls in the successes that are trained on, the
+    `chosen` (rStar2-Agent, figure 4).
+    """
     calls = [r for t in trajectories for r in t.tool_results]
+    positive = [r for t in chosen if (t.reward or 0.0) > 0.5 for r in t.tool_results]
     sums = {
         "n": len(trajectories), "calls": len(calls), "errors": sum(not r.ok for r in calls),
         "no_call": sum(not t.tool_results for t in trajectories),
         "overlong": sum(t.termination is Termination.LENGTH for t in trajectories),
-        "turns_out": sum(t.termination is Termination.TURNS for t in trajectories),
-        "faults": sum(t.termination is Termination.ENV_FAULT for t in trajectories),
+        "out_of_turns": sum(t.termination is Termination.TURNS for t in trajectories),
+        "positive": len(positive), "positive_errors": sum(not r.ok for r in positive),
+        "env_faults": sum(t.termination is Termination.ENV_FAULT for t in trajectories),
         "generated": sum(int(t.generated.sum()) for t in trajectories),
         "entropy": sum(float(t.entropies.sum()) for t in trajectories),
     }  # fmt: skip
@@ -173,40 +178,31 @@ def summarise(trajectories: list[Trajectory], ranks: Ranks) -> tuple[dict, list]
     row = {f"accuracy_{k}": sum(v) / len(v) for k, v in right.items() if v}
     row |= {
         "accuracy": sum(o[1] for o in outcomes) / len(outcomes), "rollouts": int(s["n"]),
-        "tool_errors": s["errors"] / max(s["calls"], 1), "no_call": s["no_call"] / s["n"],
-        "overlong": s["overlong"] / s["n"], "out_of_turns": s["turns_out"] / s["n"],
-        "env_faults": int(s["faults"]), "generated": s["generated"] / s["n"],
-        "calls": s["calls"] / s["n"], "entropy": s["entropy"] / max(s["generated"], 1),
+        "tool_errors": s["errors"] / max(s["calls"], 1), "env_faults": int(s["env_faults"]),
+        "positive_tool_errors": s["positive_errors"] / max(s["positive"], 1),
+        "entropy": s["entropy"] / max(s["generated"], 1),
         "live_groups": sum(len(r) > 1 for r in groups.values()) / len(groups),
     }  # fmt: skip
+    means = ("no_call", "overlong", "out_of_turns", "generated", "calls")
+    row |= {name: s[name] / s["n"] for name in means}
     return row, [(skill, correct) for skill, correct, *_ in outcomes]
 
 
-def positive_errors(trajectories: list[Trajectory], ranks: Ranks) -> dict:
-    """The share of failed calls in the successes that are trained on (rStar2-Agent, figure 4)."""
-    calls = [r for t in trajectories if (t.reward or 0.0) > 0.5 for r in t.tool_results]
-    sums = ranks.sum({"calls": len(calls), "errors": sum(not r.ok for r in calls)})
-    return {"positive_tool_errors": sums["errors"] / max(sums["calls"], 1)}
-
-
+@dataclass
 class Step:
-    """One GRPO step after another: what the loop needs between checkpoints.
+    """One GRPO step after another: what the loop needs between checkpoints."""
 
-    `reference` is the policy that a KL term pulls to; None without one.
-    """
-
-    def __init__(
-        self, config: Config, model, optimizers, agent: ReAct, questions, ranks: Ranks,
-        reference=None,
-    ):  # fmt: skip
-        self.config, self.model, self.optimizers = config, model, optimizers
-        self.agent, self.questions, self.ranks = agent, questions, ranks
-        self.reference = reference
+    config: Config
+    model: nn.Module
+    optimizers: Optimizers
+    agent: ReAct
+    questions: Questions
+    ranks: Ranks
+    reference: nn.Module | None = None  # the policy that a KL term pulls to
 
     def __call__(self, step: int, curriculum: Curriculum) -> tuple[dict, list[Trajectory]]:
         """Roll out, judge, learn, hand the new weights to the engine."""
-        config = self.config
-        started = time.perf_counter()
+        config, started = self.config, time.perf_counter()
         tasks, worlds = self.questions.draw(step, curriculum)
         self.model.eval()
         trajectories = rollout(self.agent, tasks, worlds, config, step, self.ranks)
@@ -215,8 +211,7 @@ class Step:
         row = self._learn(chosen, step)
         if (step + 1) % (config.rl_staleness + 1) == 0:
             self.agent.engine.update_weights(engine_weights(self.model, config))
-        summary, outcomes = summarise(trajectories, self.ranks)
-        summary |= positive_errors(chosen, self.ranks)
+        summary, outcomes = summarise(trajectories, chosen, self.ranks)
         curriculum.update(outcomes)
         times = {
             "seconds": round(time.perf_counter() - started, 3),
@@ -229,12 +224,9 @@ class Step:
         config, ranks = self.config, self.ranks
         pad_id = self.agent.chat.tokenizer.pad_token_id
         advantages, weights, _ = advantages_of(trajectories, config)
-        recorded = Recorded(
-            record(self.model, trajectories, config, pad_id)
-            if config.rl_correction != "none" else None,
-            record(self.reference, trajectories, config, pad_id)
-            if self.reference is not None else None,
-        )  # fmt: skip
+        others = {"old": self.model} if config.rl_correction != "none" else {}
+        others |= {"reference": self.reference} if self.reference is not None else {}
+        recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items()}
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
         names = list(dict.fromkeys(t.group_id for t in trajectories))
@@ -244,7 +236,7 @@ class Step:
             mine = [i for i, t in enumerate(trajectories) if t.group_id in groups]
             row = learn(
                 self.model, [trajectories[i] for i in mine], advantages[mine], weights[mine],
-                config, ranks, pad_id, recorded.of(mine),
+                config, ranks, pad_id, select(recorded, mine),
             )  # fmt: skip
             ranks.sum_gradients(self.model)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -262,32 +254,23 @@ def engine_weights(model, config: Config):
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
-    ranks = ranks or Ranks()
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
-    runs = run_dir.parents[1]
-    tokenizer, chat, world, names = policy_tools(config, runs)
-    cold_start = stages.input_folder(name, "sft", config, runs) / "policy"
-    model, _ = load_policy(cold_start)
-    reference = load_policy(cold_start)[0] if config.rl_kl_coef > 0 else None
+    run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
+    reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
     optimizers = Optimizers.adam(model, config.rl_lr)
     done, extra = run.resume(model, optimizers)
     questions = Questions(config, world, names)
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results) as toolbox,
-        interruptible(ranks) as stop,
+        interruptible(run.ranks) as stop,
     ):
         sampler = engine_weights(model, config)
         engine = LocalEngine(sampler, max_context=config.max_context_tokens, lockstep=True)
         agent = ReAct(engine, toolbox, chat, limits_of(config))
-        take = Step(config, model, optimizers, agent, questions, ranks, reference)
+        take = Step(config, model, optimizers, agent, questions, run.ranks, reference)
         metrics = _loop(config, run, done, extra, take, stop)
-    if ranks.first:
-        save_policy(model, tokenizer, run.path / "policy")
-    ranks.barrier()
-    run.finish(metrics)
-    return metrics
+    return finish(run, model, chat, metrics)
 
 
 def _loop(config: Config, run: RunFolder, done: int, extra: dict, take: Step, stop) -> dict:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
@@ -30,24 +31,37 @@ def orthogonalise(g_NMK: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions."""
+    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions.
+
+    Ranks have the same gradients, so each orthogonalises its share of the parameters and hands the
+    updates round: the same bits as if each did all.
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
     def step(self) -> None:
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        rank = dist.get_rank() if size > 1 else 0
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
+            params = [p for p in group["params"] if p.grad is not None]
+            updates = []
+            for i, p in enumerate(params):
                 state = self.state[p]
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))  # Nesterov
+                nesterov = p.grad.lerp(buffer, group["momentum"])
+                own = i % size == rank
+                updates.append(orthogonalise(nesterov) if own else torch.zeros_like(p))
+            if size > 1:
+                flat = torch.cat([update.reshape(-1) for update in updates])
+                dist.all_reduce(flat)  # sums with zeros
+                updates = flat.split([p.numel() for p in params])
+            for p, update in zip(params, updates):
                 scale = max(1.0, p.size(-2) / p.size(-1)) ** 0.5
-                p.add_(update, alpha=-group["lr"] * scale)
+                p.add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -57,6 +71,10 @@ def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
         (matrices if hidden and not name.endswith("gate.weight") else rest).append(p)
     return matrices, rest
+
+
+def _adamw(params: Iterable[Tensor], lr: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 class Optimizers:
@@ -70,16 +88,12 @@ class Optimizers:
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
         """Muon on hidden matrices, AdamW on the rest."""
         matrices, rest = split_parameters(model)
-        adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
-        return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": adam})
+        return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
         """AdamW on everything: reinforcement learning."""
-        params = list(model.parameters())
-        return Optimizers(
-            {"adam": torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)}
-        )
+        return Optimizers({"adam": _adamw(model.parameters(), lr)})
 
     def step(self, factor: float) -> None:
         """One update at `factor` times each base learning rate; gradients are cleared."""

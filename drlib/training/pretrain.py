@@ -14,44 +14,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.policy.moe import PolicyShape, build_policy
 from drlib.synthesis.actions import ActionData
 from drlib.training import stages
-from drlib.training.data import policy_tools
+from drlib.training.data import begin, finish, policy_tools
 from drlib.training.run import Ranks, RunFolder
 from drlib.training.supervised import Recipe, train_supervised
-
-
-def shape_of(config: Config) -> PolicyShape:
-    """The policy's dimensions as the configuration has them."""
-    return PolicyShape(
-        vocab_size=config.vocabulary, hidden=config.hidden, layers=config.layers,
-        heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
-        experts=config.experts, experts_per_token=config.experts_per_token,
-        expert_hidden=config.expert_hidden,
-    )  # fmt: skip
 
 
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     """Stage `untrained`: the initial weights as a checkpoint folder."""
     run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
-    tokenizer, *_ = policy_tools(config, run_dir.parents[1])
+    tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
+    sizes = config.pick("hidden", "layers", "heads", "kv_heads", "head_dim", "expert")
     model = build_policy(
-        shape_of(config), config.seed, config.init,
+        PolicyShape(config.vocabulary, **sizes), config.seed, config.init,
         eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    save_policy(model, tokenizer, run.path / "policy")
-    return run.finish({"parameters": sum(p.numel() for p in model.parameters())})
+    return finish(run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
-    ranks = ranks or Ranks()
-    run = RunFolder(run_dir, stages.settings_of("cpt", config), ranks)
-    runs = run_dir.parents[1]
-    tokenizer, chat, _, names = policy_tools(config, runs)
-    start = stages.input_folder("cpt", "untrained", config, runs)
-    model, _ = load_policy(start / "policy")
+    run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
     data = ActionData(names, chat, config.search_results)
     recipe = Recipe(
         config.cpt_steps, config.cpt_batch_tokens, config.cpt_muon_lr, config.cpt_adam_lr,
@@ -60,13 +45,9 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     )  # fmt: skip
     metrics = train_supervised(
         model, recipe, lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
-        run, ranks, tokenizer.pad_token_id,
+        run, chat.tokenizer.pad_token_id,
     )  # fmt: skip
-    if ranks.first:
-        save_policy(model, tokenizer, run.path / "policy")
-    ranks.barrier()
-    run.finish(metrics)
-    return metrics
+    return finish(run, model, chat, metrics)
 
 
 if __name__ == "__main__":

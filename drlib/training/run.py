@@ -13,6 +13,7 @@ takes both, and the losses are the same.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
@@ -42,42 +43,31 @@ class Ranks:
         self.size = int(os.environ.get("WORLD_SIZE", 1))
         if SHARDS % self.size:
             raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
+        self.first = self.rank == 0
+        self.shards = list(range(self.rank, SHARDS, self.size))  # that this process works on
         torch.set_num_threads(1)
         if self.size > 1 and not dist.is_initialized():
             dist.init_process_group("gloo")
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def shards(self) -> list[int]:
-        """The shards that this process works on."""
-        return list(range(self.rank, SHARDS, self.size))
+            atexit.register(dist.destroy_process_group)
 
     def sum_gradients(self, model: torch.nn.Module) -> None:
         """Add the gradients of all ranks into each; one message for the whole model."""
         params = [p for p in model.parameters() if p.requires_grad]
         for p in params:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        if self.size == 1:
-            return
-        flat = torch.cat([p.grad.reshape(-1) for p in params])
-        dist.all_reduce(flat)
-        at = 0
-        for p in params:
-            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
-            at += p.numel()
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if self.size > 1:
+            flat = torch.cat([p.grad.reshape(-1) for p in params])
+            dist.all_reduce(flat)
+            for p, part in zip(params, flat.split([p.numel() for p in params])):
+                p.grad.copy_(part.view_as(p))
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
         """The same numbers, summed over ranks (in float64)."""
         if self.size == 1:
             return dict(values)
-        names = sorted(values)
-        total = torch.tensor([float(values[n]) for n in names], dtype=torch.float64)
+        total = torch.tensor([*values.values()], dtype=torch.float64)
         dist.all_reduce(total)
-        return dict(zip(names, total.tolist()))
+        return dict(zip(values, total.tolist()))
 
     def gather(self, rows: list) -> list:
         """All ranks' rows, in the order of ranks."""
@@ -90,10 +80,6 @@ class Ranks:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
-
-    def close(self) -> None:
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def write_atomically(path: Path, write) -> None:
@@ -117,30 +103,24 @@ class RunFolder:
         settings: everything the stage depends on; a partial folder with other settings is refused.
     """
 
-    def __init__(self, final: Path, settings: dict, ranks: Ranks):
-        self.final, self.settings, self.ranks = final, settings, ranks
+    def __init__(self, final: Path, settings: dict, ranks: Ranks | None = None):
+        self.final, self.settings, self.ranks = final, settings, ranks or Ranks()
         self.path = final.with_name(final.name + ".partial")
-        if ranks.first:
+        if self.ranks.first:
             self._open()
-        ranks.barrier()
-        self._metrics = None
+        self.ranks.barrier()
         self._started = time.time()
 
     def _open(self) -> None:
         if self.complete(self.final):
             raise RunFolderError(f"{self.final} is already complete: delete it to build it again")
         self.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.settings, indent=1, sort_keys=True)
         note = self.path / "settings.json"
-        if note.exists():
-            try:
-                same = json.loads(note.read_text()) == json.loads(json.dumps(self.settings))
-            except ValueError:
-                same = False
-            if not same:
-                raise RunFolderError(f"{self.path} was begun with other settings: delete it")
-        else:
-            text = json.dumps(self.settings, indent=1, sort_keys=True)
+        if not note.exists():
             write_atomically(note, lambda p: p.write_text(text))
+        if note.read_text() != text:
+            raise RunFolderError(f"{self.path} was begun with other settings: delete it")
 
     @staticmethod
     def complete(path: Path) -> bool:
@@ -151,21 +131,16 @@ class RunFolder:
             return False
 
     def log(self, row: dict) -> None:
-        """Append one line to metrics.jsonl, flushed (first rank only)."""
-        if not self.ranks.first:
-            return
-        if self._metrics is None:
-            self._metrics = open(self.path / METRICS, "a", encoding="utf-8")
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
+        """Append one line to metrics.jsonl (first rank only)."""
+        if self.ranks.first:
+            with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
     def save_checkpoint(self, step: int, model, optimizers, extra: dict | None = None) -> None:
         """The state after `step` steps: weights, optimizers, whatever else the loop carries."""
         if self.ranks.first:
-            state = {
-                "step": step, "model": model.state_dict(), "optimizers": optimizers.state_dict(),
-                "extra": extra or {},
-            }  # fmt: skip
+            state = {"step": step, "model": model.state_dict(), "extra": extra or {}}
+            state["optimizers"] = optimizers.state_dict()
             write_atomically(self.path / CHECKPOINT, lambda p: torch.save(state, p))
         self.ranks.barrier()
 
@@ -183,28 +158,15 @@ class RunFolder:
             model.load_state_dict(state["model"])
             optimizers.load_state_dict(state["optimizers"])
             step, extra = state["step"], state["extra"]
-        if self.ranks.first:
-            self._truncate_metrics(step)
+        log = self.path / METRICS
+        if self.ranks.first and log.exists():  # a line a step; the last one may be half written
+            kept = log.read_text(encoding="utf-8").splitlines(keepends=True)[:step]
+            write_atomically(log, lambda p: p.write_text("".join(kept), encoding="utf-8"))
         self.ranks.barrier()
         return step, extra
 
-    def _truncate_metrics(self, step: int) -> None:
-        path = self.path / METRICS
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError):  # the line that was being written when it was killed
-                continue
-        write_atomically(path, lambda p: p.write_text("".join(kept), encoding="utf-8"))
-
     def finish(self, metrics: dict | None = None) -> Path:
         """Write the manifest, drop the checkpoint, take the final name."""
-        if self._metrics is not None:
-            self._metrics.close()
         if self.ranks.first:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
             manifest = {

@@ -134,9 +134,8 @@ def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args(argv)
-    ranks = None
     try:
-        overrides = {k: yaml.safe_load(v) for k, v in (s.split("=", 1) for s in args.set)}
+        overrides = {k: yaml.safe_load(v) for k, _, v in (s.partition("=") for s in args.set)}
         config = Config.load(args.profile, **overrides)
         ranks = Ranks()
         path = folder(args.stage, config, args.runs)
@@ -148,6 +147,3 @@ def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
     except Interrupted:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    finally:
-        if ranks is not None:
-            ranks.close()

@@ -7,6 +7,7 @@ number of processes changes nothing but the time.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import SHARDS, Interrupted, Ranks, RunFolder, interruptible
 
 ROW_TOKENS = 160
+FILL = 0.93  # of `batch_tokens`: how full first-fit packing gets the rows
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,17 @@ def fill(samples: Iterator[Sample], tokens: int) -> list[Sample]:
 
 
 def train_supervised(
-    model, recipe: Recipe, draw: Callable[[int, int], Iterator[Sample]], run: RunFolder,
-    ranks: Ranks, pad_id: int, token_budget: float = 0.93,
-) -> dict:  # fmt: skip
+    model, recipe: Recipe, draw: Callable[[int, int], Iterator[Sample]], run: RunFolder, pad_id: int
+) -> dict:
     """Train in place; `draw(step, shard)` yields that shard's samples for ever.
 
     Returns the last step's metrics. Raises Interrupted after a clean checkpoint on Ctrl-C.
     """
-    optimizers = Optimizers.muon_adam(model, recipe.muon_lr, recipe.adam_lr)
+    ranks, optimizers = run.ranks, Optimizers.muon_adam(model, recipe.muon_lr, recipe.adam_lr)
     done, _ = run.resume(model, optimizers)
     model.train()
     metrics: dict = {}
-    per_shard = int(recipe.batch_tokens / SHARDS * token_budget)
+    per_shard = int(recipe.batch_tokens / SHARDS * FILL)
     with interruptible(ranks) as stop:
         for step in range(done, recipe.steps):
             started = time.perf_counter()
@@ -67,8 +68,7 @@ def train_supervised(
             metrics = _step(model, optimizers, recipe, shards, ranks, pad_id, step)
             metrics |= {"step": step + 1, "seconds": round(time.perf_counter() - started, 4)}
             run.log(metrics)
-            last = step + 1 == recipe.steps
-            asked = stop()
+            last, asked = step + 1 == recipe.steps, stop()
             if asked or (step + 1) % recipe.checkpoint_every == 0 or last:
                 run.save_checkpoint(step + 1, model, optimizers)
             if asked and not last:
@@ -104,9 +104,7 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
     """A pool for ever: every epoch in a new order."""
     if not samples:
         raise ValueError("the pool holds no sample: are all demonstrations filtered out?")
-    epoch = 0
-    while True:
-        order = list(range(len(samples)))
+    for epoch in itertools.count():
+        order = list(samples)
         random.Random(f"{seed}-{epoch}").shuffle(order)
-        yield from (samples[i] for i in order)
-        epoch += 1
+        yield from order
