@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from drlib import lab
 from drlib.lab import hygiene, launching, notebooks
 from drlib.lab.__main__ import main
-from drlib.lab.launching import Follower
+from drlib.lab.launching import last_step
 from drlib.training.run import RunFolderError
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
@@ -150,19 +150,18 @@ def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     os.kill(grandchild, signal.SIGKILL)  # a program that dies of SIGTERM cannot look after it
 
 
-def test_follower_reads_a_file_that_is_late_cut_back_and_renamed(tmp_path):
+def test_the_last_step_of_a_file_that_is_late_cut_back_and_renamed(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    follower = Follower(path)
-    assert follower.read() == 0
+    assert last_step(path) == 0
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert follower.read() == 2
+    assert last_step(path) == 2
     with open(path, "a") as file:
         file.write('ep": 3}\n{"note": "no step"}\nnot json\n')
-    assert follower.read() == 3
+    assert last_step(path) == 3
     path.write_text('{"step": 1}\n')  # resumed from an earlier checkpoint
-    assert follower.read() == 1
+    assert last_step(path, 3) == 1
     path.rename(tmp_path / "elsewhere.jsonl")
-    assert follower.read() == 1
+    assert last_step(path, 1) == 1
 
 
 def test_progress_is_silent_when_headless_and_writes_to_a_named_terminal(

@@ -27,19 +27,24 @@ CHANCE = 0.2  # with which the sampling policy said a token of the toys below
 # shared pieces
 
 
-def band(ax: Axes, curves: Sequence[Sequence[float]], color: str, label: str) -> None:
-    """The mean of several runs' curves over their range, and each run as a thin line.
+def band(
+    ax: Axes, curves: Sequence[Sequence[float]], color: str, label: str,
+    steps: Sequence[float] | None = None, *, style: str = "-", thick: float = 2.2,
+) -> None:  # fmt: skip
+    """The mean of several runs' curves; where they are several, their range and thin lines too.
 
     Args:
         curves: one sequence of S values per run, all equally long.
+        steps: S places on the x axis; 0 to S - 1 when None.
     """
     runs = np.asarray(curves, dtype=float)
     if runs.ndim != 2:
         raise ValueError(f"curves must be runs of equal length, got shape {runs.shape}")
-    steps = np.arange(runs.shape[1])
-    ax.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=color, alpha=0.15, lw=0)
-    ax.plot(steps, runs.T, color=color, lw=0.6, alpha=0.6)
-    ax.plot(steps, runs.mean(axis=0), color=color, lw=2.2, label=label)
+    steps = np.arange(runs.shape[1]) if steps is None else steps
+    if len(runs) > 1:
+        ax.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=color, alpha=0.15, lw=0)
+        ax.plot(steps, runs.T, color=color, lw=0.6, alpha=0.6, ls=style)
+    ax.plot(steps, runs.mean(axis=0), color=color, lw=thick, ls=style, label=label)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ TINTS = {
     "answer": "#d5efe6", "text": "#ffffff",
 }  # fmt: skip
 _BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
-_NAMES = {"think": "think", "tool_call": "call", "answer": "answer"}
 
 
 @dataclass(frozen=True)
@@ -51,30 +50,25 @@ class Rendered:
 
 def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
     """The conversation after its question, cut at the tags; `failed` is one flag a tool turn."""
-    found, turn, observed = [], 0, 0
+    found, turn, flags = [], 0, iter(failed)
     for message in messages[1:]:
         text = message["content"]
         if message["role"] == "assistant":
             turn += 1
             found += _assistant(turn, text)
         else:
-            wrong = observed < len(failed) and failed[observed]
-            found.append(Block(turn, "failed" if wrong else "response", text))
-            observed += 1
+            found.append(Block(turn, "failed" if next(flags, False) else "response", text))
     return found
 
 
 def _assistant(turn: int, text: str) -> list[Block]:
     """A turn's blocks; what stands outside every tag is a block `text`."""
-    found, at = [], 0
-    for match in _BLOCK.finditer(text):
-        if text[at : match.start()].strip():
-            found.append(Block(turn, "text", text[at : match.start()]))
-        found.append(Block(turn, _NAMES[match[1]], match[2]))
-        at = match.end()
-    if text[at:].strip() or not text:
-        found.append(Block(turn, "text", text[at:]))
-    return found
+    *tagged, after = _BLOCK.split(text)  # (before, name, inner) of each tag, and the rest
+    found = []
+    for before, name, inner in zip(*[iter(tagged)] * 3, strict=True):
+        found += [Block(turn, "text", before), Block(turn, name.removeprefix("tool_"), inner)]
+    found.append(Block(turn, "text", after))
+    return [block for block in found if block.name != "text" or block.text.strip() or not text]
 
 
 def is_right(trajectory: Trajectory) -> bool:

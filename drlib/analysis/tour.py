@@ -5,8 +5,7 @@ trajectories that were kept. It is read from the committed reference run or gath
 of a local one.
 
 Intervals are 95% and clustered by question (eight samples of one question are not eight
-questions). Where all questions agree a bootstrap has no width: there Wilson's interval over the
-questions is given. Left out: tests of hypotheses, and everything that trains.
+questions). Left out: tests of hypotheses, and everything that trains.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from drlib.analysis.rendering import is_right
 from drlib.config import Config
-from drlib.evals.metrics import Interval, wilson_interval
+from drlib.evals.metrics import Interval
 from drlib.evals.results import CONTROLS, LINE, TITLES, Results, gather
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
@@ -44,29 +43,20 @@ class TourRun:
         for path in sorted(folder.glob("seed*_*.jsonl")):
             seed, _, stage = path.stem.removeprefix("seed").partition("_")
             curves.setdefault(stage, {})[int(seed)] = read_rows(path)
-        kept = {}
-        for path in sorted(folder.glob("*_*.parquet")):
-            stage, _, decoding = path.stem.rpartition("_")
-            kept[stage, decoding] = path
+        kept = {path.stem.rpartition("_")[::2]: path for path in folder.glob("*_*.parquet")}
         return TourRun(results, curves, kept)
 
     @staticmethod
     def local(config: Config, runs: Path) -> TourRun:
         """What is finished of the run of `config`; ValueError when the line itself is not."""
-        complete = [
-            name for name in CONTROLS
-            if RunFolder.complete(stages.folder(f"evaluate_{name}", config, runs))
-        ]  # fmt: skip
+        at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
+        done = {name for name, path in at.items() if RunFolder.complete(path)}
+        names = [*LINE, *(name for name in CONTROLS if f"evaluate_{name}" in done)]
         command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
-        results = gather([config], runs, [*LINE, *complete], command)
-        curves = {
-            name: {config.seed: read_metrics(stages.folder(name, config, runs))}
-            for name in CURVES
-            if RunFolder.complete(stages.folder(name, config, runs))
-        }
+        results = gather([config], runs, names, command)
+        curves = {name: {config.seed: read_metrics(at[name])} for name in CURVES if name in done}
         kept = {
-            (name, decoding): stages.folder(f"evaluate_{name}", config, runs)
-            / f"{decoding}.parquet"
+            (name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
             for name in ("sft", "rl")
             for decoding in ("greedy", "sampled")
         }
@@ -90,24 +80,10 @@ def read_rows(path: Path) -> list[dict]:
 
 def pass_name(results: Results) -> str:
     """The decoding `pass@k` that this run has (k samples a question)."""
-    names = sorted({r["decoding"] for r in results.rows if r["decoding"].startswith("pass@")})
-    if len(names) != 1:
-        raise ValueError(f"results must have one pass@k, they have {names}")
-    return names[0]
+    return next(r["decoding"] for r in results.rows if r["decoding"].startswith("pass@"))
 
 
-def accuracy(
-    results: Results, stage: str, kind: str, decoding: str, hops: int | None = None
-) -> Interval:
-    """(share right, low, high), 95%; Wilson's over questions where a bootstrap has no width."""
-    by_question = results.values(stage, kind, decoding, hops)
-    if not by_question:  # the demonstrator: sums only
-        correct, n = results.count(stage, kind, decoding, hops)
-        return correct / n, *wilson_interval(correct, n)
-    mean, low, high = results.accuracy(stage, kind, decoding, hops)
-    if low == high and mean in (0.0, 1.0):
-        low, high = wilson_interval(round(mean * len(by_question)), len(by_question))
-    return mean, low, high
+accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> Interval
 
 
 def error_rate(results: Results, stage: str) -> Interval:
@@ -149,6 +125,10 @@ def percent(interval: Interval, sign: str = "") -> str:
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
+def seeds(n: int) -> str:
+    return f"{n} seed{'s' * (n > 1)}"
+
+
 SHORT = {
     "closed_book": "RL, closed book", "sft_continued": "SFT continued", "cpt": "pre-trained",
     "demonstrator": "demonstrator", "rl_random_reward": "random reward",
@@ -188,14 +168,13 @@ def table(results: Results) -> str:
     """The results as text, at most 80 columns wide: percent right, intervals and n."""
     best = pass_name(results)
     decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
-    seeds = f"{len(results.seeds)} seed{'s' * (len(results.seeds) > 1)}"
-    lines = [f"held-out answers, % right [95% interval], {seeds};",
+    lines = [f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
              f"n questions: n greedy, {k} n sampled"]  # fmt: skip
     for title, kind, hops in BLOCKS:
         lines += ["", title]
         lines.append(f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n".rstrip())
         for stage in results.stages:
-            cells = [_cell(results, stage, kind, d, hops) for d in decodings]
+            cells = [cell(results, stage, kind, d, hops) for d in decodings]
             if any(cells):
                 n = results.count(stage, kind, "greedy", hops)[1]
                 n = n or results.count(stage, kind, "sample", hops)[1]
@@ -205,7 +184,8 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
+def cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
+    """A cell of a table: `85.1 [83.0, 87.0]`, or nothing where the stage was not asked."""
     if not results.count(stage, kind, decoding, hops)[1]:
         return ""
-    return percent(accuracy(results, stage, kind, decoding, hops))
+    return percent(results.accuracy(stage, kind, decoding, hops))

@@ -14,11 +14,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.tour import TourRun, accuracy
+from drlib.analysis.plots import band
+from drlib.analysis.tour import TourRun, seeds
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
 COLORS = {"sft": "C2", "sft_continued": "C1", "rl": "C0", "rl_random_reward": "0.45"}
 BEHIND = "0.8"
+
 
 def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.ndarray, np.ndarray]:
     """(steps, mean of the last `width` values of `key`); a step without the key counts for none."""
@@ -33,35 +35,23 @@ def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.nd
 
 
 def draw(
-    ax: Axes, run: TourRun, stage: str, key: str, color: str, label: str, *, style: str = "-",
-    width: int = SMOOTH, scale: float = 1.0, thick: float = 2.0,
-) -> bool:  # fmt: skip
-    """Seeds as thin lines over their range, their mean thick; False where the stage is missing."""
-    seeds = run.curves.get(stage, {})
-    lines = [smoothed(rows, key, width) for _, rows in sorted(seeds.items())]
+    ax: Axes, run: TourRun | None, stage: str, key: str, color: str, label: str, *,
+    style: str = "-", width: int = SMOOTH, scale: float = 1.0, thick: float = 2.0,
+) -> None:  # fmt: skip
+    """A `band` of the stage's seeds, as far as all of them have come; nothing without any."""
+    curves = run.curves.get(stage, {}) if run else {}
+    lines = [smoothed(rows, key, width) for _, rows in sorted(curves.items())]
     length = min((len(steps) for steps, _ in lines), default=0)
-    if not length:
-        return False
-    steps = lines[0][0][:length]
-    values = scale * np.array([v[:length] for _, v in lines])
-    if len(lines) > 1:
-        ax.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
-        ax.plot(steps, values.T, color=color, lw=0.6, alpha=0.6, ls=style)
-    ax.plot(steps, values.mean(0), color=color, lw=thick, ls=style, label=label)
-    return True
-
-
-def _seeds(run: TourRun, stage: str) -> str:
-    n = len(run.curves[stage])
-    return "1 seed" if n == 1 else f"{n} seeds"
+    if length:
+        values = [scale * v[:length] for _, v in lines]
+        band(ax, values, color, label, lines[0][0][:length], style=style, thick=thick)
 
 
 def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
     """The loss of agentic pre-training by step, in nats a token that carries loss."""
     fig, ax = plt.subplots(figsize=(6.4, 3.2))
-    if behind:
-        draw(ax, behind, "cpt", "loss", BEHIND, "reference run", width=1)
-    draw(ax, run, "cpt", "loss", "C0", _seeds(run, "cpt"), width=1)
+    draw(ax, behind, "cpt", "loss", BEHIND, "reference run", width=1)
+    draw(ax, run, "cpt", "loss", "C0", seeds(len(run.curves["cpt"])), width=1)
     ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
     ax.set_ylabel("loss, nats a token")
     ax.legend(loc="upper right")
@@ -101,19 +91,18 @@ def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
 
 def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> None:
     key = f"accuracy_{kind}"
-    if behind:
-        draw(ax, behind, "rl", key, BEHIND, "RL, reference run", scale=100)
+    draw(ax, behind, "rl", key, BEHIND, "RL, reference run", scale=100)
     control = run if "rl_random_reward" in run.curves else behind
-    if control:
-        draw(ax, control, "rl_random_reward", key, COLORS["rl_random_reward"],
-             "RL, random reward (control)", style="--", scale=100)  # fmt: skip
-    draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {_seeds(run, 'rl')}", scale=100)
+    draw(ax, control, "rl_random_reward", key, COLORS["rl_random_reward"],
+         "RL, random reward (control)", style="--", scale=100)  # fmt: skip
+    label = f"RL in training, {seeds(len(run.curves['rl']))}"
+    draw(ax, run, "rl", key, COLORS["rl"], label, scale=100)
     last = max(rows[-1]["step"] for rows in run.curves["rl"].values())
     _point(ax, 0, run, "sft", kind, "sample", "D", "after SFT, held-out")
     _point(ax, last * 1.04, run, "rl", kind, "sample", "o", "after RL, held-out")
     more = _with_stage("sft_continued", run, behind)
     if more:
-        mean, low, high = accuracy(more.results, "sft_continued", kind, "sample")
+        mean, low, high = more.results.accuracy("sft_continued", kind, "sample")
         ax.axhspan(100 * low, 100 * high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
         ax.axhline(100 * mean, color=COLORS["sft_continued"], ls=(0, (5, 2)), lw=1.6,
                    label="SFT continued with RL's compute, held-out")  # fmt: skip
@@ -130,7 +119,7 @@ def _point(
     ax: Axes, x: float, run: TourRun, stage: str, kind: str, decoding: str, marker: str,
     label: str | None, hops: int | None = None,
 ) -> None:  # fmt: skip
-    mean, low, high = (100 * v for v in accuracy(run.results, stage, kind, decoding, hops))
+    mean, low, high = (100 * v for v in run.results.accuracy(stage, kind, decoding, hops))
     ax.errorbar([x], [mean], [[max(mean - low, 0)], [max(high - mean, 0)]], color=COLORS[stage],
                 marker=marker, capsize=3, ls="", label=label, zorder=5,
                 markeredgecolor="white", markersize=7)  # fmt: skip
@@ -168,23 +157,19 @@ PANELS = (
 def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
     fig, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
-    control = next((r for r in (run, behind) if r and "rl_random_reward" in r.curves), None)
+    control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines, scale) in zip(axes.flat, PANELS):
         for key, (color, label) in lines.items():
-            if behind:
-                draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
-            if control:  # in the colour of its line, where there are several
-                tint = color if len(lines) > 1 else COLORS["rl_random_reward"]
-                name = "random reward" if len(lines) == 1 else ""
-                draw(ax, control, "rl_random_reward", key, tint, name, style="--", scale=scale,
-                     thick=2.0 if name else 1.2)  # fmt: skip
+            draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
+            # the control: in the colour of its line, where there are several
+            tint = color if len(lines) > 1 else COLORS["rl_random_reward"]
+            name = "random reward" if len(lines) == 1 else ""
+            draw(ax, control, "rl_random_reward", key, tint, name, style="--", scale=scale,
+                 thick=2.0 if name else 1.2)  # fmt: skip
             draw(ax, run, "rl", key, color, label, scale=scale)
-        ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=(0, None))
-        if unit == "%":
-            ax.set_ylim(-2, 102)
-        handles, labels = ax.get_legend_handles_labels()
-        named = [(h, text) for h, text in zip(handles, labels) if text and text[0] != "_"]
-        ax.legend(*zip(*named), loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+        limits = (-2, 102) if unit == "%" else (0, None)
+        ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
     return fig
 
 

@@ -6,6 +6,7 @@ slider from code redraws as well, so a notebook without a browser can test its p
 """
 
 import io
+from collections.abc import Callable, Sequence
 from typing import get_args, get_type_hints
 
 import ipywidgets as ipw
@@ -16,8 +17,6 @@ from drlib.analysis import plots, rendering
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
-
-__all__ = ["GrpoPanel", "TrajectoryPanel", "grpo_panel", "png_bytes", "trajectory_panel"]
 
 ESTIMATORS = {
     function.__name__: function
@@ -35,15 +34,14 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
 
 class GrpoPanel(ipw.VBox):
     """The switches of the loss on four rollouts; `sliders` and `switches` by name, `table`
-    (HTML), `picture`.
-
-    Args:
-        lengths: tokens of each rollout, the longest being the constant of "constant".
+    (HTML), `picture`. The longest rollout's length is the constant of "constant".
     """
 
-    def __init__(self, rewards=(1.0, 0.0, 0.0, 0.0), lengths=(8, 4, 2, 2)):
-        self.lengths = list(lengths)
-        self.sliders = {f"reward {i + 1}": _slider(r, 0, 1) for i, r in enumerate(rewards)}
+    lengths = (8, 4, 2, 2)  # tokens of each rollout
+
+    def __init__(self):
+        rewards = enumerate((1.0, 0.0, 0.0, 0.0), 1)
+        self.sliders = {f"reward {i}": _slider(reward, 0, 1) for i, reward in rewards}
         self.sliders["ratio"] = _slider(1.0, 0.4, 1.8)
         self.sliders["ε low"] = _slider(0.2, 0, 0.9)
         self.sliders["ε high"] = _slider(0.28, 0, 0.9)
@@ -78,9 +76,7 @@ class GrpoPanel(ipw.VBox):
         self.table.value = _table(plots.grpo_numbers(*shown, **how), rewards)
 
 
-def grpo_panel() -> GrpoPanel:
-    """Notebook 05's panel: flip the loss's switches, drag rewards and ratio; see every push."""
-    return GrpoPanel()
+grpo_panel = GrpoPanel  # notebook 05's name for it
 
 
 class TrajectoryPanel(ipw.VBox):
@@ -112,9 +108,34 @@ class TrajectoryPanel(ipw.VBox):
             self.page.value = rendering.render(found, self.policy.value).markup
 
 
-def trajectory_panel(runs: dict[str, list[Trajectory]]) -> TrajectoryPanel:
-    """The panel of notebooks 00 and 06: rollouts of several policies on the same questions."""
-    return TrajectoryPanel(runs)
+trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
+
+
+class FigurePanel(ipw.VBox):
+    """Controls over any figure; `controls` by name, `picture`.
+
+    Args:
+        draw: called with the value of every control, in their order; returns a Figure.
+        choices: the values to choose from by name, the first one chosen. Numbers get a slider.
+    """
+
+    def __init__(self, draw: Callable[..., Figure], choices: dict[str, Sequence]):
+        self._figure, self.controls = draw, {}
+        for name, values in choices.items():
+            numbers = all(isinstance(value, int | float) for value in values)
+            kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
+            self.controls[name] = kind(
+                options=list(values), value=values[0], description=name,
+                style={"description_width": "110px"}, layout=ipw.Layout(width="60%"),
+            )  # fmt: skip
+            self.controls[name].observe(self._draw, names="value")
+        self.picture = ipw.Image(format="png")
+        super().__init__([*self.controls.values(), self.picture])
+        self._draw()
+
+    def _draw(self, _change=None):
+        values = [control.value for control in self.controls.values()]
+        self.picture.value = png_bytes(self._figure(*values))
 
 
 def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:

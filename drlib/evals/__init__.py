@@ -1,1 +1,1 @@
-"""How good is it, and how sure are we: `metrics` holds the estimators and their intervals."""
+"""How good is it, and how sure are we: `metrics` holds intervals, `results` what was counted."""

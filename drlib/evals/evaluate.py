@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drlib.agents.react import Limits, ReAct
@@ -95,9 +96,8 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
     return rows
 
 
-def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: str) -> list[dict]:
-    """Stage `evaluate_<of>`; returns the rows (on the first rank)."""
-    ranks = ranks or Ranks()
+def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
+    """Stage `evaluate_<of>`."""
     name = f"evaluate_{of}"
     closed = of == "closed_book"
     runs = run_dir.parents[1]
@@ -105,7 +105,6 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: s
     _, chat, world, _ = policy_tools(config, runs)
     which = "rl" if closed else of
     model, _ = load_policy(stages.input_folder(name, which, config, runs) / "policy")
-    model.eval()
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
@@ -113,9 +112,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: s
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
     ):
-        engine = LocalEngine(
-            model, max_context=config.max_context_tokens, lockstep=True
-        )  # fmt: skip
+        engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
         agent = ReAct(engine, toolbox, chat, limits)
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
     if ranks.first:
@@ -123,13 +120,12 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks | None = None, *, of: s
         save_trajectories(run.path / "sampled.parquet", sampled[-KEPT_TRAJECTORIES:])
     gathered = ranks.gather(list(zip(mine, outcomes)))
     outcomes = [outcome for _, outcome in sorted(gathered, key=lambda pair: pair[0])]
-    rows = rows_of(outcomes, of, config.seed)
     if ranks.first:
+        rows = rows_of(outcomes, of, config.seed)
         lines = "".join(json.dumps(vars(o)) + "\n" for o in outcomes)
         write_atomically(run.path / "outcomes.jsonl", lambda p: p.write_text(lines))
         write_atomically(run.path / "rows.json", lambda p: p.write_text(json.dumps(rows, indent=0)))
     run.finish({"questions": len(outcomes)})
-    return rows
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
@@ -138,9 +134,6 @@ def read_outcomes(folder: Path) -> list[Outcome]:
     return [Outcome(**json.loads(line)) for line in lines]
 
 
-def _builder(of: str):
-    return lambda config, run_dir, ranks: evaluate(config, run_dir, ranks, of=of)
-
-
 if __name__ == "__main__":
-    stages.main({f"evaluate_{s}": _builder(s) for s in (*stages.EVALUATED, "closed_book")})
+    names = (*stages.EVALUATED, "closed_book")
+    stages.main({f"evaluate_{name}": partial(evaluate, of=name) for name in names})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
-from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean
+from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
 from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.run import RunFolder, write_atomically
@@ -94,21 +94,29 @@ class Results:
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
     def values(
-        self, stage: str, kind: str | None, decoding: str, hops: int | None = None, seeds=None
+        self, stage: str, kind: str | None, decoding: str, hops: int | None = None
     ) -> dict[str, list[float]]:
         """Each question's scores (all seeds, all samples); `kind` None: of both kinds."""
         table: dict[str, list[float]] = {}
-        for (name, seed), outcomes in self.outcomes.items():
-            if name != stage or (seeds is not None and seed not in seeds):
-                continue
-            for o in outcomes:
+        for (name, _), outcomes in self.outcomes.items():
+            for o in outcomes if name == stage else ():
                 if kind in (None, o.kind) and hops in (None, o.hops):
                     table.setdefault(o.task, []).extend(_scores(o, decoding))
         return table
 
     def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
-        """(mean, low, high), 95%, clustered by question; seeds are pooled."""
-        return bootstrap_mean(self.values(stage, kind, decoding, hops), seed=0)
+        """(share right, low, high), 95%, clustered by question; seeds are pooled.
+
+        Where all questions agree a bootstrap has no width: there it is Wilson's over questions.
+        """
+        by_question = self.values(stage, kind, decoding, hops)
+        if not by_question:  # the demonstrator: sums only
+            correct, n = self.count(stage, kind, decoding, hops)
+            return correct / n, *wilson_interval(correct, n)
+        mean, low, high = bootstrap_mean(by_question, seed=0)
+        if low == high and mean in (0.0, 1.0):
+            low, high = wilson_interval(round(mean * len(by_question)), len(by_question))
+        return mean, low, high
 
     def gain(
         self, stage: str, over: str, kind: str | None, decoding: str, hops: int | None = None
@@ -119,13 +127,9 @@ class Results:
 
 
 def _scores(outcome: Outcome, decoding: str) -> list[float]:
-    if decoding == "greedy":
-        return [float(outcome.greedy)]
-    if decoding == "sample":
-        return [float(s) for s in outcome.samples]
-    if decoding == f"pass@{len(outcome.samples)}":
-        return [float(any(outcome.samples))]
-    return []
+    scores = {"greedy": [outcome.greedy], "sample": outcome.samples,
+              f"pass@{len(outcome.samples)}": [any(outcome.samples)]}  # fmt: skip
+    return [float(score) for score in scores.get(decoding, ())]
 
 
 FIELDS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")

@@ -15,17 +15,10 @@
 Notebooks import the library and hold no code twice; nothing multi-process runs inside a kernel.
 """
 
-from drlib.lab.display import (
-    ROOT,
-    figures_folder,
-    progress,
-    save_figure,
-    show_source,
-    use_style,
-)
+from drlib.lab.display import ROOT, progress, save_figure, show_source, use_style
 from drlib.lab.launching import LaunchError, ensure, launch
 
 __all__ = [
-    "ROOT", "LaunchError", "ensure", "figures_folder", "launch", "progress", "save_figure",
-    "show_source", "use_style",
+    "ROOT", "LaunchError", "ensure", "launch", "progress", "save_figure", "show_source",
+    "use_style",
 ]  # fmt: skip

@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
     line.add_argument("--out", type=Path, default=OUT)
+    line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
     line.set_defaults(action=_reference)
     text = commands.add_parser("table", help="write the reference run's results into README.md")
     text.add_argument("--readme", type=Path, default=ROOT / "README.md")
@@ -59,7 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 def _reference(args) -> int:
     from drlib.config import Config
 
-    print(reference(Config.load(args.profile), args.seeds, args.runs, args.out))
+    if (args.set or args.only) and args.out == OUT:
+        raise ValueError("--set and --only need --out: figures/reference/tour is the recipe's")
+    changes = parse_pairs([pair.partition("=")[::2] for pair in args.set])
+    config = Config.load(args.profile, **changes)
+    print(reference(config, args.seeds, args.runs, args.out, args.only))
     return 0
 
 
@@ -80,9 +86,7 @@ def _run(args) -> int:
 
 def _chosen(numbers: list[str]) -> list[Path]:
     """The notebooks of these numbers, solutions included; all of them for none."""
-    if not numbers:
-        return find(None, solutions=True)
-    return [path for number in numbers for path in find(number, solutions=True)]
+    return [path for number in numbers or [None] for path in find(number, solutions=True)]
 
 
 def _refresh(args) -> int:

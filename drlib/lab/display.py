@@ -23,15 +23,11 @@ STYLE = ROOT / "drlib" / "drlib.mplstyle"
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 
 
-def headless() -> bool:
-    return os.environ.get("DRLIB_HEADLESS") == "1"
-
-
 def progress(iterable: Iterable | None = None, total: float | None = None, desc: str = ""):
     """A tqdm bar with time left: a widget in Jupyter, text elsewhere, nothing when headless."""
     from tqdm import auto, std
 
-    if headless():  # tqdm's own TQDM_DISABLE has no effect on the notebook bar
+    if os.environ.get("DRLIB_HEADLESS") == "1":  # the notebook bar ignores tqdm's TQDM_DISABLE
         return std.tqdm(iterable, total=total, desc=desc, disable=True)
     terminal = os.environ.get("DRLIB_TERMINAL")
     if terminal:
@@ -49,14 +45,13 @@ def show_source(*objects) -> None:
     if not objects:
         raise ValueError("show_source needs at least one function or class")
     code = "\n\n".join(textwrap.dedent(inspect.getsource(o)).rstrip() for o in objects)
-    markdown = f"```python\n{code}\n```"
     from IPython import get_ipython
     from IPython.display import Markdown, display
 
     if get_ipython() is None:
         print(code)
     else:
-        display(Markdown(markdown))
+        display(Markdown(f"```python\n{code}\n```"))
 
 
 def use_style() -> None:
@@ -64,10 +59,6 @@ def use_style() -> None:
     import matplotlib.pyplot as plt
 
     plt.style.use(STYLE)
-
-
-def figures_folder() -> Path:
-    return Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures")
 
 
 def save_figure(fig, name: str) -> Path:
@@ -83,7 +74,6 @@ def save_figure(fig, name: str) -> Path:
 
     if not FIGURE_NAME.fullmatch(name):
         raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
-    path = figures_folder() / f"{name}.png"
-    metadata = {"Software": None}
-    write_atomically(path, lambda p: fig.savefig(p, format="png", metadata=metadata))
+    path = Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures") / f"{name}.png"
+    write_atomically(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))
     return path

@@ -27,20 +27,19 @@ MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 300_000, 600_000
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/svg+xml")
 
 
-def problems(path: Path, *, figures: Path | None = None) -> list[str]:
+def problems(path: Path, *, figures: Path = ROOT / "figures") -> list[str]:
     """Everything that is wrong with a notebook, one sentence each; empty when nothing is.
 
     A notebook in a folder `solutions` need not have the headings, the number of cells and the
     parameters of a main one.
 
     Args:
-        figures: the folder of the committed pictures; figures/ of the repository where None.
+        figures: the folder of the committed pictures.
     """
     try:
         notebook = read(path)
     except NotebookError as fault:
         return [str(fault)]
-    figures = ROOT / "figures" if figures is None else figures
     found = [*_stored(notebook), *_code(notebook), *_size(notebook), *_private(notebook)]
     found += _figures(notebook, path.stem[:2], figures)
     if path.parent.name != "solutions":
@@ -58,8 +57,6 @@ def _tags(cell) -> list[str]:
 
 def _stored(notebook) -> Iterator[str]:
     """Executed from top to bottom, without errors, normalised."""
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
-        yield "the kernel must be python3"
     executed = [cell for cell in _code_cells(notebook) if "skip-execution" not in _tags(cell)]
     counts = [cell.execution_count for cell in executed]
     if counts != list(range(1, len(executed) + 1)):
@@ -75,7 +72,7 @@ def _stored(notebook) -> Iterator[str]:
         if name in notebook.metadata:
             yield f"metadata.{name} is stored: run `drlib.lab refresh`"
     if json.dumps(normalised(notebook), sort_keys=True) != json.dumps(notebook, sort_keys=True):
-        yield "not normalised (cell ids, metadata, widget views): run `drlib.lab refresh`"
+        yield "not normalised (cell ids, kernel, metadata, widget views): run `drlib.lab refresh`"
 
 
 def _code(notebook) -> Iterator[str]:
@@ -99,11 +96,8 @@ def _code(notebook) -> Iterator[str]:
 
 
 def _size(notebook) -> Iterator[str]:
-    images = 0
-    for cell in _code_cells(notebook):
-        for output in cell.outputs:
-            for kind in IMAGE_TYPES:
-                images += len(str(output.get("data", {}).get(kind, "")))
+    shown = [o.get("data", {}) for cell in _code_cells(notebook) for o in cell.outputs]
+    images = sum(len(str(data.get(kind, ""))) for data in shown for kind in IMAGE_TYPES)
     text = len(json.dumps(notebook)) - images
     if text > MAX_TEXT_BYTES:
         yield f"{text} bytes without pictures, above {MAX_TEXT_BYTES}"

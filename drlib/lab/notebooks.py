@@ -13,9 +13,7 @@ unchecked, so committed notebooks carry their outputs.
 from __future__ import annotations
 
 import ast
-import codecs
 import difflib
-import logging
 import os
 import re
 import sys
@@ -23,6 +21,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from drlib.lab.display import ROOT
 
@@ -44,15 +43,11 @@ def find(number: str | None, *, folder: Path | None = None, solutions: bool = Fa
     """
     folder = FOLDER if folder is None else folder
     existing = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    if number is None:
-        chosen = existing
-    else:
-        wanted = number.removesuffix(".ipynb")
-        wanted = wanted.zfill(2) if wanted.isdigit() else wanted
-        chosen = [p for p in existing if wanted in (p.stem, p.stem[:2])]
-        if not chosen:
-            names = ", ".join(p.stem for p in existing) or "none"
-            raise NotebookError(f"no notebook {number!r} in {folder.name}/: there are {names}")
+    wanted = None if number is None else number.removesuffix(".ipynb").zfill(2)
+    chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
+    if wanted and not chosen:
+        names = ", ".join(p.stem for p in existing) or "none"
+        raise NotebookError(f"no notebook {number!r} in {folder.name}/: there are {names}")
     if solutions:
         numbers = {p.stem[:2] for p in chosen}
         extra = sorted((folder / "solutions").glob("[0-9][0-9]_*.ipynb"))
@@ -143,20 +138,18 @@ def run(number: str, parameters: dict, output: Path | None = None, *, folder=Non
     values = check_parameters(notebook, parameters)
     profile = values.get("profile", "ci")
     Config.load(profile)  # an unknown profile fails here, before a kernel starts
-    if output is None:
-        output = ROOT / "runs" / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
-    output = output.resolve()
+    usual = ROOT / "runs" / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
+    output = (output or usual).resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     failed = output.with_suffix(".failed.ipynb")
     pictures = os.environ.get("DRLIB_FIGURES") or str(output.parent / "figures")
     print(f"{source.name}, profile {profile}: executing (the copy goes to {output})", flush=True)
-    announced = _announced(notebook, injected=bool(parameters))
-    with private_jupyter(DRLIB_FIGURES=pictures), _terminal(), announced:
+    with _terminal() as bars, private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TERMINAL=bars):
         try:
             execute_notebook(
                 source, failed, parameters, kernel_name="python3", language="python",
-                cwd=source.parent, progress_bar=False, log_output=True, stdout_file=sys.stdout,
-                config=_kernel_settings(),
+                cwd=source.parent, progress_bar=False, stdout_file=sys.stdout,
+                on_cell_start=_announce, config=_kernel_settings(),
             )  # fmt: skip
         except PapermillExecutionError as fault:
             what = f"cell [{fault.exec_count}], {fault.ename}: {fault.evalue}"
@@ -227,7 +220,10 @@ def normalised(notebook):
 def private_jupyter(**more: str):
     """The environment of a kernel that neither sees nor touches the user's Jupyter and IPython."""
     with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch:
-        with environment(kernel_environment(Path(scratch)) | more):
+        values = kernel_environment(Path(scratch)) | more
+        with mock.patch.dict(os.environ, {k: v for k, v in values.items() if v is not None}):
+            for name in [name for name, value in values.items() if value is None]:
+                os.environ.pop(name, None)
             yield
 
 
@@ -242,69 +238,22 @@ def kernel_environment(scratch: Path) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-@contextmanager
-def environment(values: dict[str, str | None]):
-    """os.environ with these values (None: unset), and as it was afterwards."""
-    before = {name: os.environ.get(name) for name in values}
-    try:
-        _set(values)
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-class _Headings(logging.Handler):
-    """Prints a section's heading when papermill logs the start of the cell that has it."""
-
-    def __init__(self, notebook, injected: bool):
-        super().__init__()
-        self.cells = list(notebook.cells)
-        tagged = [i for i, c in enumerate(self.cells) if "parameters" in c.metadata.get("tags", [])]
-        if injected:  # papermill's own cell, which comes right after the one that is tagged
-            self.cells.insert(tagged[0] + 1, None)
-
-    def emit(self, record) -> None:
-        started = re.match(r"Executing Cell (\d+)", record.getMessage())
-        cell = self.cells[int(started[1]) - 1] if started else None
-        if cell is not None and cell.cell_type == "markdown":
-            for title in re.findall(r"^##? (.+)", cell.source, re.M):
-                print(f"== {title}", flush=True)
-
-
-@contextmanager
-def _announced(notebook, injected: bool):
-    """Headings on the terminal; papermill's own log lines nowhere."""
-    logger, handler = logging.getLogger("papermill"), _Headings(notebook, injected)
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
+def _announce(cell, cell_index) -> None:
+    """Prints the headings of a markdown cell when its turn comes (nbclient calls this)."""
+    if cell.cell_type == "markdown":
+        for title in re.findall(r"^##? (.+)", cell.source, re.M):
+            print(f"== {title}", flush=True)
 
 
 @contextmanager
 def _terminal():
-    """Show on stderr the bars that kernels write: they have no terminal of their own."""
+    """A file for the bars of kernels, which have no terminal: what comes is shown on stderr."""
     with tempfile.NamedTemporaryFile(prefix="drlib-bars-") as file:
         done = threading.Event()
         thread = threading.Thread(target=_relay, args=(file, done), daemon=True)
         thread.start()
         try:
-            with environment({"DRLIB_TERMINAL": file.name}):
-                yield
+            yield file.name
         finally:
             done.set()
             thread.join()
@@ -312,16 +261,15 @@ def _terminal():
 
 def _relay(file, done: threading.Event) -> None:
     """Copy what is appended; where stderr is no terminal, only the last state of each bar."""
-    alive, rest = sys.stderr.isatty(), ""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    alive, rest = sys.stderr.isatty(), b""
     while True:
         last = done.wait(0.2)
-        text = decoder.decode(file.read())
+        data = file.read()
         if not alive:
-            *lines, rest = (rest + text).split("\n")
-            text = "".join(line.rpartition("\r")[2] + "\n" for line in lines)
-        if text:
-            sys.stderr.write(text)
+            *lines, rest = (rest + data).split(b"\n")
+            data = b"".join(line.rpartition(b"\r")[2] + b"\n" for line in lines)
+        if data:
+            sys.stderr.buffer.write(data)
             sys.stderr.flush()
         if last:
             return

@@ -3,6 +3,9 @@
 Everything that figures and the README's table are drawn from is written to
 `figures/reference/tour/`: sums, outcomes, learning curves, a few trajectories, and the policies
 of one seed after SFT and after RL. Each seed repeats everything, pre-training included.
+
+With `--only STAGE...`, other settings and another folder it keeps a variation of some stages:
+`--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
 """
 
 from __future__ import annotations
@@ -21,25 +24,32 @@ EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_rando
 THIN = 10  # supervised curves keep every tenth step
 
 
-def reference(config: Config, seeds: list[int], runs: Path, out: Path = OUT) -> Path:
-    """Build what is missing, then write the reference files; returns their folder."""
+def reference(
+    config: Config, seeds: list[int], runs: Path, out: Path = OUT, only: list[str] | None = None
+) -> Path:
+    """Build what is missing, then write the reference files; returns their folder.
+
+    `only`: the stages to evaluate and whose curves to keep; all of them, and policies, where None.
+    """
     from drlib.evals.results import gather
+    from drlib.training import stages
 
     configs = [config.derive(seed=seed) for seed in seeds]
     for each in configs:
-        for name in EVALUATED:
+        for name in only or EVALUATED:
             ensure(f"evaluate_{name}", each, runs=runs)
-    command = f"python -m drlib.lab reference --profile {config.profile} --seeds {_words(seeds)}"
-    gather(configs, runs, EVALUATED, command).save(out)
+    sets = " ".join(stages.arguments("rl", config, runs)[3:]).replace("--set=", "--set ")
+    command = (
+        f"python -m drlib.lab reference --profile {config.profile} --seeds "
+        f"{' '.join(map(str, seeds))} {sets} {'--only ' + ' '.join(only) if only else ''}"
+    )
+    gather(configs, runs, only or EVALUATED, " ".join(command.split())).save(out)
     for each in configs:
-        for name in CURVES:
+        for name in set(CURVES) & set(only or CURVES):
             _copy_curve(name, each, runs, out)
-    _copy_policies(configs[0], runs, out)
+    if only is None:
+        _copy_policies(configs[0], runs, out)
     return out
-
-
-def _words(seeds: list[int]) -> str:
-    return " ".join(map(str, seeds))
 
 
 def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
@@ -49,12 +59,10 @@ def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
     rows = read_metrics(stages.folder(name, config, runs))
     if not name.startswith("rl"):
         rows = [r for r in rows if r["step"] % THIN == 0 or r["step"] == 1]
-    text = "".join(json.dumps(_rounded(row)) + "\n" for row in rows)
+    rounded = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+               for row in rows]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rounded)
     write_atomically(out / f"seed{config.seed}_{name}.jsonl", lambda p: p.write_text(text))
-
-
-def _rounded(row: dict) -> dict:
-    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
 
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:
