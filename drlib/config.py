@@ -94,7 +94,7 @@ class Config:
     # evaluation
     eval_questions: int = 200  # of each kind
     eval_samples: int = 8
-    eval_seed: int = 70823  # drawn after the recipe was fixed
+    eval_seed: int = 58214  # drawn after the recipe was fixed
 
     @staticmethod
     def load(profile: str, **overrides) -> Config:

@@ -4,16 +4,20 @@ Run: python -m pytest tests/test_synthesis_questions.py
 """
 
 import random
+import re
 import subprocess
 import sys
 
 import pytest
 
+from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import (
-    PYTHON_KINDS, SearchQuestions, chains, is_correct, python_task, search_task, split_answers,
-    synthesize_questions,
+    PYTHON_KINDS, Chain, SearchQuestions, chains, has_shortcut, is_correct, python_task,
+    search_task, split_answers, synthesize_questions,
 )  # fmt: skip
+from drlib.tools import Toolbox
 from drlib.worlds import Names, fictional_world, load_world
+from drlib.worlds.world import Entity, World
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,37 @@ def test_same_seed_same_questions_and_all_different(cldr):
     assert all(t.question.endswith((f"{t.start}?", f"{t.start}.")) for t in a)
     with pytest.raises(ValueError, match="different search questions"):
         synthesize_questions(cldr, 100_000, 0)
+
+
+def test_a_question_of_three_look_ups_needs_three(cldr):
+    def shown_early(task, results, tools):
+        """Whether the tool's texts show the answer before the last of the right look-ups."""
+        path = [task.start, *cldr.follow(task.start, task.relations)]
+        texts = [tools.call("search", {"query": [title]}).text for title in path[: task.hops - 1]]
+        words, answer = (re.findall(r"\w+|[^\w\s]", text.casefold())
+                         for text in (" ".join(texts), task.answer))  # fmt: skip
+        return any(words[i : i + len(answer)] == answer for i in range(len(words)))
+
+    rng, source = random.Random(0), SearchQuestions(cldr, "test")
+    loose = [source.draw(hops, rng) for hops in (2, 3) for _ in range(60)]
+    strict = synthesize_questions(cldr, 120, 11, hops={2: 0.5, 3: 0.5}, results=3)
+    with Sandbox() as sandbox, Toolbox(cldr, sandbox, results=3) as tools:
+        early = [shown_early(task, 3, tools) for task in loose]
+        assert early == [has_shortcut(task, cldr, 3) for task in loose]
+        assert 20 < sum(early) < 100, "without the rule many a question has a shortcut"
+        assert not any(shown_early(task, 3, tools) for task in strict)
+    hops = [task.hops for task in strict]
+    assert 40 < hops.count(3) < 80, "rejection keeps the shares"
+
+
+def test_a_name_inside_another_word_is_no_shortcut(cldr):
+    world = World([
+        Entity("Alpha", "t", {"land": "Somalia"}), Entity("Somalia", "t", {"land": "Mali"}),
+        Entity("Alpha of Mali", "t", {"land": "Chad"}),
+    ])  # fmt: skip
+    task = search_task(Chain("Alpha", ("land", "land"), "Mali"), world, 0)
+    assert not has_shortcut(task, world, 1), "Somalia is shown, Mali is not"
+    assert has_shortcut(task, world, 2), "the second page that a search for Alpha shows names it"
 
 
 def test_question_reads_as_it_should(cldr):

@@ -47,10 +47,10 @@ class Outcome:
 
 
 def held_out(world: World, config: Config) -> list[Task]:
-    """`eval_questions` of each kind, drawn with `eval_seed`."""
-    n, seed = config.eval_questions, config.eval_seed
+    """`eval_questions` of each kind, drawn with `eval_seed`; no search question has a shortcut."""
+    n, seed, results = config.eval_questions, config.eval_seed, config.search_results
     python = synthesize_questions(world, n, seed, "test", "python")
-    return python + synthesize_questions(world, n, seed, "test", "search")
+    return python + synthesize_questions(world, n, seed, "test", "search", results=results)
 
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,33 +182,50 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
     return Task(f"python-{kind}-{digest}", question, str(answer), "python", "python", code=code)
 
 
+def has_shortcut(task: Task, world: World, results: int) -> bool:
+    """Whether a look-up before the last already shows the answer, `results` pages a search.
+
+    A search for Falkland Islands may show the page of their currency as well, code included: then
+    two look-ups answer a question of three.
+    """
+    path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
+    hits = [hit for title in path[: task.hops - 1] for hit in world.search(title, results)]
+    answer = re.compile(rf"(?<!\w){re.escape(task.answer)}(?!\w)", re.I)  # Mali is not in Somalia
+    return any(answer.search(f"{hit.title}\n{hit.snippet}") for hit in hits)
+
+
 MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
 HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
 
 
 def synthesize_questions(
     world: World, n: int, seed: int | str, split: Split = "test", kind: str = "search",
-    hops: dict[int, float] | None = None,
+    hops: dict[int, float] | None = None, results: int = 2,
 ) -> list[Task]:  # fmt: skip
     """`n` different questions of `kind`; the same seed gives the same list.
 
-    `hops` is the share of each number of look-ups. Raises ValueError when the world cannot give
-    `n` different ones.
+    hops: the share of each number of look-ups. results: pages that a search shows; a question
+    with a shortcut (`has_shortcut`) is none of so many look-ups and is drawn again.
+    Raises ValueError when the world cannot give `n` different ones in these shares.
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None
     shares = hops or HELD_OUT_HOPS
     tasks: dict[str, Task] = {}
-    misses = 0
+    misses, wanted = 0, 0
     while len(tasks) < n:
-        if source:
-            drawn = source.draw(rng.choices(list(shares), list(shares.values()))[0], rng)
+        if source:  # a rejected question is replaced by one of as many look-ups
+            wanted = wanted or rng.choices(list(shares), list(shares.values()))[0]
+            drawn = source.draw(wanted, rng)
         else:
             drawn = python_task(rng)
-        misses = misses + 1 if drawn.id in tasks else 0
-        tasks.setdefault(drawn.id, drawn)
+        if drawn.id in tasks or has_shortcut(drawn, world, results):
+            misses += 1
+        else:
+            tasks[drawn.id], misses, wanted = drawn, 0, 0
         if misses > MAX_MISSES:
             raise ValueError(
-                f"{world.name}: only about {len(tasks)} different {kind} questions of {n} exist"
+                f"{world.name}: only about {len(tasks)} different {kind} questions of {n} exist; "
+                f"{f'those of {wanted} look-ups' if wanted else 'they'} have run out"
             )
     return list(tasks.values())
