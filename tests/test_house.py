@@ -77,6 +77,21 @@ def test_imports_only_from_rooms_above(path):
         assert room != "sandbox" or other == "sandbox", "the sandbox imports nothing of the rest"
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) == "rl"], ids=relative)
+def test_rl_is_pure(path):
+    """Tensors and records in, tensors and metrics out: no file, no process, no model library."""
+    allowed = {"torch", "numpy", "drlib.rl", "drlib.trajectory", "drlib.synthesis"}
+    touching = {"os", "sys", "io", "pathlib", "shutil", "subprocess", "socket", "tempfile"}
+    for line, name in imports(path):
+        top = name.split(".")[0]
+        inside = top in sys.stdlib_module_names and top not in touching
+        own = any(name == a or name.startswith(a + ".") for a in allowed)
+        assert inside or own, f"{relative(path)}:{line} imports {name}"
+    called = {n.func.id for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+              if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
+    assert not called & {"open", "print", "input"}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_outside_libraries_are_imported_where_they_may_be_and_are_declared(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

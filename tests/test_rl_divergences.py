@@ -84,6 +84,8 @@ def test_kl_of_wrong_input_is_named():
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
     with pytest.raises(ValueError, match=r"\|logp - reference_logp\| reaches 90 nats"):
         kl_estimate(torch.zeros(1), torch.full((1,), -90.0), "k3")
+    with pytest.raises(ValueError, match="reaches nan nats"):
+        kl_estimate(torch.full((1,), -torch.inf), torch.full((1,), -torch.inf), "k1")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -30,6 +30,12 @@ TASK = Task("t-1", "What is the capital?", "Côte d’Or", "search", "w", aliase
 ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.TURNS
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_an_error_and_not_a_failure(reward):
+    with pytest.raises(ValueError, match="None: not judged"):
+        classify(changed(a_trajectory(), reward=reward))
+
+
 # termination, answer, reward, faults -> label, loss weight, in baseline, reasons
 TABLE = [
     (ANSWERED, "x", 1.0, 0, "positive", 1.0, True, ()),

@@ -213,6 +213,7 @@ def test_merged_metrics_are_those_of_the_whole_batch():
         ({"denominator": "tokens"}, "denominator must be"),
         ({"aggregate": "mean"}, "aggregate must be"),
         ({"epsilon_low": 1.0}, "epsilon_low"),
+        ({"clip": "double_sided", "epsilon_high": 0.0}, "both epsilons above 0"),
         ({"epsilon_low": -0.1}, "epsilon_low"),
         ({"epsilon_high": float("inf")}, "epsilon_high"),
         ({"epsilon_high": float("nan")}, "epsilon_high"),
@@ -230,6 +231,7 @@ def test_bad_settings_are_named(settings, message):
     ("change", "message"),
     [
         (lambda a: a.update(mask_BT=a["mask_BT"].float()), "mask_BT must be boolean"),
+        (lambda a: a.update(logp_BT=a["logp_BT"].bfloat16()), "pass logp_BT.float"),
         (lambda a: a.update(mask_BT=a["mask_BT"][:, 1:]), "drop the first token"),
         (lambda a: a.update(behaviour_logp_BT=a["behaviour_logp_BT"][1:]), "behaviour_logp_BT has"),
         (lambda a: a.update(advantages_B=a["advantages_B"][None]), "advantages_B needs"),

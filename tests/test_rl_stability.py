@@ -174,6 +174,11 @@ def test_models_that_do_not_match_are_refused_before_anything_changes():
     policy, optimizer, _ = trained()
     with pytest.raises(ValueError, match="shapes"):
         sync_reference(nn.Linear(4, 6), policy, optimizer)
+    reference = Tiny()
+    before = [p.clone() for p in reference.parameters()]
+    with pytest.raises(AttributeError):  # what has no state is no optimizer
+        sync_reference(reference, policy, optimizer, object())
+    assert all(torch.equal(a, b) for a, b in zip(before, reference.parameters()))
     with pytest.raises(ValueError, match="share a tensor"):
         sync_reference(policy, policy, optimizer)
     with pytest.raises(ValueError, match="decay"):
@@ -193,6 +198,8 @@ def test_the_learning_rate_follows_the_script():
     expected = [1, 0.5, 0.5, 0.625, 0.75, low, low, *back]
     assert decisions(rate, alarms) == pytest.approx(expected)
     assert decisions(AdaptiveLearningRate(0.5, 9, 9), [1] * 3) == [0.5, 0.25, 0.125]
+    low = decisions(AdaptiveLearningRate(0.1, 9, 9), [1] * 4)
+    assert low == pytest.approx([0.1, 0.01, 0.01, 0.01]), "never below the floor"
 
 
 @given(st.lists(st.booleans(), max_size=60), st.floats(0.05, 1), st.integers(1, 6),

@@ -61,6 +61,19 @@ def test_a_sequence_ratio_has_gspos_gradient():
     torch.testing.assert_close(found, -per_token.detach() / live)
 
 
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_token_that_a_switch_drops_gets_no_gradient_of_the_sequence_s_ratio(clip):
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    for aggregate in ("token", "sequence"):
+        config = LossConfig(clip, aggregate, 0.9, 9.0, level="sequence", top_entropy=0.4)
+        entropies_BT = torch.rand(mask_BT.shape, generator=torch.Generator().manual_seed(5))
+        kept_BT = kept_tokens(mask_BT, config, entropies_BT=entropies_BT)
+        found = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config,
+                         entropies_BT=entropies_BT)  # fmt: skip
+        assert 0 < kept_BT.sum() < mask_BT.sum()
+        assert (found[kept_BT] != 0).any() and (found[~kept_BT] == 0).all()
+
+
 def test_clipping_favours_likely_actions_even_when_the_reward_is_a_coin():
     """Spurious Rewards, app. B: mu E[grad r (1{r < 1-e} - 1{r > 1+e})], all outcomes enumerated."""
     coins = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).double()  # rewards of a group

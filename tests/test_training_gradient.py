@@ -18,12 +18,13 @@ from drlib.chat import ChatIds, train_tokenizer
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import PolicyShape, build_policy
+from drlib.rl import stability
 from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.gradient import learn, loss_config, micro_batches, record
+from drlib.training.gradient import check_switches, learn, loss_config, micro_batches, record
 from drlib.training.grpo import COLLAPSE, Step, _loop, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
 from drlib.training.run import Interrupted, Ranks, RunFolder
@@ -67,21 +68,23 @@ def gradients(policy, rollouts, config, recorded=None):
     return metrics, torch.cat([g.flatten() for g in grads])
 
 
-def by_hand(policy, rollouts, config):
+def by_hand(policy, rollouts, config, old=None):
     """The same without packing or micro-batches: one padded forward pass over everything."""
     model = copy.deepcopy(policy)
     n, width = len(rollouts), max(len(t.token_ids) for t in rollouts)
     ids, mask = torch.zeros(n, width, dtype=torch.long), torch.zeros(n, width, dtype=torch.bool)
-    behaviour = torch.zeros(n, width)
+    behaviour, before = torch.zeros(n, width), torch.zeros(n, width)
     for i, t in enumerate(rollouts):
         ids[i, : len(t.token_ids)] = torch.as_tensor(t.token_ids)
         mask[i, : len(t.token_ids)] = torch.as_tensor(t.generated)
         behaviour[i, : len(t.token_ids)] = torch.as_tensor(t.logprobs)
+        before[i, : len(t.token_ids)] = torch.as_tensor(old[i]) if old else 0
     logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
     logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     advantages, weights, _ = advantages_of(rollouts, config)
     loss, _ = policy_loss(
-        logp, behaviour[:, 1:], advantages, mask[:, 1:], loss_config(config), weights_B=weights
+        logp, behaviour[:, 1:], advantages, mask[:, 1:], loss_config(config), weights_B=weights,
+        old_logp_BT=before[:, 1:] if old else None,
     )
     loss.backward()
     return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten()
@@ -142,6 +145,58 @@ def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollo
     _, plain = gradients(policy, rollouts, settings())
     assert metrics["weight_mean"] == pytest.approx(3, rel=1e-3)
     assert (corrected - 2 * plain).norm() < 1e-3 * plain.norm()
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["mask", "icepop", "geometric"])
+def test_tokens_that_a_correction_drops_leave_the_denominator_too(
+    policy, rollouts, kind, aggregate
+):
+    """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
+    config = settings(rl_correction=kind, rl_engine="bfloat16", rl_aggregate=aggregate)
+    old, random = record(policy, rollouts, config, PAD), np.random.default_rng(0)
+    size = 0.15 if kind == "geometric" else 1.0
+    shifted = [
+        replace(t, logprobs=np.where(t.generated, o + size * random.normal(size=len(o)), 0)
+                .astype(np.float32)) for t, o in zip(rollouts, old)
+    ]  # fmt: skip
+    metrics, packed = gradients(policy, shifted, config, {"old": old})
+    whole = by_hand(policy, shifted, config, old)
+    sampled = sum(int(t.generated.sum()) for t in rollouts)
+    assert 0 < metrics["tokens"] < sampled and metrics["dropped_correction"] > 0
+    assert (packed - whole).norm() < 2e-5 * whole.norm()
+
+
+def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
+    for changes, word in (
+        ({"rl_correction": "icepop"}, "rl_correction"), ({"rl_minibatches": 0}, "rl_minibatches"),
+        ({"rl_oversample": 2}, "rl_resample"), ({"rl_resample": "sort"}, "rl_oversample"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=word):
+            check_switches(settings(**changes))
+    check_switches(settings(rl_correction="icepop", rl_staleness=1, rl_minibatches=2))
+    with pytest.raises(ValueError, match="0 and 1"):
+        learn(policy, rollouts, torch.ones(16), torch.full((16,), 0.5), settings(), Ranks(), PAD)
+
+
+def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
+    def stepped(config, rollouts, factor):
+        model = copy.deepcopy(policy)
+        optimizers = Optimizers.adam(model, 1e-3)
+        advantages, weights, _ = advantages_of(rollouts, config)
+        learn(model, rollouts, advantages, weights, config, Ranks(), PAD)
+        if stability.ReferenceReset().update(0.1):
+            stability.sync_reference(model, policy, *optimizers.parts.values())
+        optimizers.step(factor)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    coef = stability.KLController().update(5.0)
+    young = stability.StalenessFilter().update(rollouts, 1_000)
+    kept = [t for t, may_train in zip(rollouts, young, strict=True) if may_train]
+    calm = stability.AdaptiveLearningRate().update(True)
+    assert not stability.DriftDetector().update({"reward": 0.0})
+    steadied = stepped(settings(rl_kl_coef=coef), kept, 1.0 * calm)
+    assert torch.equal(steadied, stepped(settings(), rollouts, 1.0))
 
 
 def test_micro_batches_hold_everything_once_and_stay_small(rollouts):

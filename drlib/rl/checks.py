@@ -2,7 +2,7 @@
 used. Messages are made whether they are needed or not: they must not fail on good arguments."""
 
 import math
-from typing import Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 def require(condition: bool, message: str) -> None:
@@ -18,7 +18,7 @@ def finite(value: float, name: str) -> float:
 
 def require_choices(config) -> None:
     """ValueError where a dataclass has a value that the `Literal` of its field does not list."""
-    for name, kind in type(config).__annotations__.items():
+    for name, kind in get_type_hints(type(config)).items():
         known = get_args(kind) if get_origin(kind) is Literal else ()
         if known and getattr(config, name) not in known:
             listed = ", ".join(f'"{value}"' for value in known[:-1]) + f' or "{known[-1]}"'

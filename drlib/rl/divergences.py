@@ -33,11 +33,11 @@ CORRECTION_BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5,
 def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_logp") -> Tensor:
     """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone.
 
-    Raises ValueError where it exceeds 80 nats: the two are not of the same tokens.
+    Raises ValueError where it is NaN or exceeds 80 nats: the two are not of the same tokens.
     """
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
-    require(not largest > MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
+    require(largest <= MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
             "the same tokens, shifted alike and at the same temperature?")  # fmt: skip
     return delta_BT
 
@@ -202,8 +202,9 @@ def check_tokens(
 ) -> None:
     """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape."""
     shape = tuple(logp_BT.shape)
-    floats = len(shape) == 2 and logp_BT.is_floating_point()
-    require(floats, f"{name} must be float of shape [B, T], got {logp_BT.dtype} {shape}")
+    floats = len(shape) == 2 and logp_BT.dtype in (torch.float32, torch.float64)
+    require(floats, f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "
+            f"{shape}; a ratio of 1.001 is 1 in bfloat16: pass {name}.float()")  # fmt: skip
     boolean = mask_BT.dtype == torch.bool
     require(boolean, f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
     for other_name, other in {"mask_BT": mask_BT, **others}.items():

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import require, require_choices
+from drlib.rl.checks import finite, require, require_choices
 from drlib.rl.resampling import assistant_texts, drop_equal_groups
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
@@ -157,6 +157,7 @@ def classify(
     fault, unjudged = has_env_fault(trajectory), trajectory.reward is None
     if fault or unjudged:
         return Verdict(drop, 0.0, False, ("env_fault",) * fault + ("unjudged",) * unjudged)
+    finite(trajectory.reward, f"trajectory {trajectory.id}: the reward (None: not judged)")
     positive = trajectory.reward >= config.positive_from
     limits = (*config.limits, *([Termination.WALL_CLOCK] if config.pipeline else []))
     at_limit = trajectory.termination in limits and trajectory.answer is None

@@ -83,6 +83,8 @@ class LossConfig:
         for name in ("epsilon_high", "kl_coef"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must be finite and >= 0, got {value}")
+        both = self.clip != "double_sided" or min(low, self.epsilon_high) > 0
+        require(both, 'clip="double_sided" needs both epsilons above 0: at 0 it masks every token')
         paired = (self.aggregate == "constant") == (tokens is not None)
         require(paired, 'constant_tokens (longest allowed sequence) go with aggregate="constant"')
         require(tokens is None or tokens >= 1, f"constant_tokens must be at least 1, got {tokens}")
@@ -155,8 +157,9 @@ def policy_loss(
         old_BT = in_loss("old_logp_BT", old_logp_BT.detach(), used_BT)
         if config.clip != "double_sided":
             delta_BT = log_ratio(logp_BT, old_BT, "old_logp")
-    if config.level == "sequence":
-        delta_BT = mean_per_row(delta_BT, used_BT)
+    if config.level == "sequence":  # its value; each token's own gradient, so dropped ones get none
+        mean_BT = mean_per_row(delta_BT.detach(), used_BT)
+        delta_BT = mean_BT + delta_BT - delta_BT.detach()
     loss_BT = -_surrogate(logp_BT, delta_BT, advantages_BT, config)
     metrics = _ratio_metrics(delta_BT, advantages_BT, used_BT, config)
     metrics |= weight_metrics(weight_BT, used_BT)

@@ -135,11 +135,12 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
         shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
         require(not shared, "reference and policy share a tensor; make one with copy.deepcopy")
     require(0 <= decay <= 1, f"decay is a share in 0..1, got {decay}")
+    states = [optimizer.state for optimizer in optimizers]
     for sides, share in ((moved, decay), (copied, 0.0)):
         for ours, theirs in zip(*sides):
             ours.copy_(ema(ours, theirs, share) if share else theirs)
-    for optimizer in optimizers:
-        optimizer.state.clear()
+    for state in states:
+        state.clear()
 
 
 # ---------------------------------------------------------------- drift of the environment
@@ -333,23 +334,25 @@ class AdaptiveLearningRate(Machine):
     """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
 
     An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
-    lead back in equal parts. Never above 1. factor 1: always exactly 1.
+    lead back in equal parts. Never above 1, never below `floor`. factor 1: always exactly 1.
     """
 
     factor: float = 1.0
     hold: int = 10
     recovery: int = 10
+    floor: float = 0.01
     state: dict = fresh(low=1.0, age=0, scale=1.0)
 
     def __post_init__(self):
         require(0 < self.factor <= 1, f"factor must be in (0, 1], got {self.factor}")
+        require(0 <= self.floor <= 1, f"floor is a share in 0..1, got {self.floor}")
         require(min(self.hold, self.recovery) >= 1, "hold and recovery are at least one step")
 
     def update(self, alarm: bool) -> float:
         """The factor for the next step."""
         s = self.state
         if alarm and self.factor < 1:
-            s.update(low=self.factor * s["scale"], age=0)
+            s.update(low=max(self.factor * s["scale"], self.floor), age=0)
         done = min(max(s["age"] - self.hold + 1, 0) / self.recovery, 1.0)
         s["age"] += 1
         s["scale"] = s["low"] + (1 - s["low"]) * done if done < 1 else 1.0

@@ -9,7 +9,7 @@ draws without a formula (its report has none of them; strictly on-policy trainin
 
 As constructed without arguments both classes are off. Left out: queues and partial rollouts (the
 engine's), prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the
-base of all of `drlib.rl.stability` and of two curricula too.
+base of `drlib.rl.stability` and of two curricula as well.
 """
 
 from __future__ import annotations

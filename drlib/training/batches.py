@@ -2,8 +2,8 @@
 
 Several short samples share a row; `position_ids` start again at each, and with the cache off and
 no attention mask transformers keeps them from seeing each other (with an all-ones mask, or with
-the cache on, they leak: a test holds both). At the lengths of this kit a packed row is about 95%
-real tokens where a padded one is 65%.
+the cache on, they leak: a test holds both). At the lengths of the supervised stages a packed row
+is about 95% real tokens where a padded one is 65%.
 
 Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from drlib.config import Config
-from drlib.rl.losses import LossConfig, policy_loss
+from drlib.rl.checks import require
+from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import Rows, Scored, pack, score, spread
 from drlib.training.run import Ranks
 from drlib.trajectory import Trajectory
@@ -41,6 +42,19 @@ Recorded = dict[str, list[np.ndarray]]
 def select(recorded: Recorded, some: list[int]) -> Recorded:
     """Those of the trajectories with these indices."""
     return {name: [values[i] for i in some] for name, values in recorded.items()}
+
+
+def check_switches(config: Config) -> None:
+    """ValueError for switches that would do nothing, or something else, without each other."""
+    moved = off_policy(config) or config.rl_correction == "none"
+    require(moved, f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
+            "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
+    require(config.rl_minibatches >= 1, "rl_minibatches must be at least 1")
+    chosen = config.rl_oversample >= 1 and (config.rl_oversample > 1) == (
+        config.rl_resample != "none"
+    )
+    require(chosen, "rl_oversample (from 2) and rl_resample go together")
+    loss_config(config)
 
 
 def loss_config(config: Config) -> LossConfig:
@@ -82,15 +96,18 @@ def learn(
     """Accumulate the gradient of one update's loss; returns its metrics (summed over ranks).
 
     Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
-    term gives them one), but they count in the denominator: it is one number for the whole update.
+    term gives them one), but they count in the denominator: it is one number for the whole update,
+    of the tokens (or sequences) with weight 1 that no correction drops. Weights are 0 or 1.
     """
-    switches = loss_config(config)
-    tokens = [int(t.generated.sum()) for t in trajectories]
-    weighed = [i for i, w in enumerate(weights.tolist()) if w > 0 and tokens[i]]
-    kept = sum(tokens[i] for i in weighed)
-    counts = ranks.sum(
-        {"tokens": float(kept), "sequences": float(len(weighed)), "sampled": float(sum(tokens))}
-    )
+    switches, recorded = loss_config(config), recorded or {}
+    require(set(weights.tolist()) <= {0.0, 1.0}, "learn takes loss weights of 0 and 1 only")
+    sampled = [int(t.generated.sum()) for t in trajectories]
+    weighed = [i for i, w in enumerate(weights.tolist()) if w > 0 and sampled[i]]
+    kept = _kept_tokens(trajectories, recorded, switches)
+    counts = ranks.sum({
+        "tokens": float(sum(kept[i] for i in weighed)),
+        "sequences": float(sum(kept[i] > 0 for i in weighed)), "sampled": float(sum(sampled)),
+    })  # fmt: skip
     denominator = max(counts["tokens" if switches.aggregate == "token" else "sequences"], 1.0)
     live = [i for i in weighed if advantages[i] != 0 or switches.kl_coef > 0]
     live.sort(key=lambda i: len(trajectories[i].token_ids))
@@ -99,7 +116,7 @@ def learn(
     for batch in micro_batches(live, trajectories, config.max_context_tokens):
         chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
         loss, balance, gap, metrics = batch_loss(
-            model, chosen, of_each, denominator, config, pad_id, select(recorded or {}, batch)
+            model, chosen, of_each, denominator, config, pad_id, select(recorded, batch)
         )
         n, gap_max = gap.numel(), max(gap_max, float(gap.max()))
         share = n / max(counts["tokens"], 1.0)
@@ -109,6 +126,23 @@ def learn(
         new |= {name: metrics.get(name, 0.0) * n for name in LOGGED}
         sums = {name: total + new[name] for name, total in sums.items()}
     return _metrics(ranks.sum(sums), counts, gap_max, config)
+
+
+def _kept_tokens(
+    trajectories: list[Trajectory], recorded: Recorded, switches: LossConfig
+) -> list[int]:
+    """The generated tokens of each that stay in the loss: a correction may drop some."""
+    if switches.correction == "none":
+        return [int(t.generated.sum()) for t in trajectories]
+
+    def padded(arrays: list[np.ndarray]) -> Tensor:
+        return pad_sequence([torch.as_tensor(a) for a in arrays], batch_first=True)
+
+    return kept_tokens(
+        padded([t.generated for t in trajectories]), switches,
+        behaviour_logp_BT=padded([t.logprobs for t in trajectories]),
+        old_logp_BT=padded(recorded["old"]),
+    ).sum(dim=1).tolist()  # fmt: skip
 
 
 def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
@@ -161,10 +195,11 @@ def _packed(chosen: list[Trajectory], pad_id: int) -> tuple[Rows, Tensor]:
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
     """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
 
-    Where neither ratio nor mean runs over a sequence, every token may stand alone: no padding.
+    Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
     """
     n_tokens = scored.logp_M.numel()
-    if config.rl_level == "token" and config.rl_aggregate == "token":
+    alone = config.rl_correction != "geometric"
+    if alone and config.rl_level == "token" and config.rl_aggregate == "token":
         alone = torch.arange(n_tokens)[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
     numbers = [np.full(n, i) for i, (_, _, n) in enumerate(rows.where)]

@@ -43,7 +43,7 @@ from drlib.synthesis.questions import (
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import begin, finish
-from drlib.training.gradient import learn, record, select
+from drlib.training.gradient import check_switches, learn, record, select
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import Interrupted, Ranks, RunFolder, interruptible
 from drlib.trajectory import Termination, Trajectory, save_trajectories
@@ -51,6 +51,7 @@ from drlib.worlds import Names, World, fictional_world
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
+FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # rollouts left out, and why
 COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
 SKILLS = (*sorted(PYTHON_KINDS), "h1", "h2", "h3")
 
@@ -223,9 +224,10 @@ class Step:
         """`rl_minibatches` updates, each on its share of the groups; metrics of the last one."""
         config, ranks = self.config, self.ranks
         pad_id = self.agent.chat.tokenizer.pad_token_id
-        advantages, weights, _ = advantages_of(trajectories, config)
+        advantages, weights, report = advantages_of(trajectories, config)
         others = {"old": self.model} if config.rl_correction != "none" else {}
         others |= {"reference": self.reference} if self.reference is not None else {}
+        reasons = {f"filtered_{r}": float(report["reasons"].get(r, 0)) for r in FILTERED}
         recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items()}
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
@@ -242,7 +244,7 @@ class Step:
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             row |= {"grad_norm": float(norm), "lr_factor": factor}
             self.optimizers.step(factor)
-        return row
+        return row | ranks.sum(reasons)
 
 
 def engine_weights(model, config: Config):
@@ -255,6 +257,7 @@ def engine_weights(model, config: Config):
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
+    check_switches(config)
     run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
     reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
     optimizers = Optimizers.adam(model, config.rl_lr)

@@ -65,9 +65,10 @@ class Ranks:
         """The same numbers, summed over ranks (in float64)."""
         if self.size == 1:
             return dict(values)
-        total = torch.tensor([*values.values()], dtype=torch.float64)
+        names = sorted(values)  # every rank must add the same things
+        total = torch.tensor([values[name] for name in names], dtype=torch.float64)
         dist.all_reduce(total)
-        return dict(zip(values, total.tolist()))
+        return dict(zip(names, total.tolist()))
 
     def gather(self, rows: list) -> list:
         """All ranks' rows, in the order of ranks."""
@@ -119,7 +120,7 @@ class RunFolder:
         note = self.path / "settings.json"
         if not note.exists():
             write_atomically(note, lambda p: p.write_text(text))
-        if note.read_text() != text:
+        if note.read_bytes() != text.encode():
             raise RunFolderError(f"{self.path} was begun with other settings: delete it")
 
     @staticmethod
@@ -131,7 +132,7 @@ class RunFolder:
             return False
 
     def log(self, row: dict) -> None:
-        """Append one line to metrics.jsonl (first rank only)."""
+        """Append one line to metrics.jsonl (first rank only): exactly one a step."""
         if self.ranks.first:
             with open(self.path / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -160,8 +161,8 @@ class RunFolder:
             step, extra = state["step"], state["extra"]
         log = self.path / METRICS
         if self.ranks.first and log.exists():  # a line a step; the last one may be half written
-            kept = log.read_text(encoding="utf-8").splitlines(keepends=True)[:step]
-            write_atomically(log, lambda p: p.write_text("".join(kept), encoding="utf-8"))
+            kept = [line for line in log.read_bytes().splitlines(True)[:step] if line[-1:] == b"\n"]
+            write_atomically(log, lambda p: p.write_bytes(b"".join(kept)))
         self.ranks.barrier()
         return step, extra
 

@@ -115,12 +115,16 @@ def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
     return path
 
 
-def arguments(name: str, config: Config, runs: Path) -> list[str]:
-    """Arguments for the stage's module; `config` travels as overrides of its profile."""
+def overrides(config: Config) -> list[str]:
+    """`--set` arguments for what differs from the profile (YAML, so that 5e-05 stays a number)."""
     base = dataclasses.asdict(Config.load(config.profile))
     changed = {k: v for k, v in dataclasses.asdict(config).items() if base[k] != v}
-    sets = [f"--set={k}={v}" for k, v in changed.items()]
-    return [name, f"--profile={config.profile}", f"--runs={runs}", *sets]
+    return [f"--set={k}={yaml.safe_dump(v).splitlines()[0]}" for k, v in changed.items()]
+
+
+def arguments(name: str, config: Config, runs: Path) -> list[str]:
+    """Arguments for the stage's module; `config` travels as overrides of its profile."""
+    return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
 
 
 def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
@@ -135,8 +139,8 @@ def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args(argv)
     try:
-        overrides = {k: yaml.safe_load(v) for k, _, v in (s.partition("=") for s in args.set)}
-        config = Config.load(args.profile, **overrides)
+        changes = {k: yaml.safe_load(v) for k, _, v in (s.partition("=") for s in args.set)}
+        config = Config.load(args.profile, **changes)
         ranks = Ranks()
         path = folder(args.stage, config, args.runs)
         builders[args.stage](config_of(args.stage, config), path, ranks)

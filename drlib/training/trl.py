@@ -10,10 +10,11 @@ kept together with the filter's verdict, advantages and the denominator are ours
   optimiser step. With `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default
   and the on-policy case) that is exact, otherwise an even share.
 - Behaviour log-probabilities are the sampling engine's where it gave them (vLLM, a rollout
-  function), else the trainer's own before the update.
+  function), else the trainer's own before the update. A clip is against the latter (except
+  "double_sided"); the engine's mismatch counts with a correction only.
 
-Left out: our agent loop as `rollout_func`, resampling of rollouts (TRL's batch has a fixed size),
-an entropy bonus; the load-balancing loss is TRL's (`router_aux_loss_coef`).
+Left out: images, our agent loop as `rollout_func`, resampling of rollouts (TRL's batch has a fixed
+size), an entropy bonus; the load-balancing loss is TRL's (`router_aux_loss_coef`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ REPLACED = (
     "loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level",
     "top_entropy_quantile", "off_policy_mask_threshold", "entropy_coef", "use_adaptive_entropy",
     "scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl",
-    "mask_truncated_completions",
+    "mask_truncated_completions", "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
 )  # fmt: skip
 SAMPLED = "sampling_per_token_logps"  # in TRL's batch, from vLLM or a rollout function
 
@@ -160,6 +162,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         logp_BT, entropies_BT, aux_loss = self._score(
             model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
+        logp_BT = logp_BT.float()  # bfloat16 under autocast
         known = _behaviour(inputs, logp_BT.detach())
         steps = self.current_gradient_accumulation_steps if mode == "train" else 1
         # Processes average their gradients, and a generation batch may serve several steps.
