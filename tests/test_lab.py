@@ -10,13 +10,16 @@ import time
 import nbformat
 import psutil
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from drlib import lab
-from drlib.lab import hygiene, launching, notebooks
-from drlib.lab.__main__ import main
+from drlib.config import Config
+from drlib.lab import ROOT, hygiene, launching, notebooks
+from drlib.lab.__main__ import _parser, main
 from drlib.lab.launching import last_step
+from drlib.lab.reference import OUT, _command
 from drlib.training.run import RunFolderError
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
@@ -288,9 +291,27 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch, fol
         (["run", "07", "-f", str(broken)], "broken.yaml is not YAML"),
         (["run", "07", "-f", str(tmp_path / "none.yaml")], "cannot read the parameter file"),
         (["check", "42"], "no notebook '42'"),
+        (["run", ""], "no notebook ''"),
+        (["reference", "--only", "rl"], "--only need --out"),
+        (["reference", "--set", "seed=3", "--out", "figures/reference/tour"], "need --out"),
+        (["reference", "--set", "rl_clip", "--out", str(tmp_path)], "'rl_clip' must be"),
+        (["reference", "--only", "rl_randm", "--out", str(tmp_path)], "unknown stage"),
     ]:
         assert main(argv) == 1
         assert message in capsys.readouterr().err
+
+
+def test_a_variation_names_the_command_that_makes_it():
+    config = Config.load("laptop", rl_oversample=2, rl_resample="sample", rl_kl_coef=5e-5)
+    command = _command(config, [0, 2], ROOT / "figures/reference/other", ["rl"])
+    args = _parser().parse_args(command.split()[3:])
+    assert (args.profile, args.seeds, args.only) == ("laptop", [0, 2], ["rl"])
+    assert str(args.out) == "figures/reference/other"
+    changes = dict(pair.split("=") for pair in args.set)
+    assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
+        "rl_oversample": 2, "rl_resample": "sample", "rl_kl_coef": 5e-5,
+    }  # fmt: skip
+    assert _command(Config.load("laptop"), [0], OUT, None).endswith("--profile laptop --seeds 0")
 
 
 def test_refresh_twice_gives_the_same_bytes(folder):

@@ -75,6 +75,8 @@ def test_what_the_run_is_said_to_show(results):
     ratio, _, high = tour.error_ratio(results, "rl", "sft_continued")
     assert ratio <= 0.5 and high < 1, (ratio, high)
     assert results.accuracy("rl", "search", "greedy", hops=3)[0] >= 0.30
+    mean, _, high = results.accuracy("sft_continued", "search", "greedy", hops=3)
+    assert mean <= 0.05 and high < 0.10, "fine-tuning alone stays near zero there"
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
 

@@ -80,7 +80,10 @@ def read_rows(path: Path) -> list[dict]:
 
 def pass_name(results: Results) -> str:
     """The decoding `pass@k` that this run has (k samples a question)."""
-    return next(r["decoding"] for r in results.rows if r["decoding"].startswith("pass@"))
+    names = sorted({r["decoding"] for r in results.rows if r["decoding"].startswith("pass@")})
+    if len(names) != 1:
+        raise ValueError(f"results must have one pass@k, they have {names}")
+    return names[0]
 
 
 accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> Interval

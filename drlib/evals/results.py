@@ -112,6 +112,8 @@ class Results:
         by_question = self.values(stage, kind, decoding, hops)
         if not by_question:  # the demonstrator: sums only
             correct, n = self.count(stage, kind, decoding, hops)
+            if not n:
+                raise ValueError(f"{stage!r} was not asked {kind} questions ({decoding})")
             return correct / n, *wilson_interval(correct, n)
         mean, low, high = bootstrap_mean(by_question, seed=0)
         if low == high and mean in (0.0, 1.0):

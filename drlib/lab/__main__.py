@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _reference(args) -> int:
     from drlib.config import Config
 
-    if (args.set or args.only) and args.out == OUT:
+    if (args.set or args.only) and args.out.resolve() == OUT:
         raise ValueError("--set and --only need --out: figures/reference/tour is the recipe's")
     changes = parse_pairs([pair.partition("=")[::2] for pair in args.set])
     config = Config.load(args.profile, **changes)

@@ -12,6 +12,7 @@ Left out: several hosts (notebook 17 shows the torchrun line), live output (it i
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from drlib.lab.display import ROOT, progress
 
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
+REFRESH_POLLS = 5
 LOG_LINES = 30
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -151,11 +153,11 @@ def _environment() -> dict[str, str]:
     """One thread a process; gloo and the rendezvous stay on loopback; drlib is importable.
 
     glibc keeps freed memory: its default hands every large tensor back to the kernel, and touching
-    new pages cost 4 to 6% of a training stage.
+    new pages cost 4 to 6% of a training stage. (32 MiB is the most that every release accepts.)
     """
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31),
+        "MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**31),
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
@@ -189,12 +191,14 @@ def _watch(child, family: list, follow: Path | None, total: int | None, desc: st
             bar.bar_format = "{desc}: {elapsed}"
         if follow:  # what an interrupted run had done already says nothing about this one's pace
             bar.initial = bar.n = last_step(follow)
-        while child.poll() is None:
+        for poll in itertools.count():
+            if child.poll() is not None:
+                break
             time.sleep(POLL_S)
             _remember(family)
-            if follow:
-                bar.update(last_step(follow, bar.n) - bar.n)
-            bar.refresh()  # the elapsed time, also between two steps
+            if poll % REFRESH_POLLS == 0:  # the elapsed time too, also between two steps
+                bar.update(last_step(follow, bar.n) - bar.n if follow else 0)
+                bar.refresh()
         if child.returncode == 0 and total is not None:
             bar.update(total - bar.n)
 

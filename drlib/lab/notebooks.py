@@ -13,6 +13,7 @@ unchecked, so committed notebooks carry their outputs.
 from __future__ import annotations
 
 import ast
+import codecs
 import difflib
 import os
 import re
@@ -21,7 +22,6 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 from drlib.lab.display import ROOT
 
@@ -43,9 +43,10 @@ def find(number: str | None, *, folder: Path | None = None, solutions: bool = Fa
     """
     folder = FOLDER if folder is None else folder
     existing = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    wanted = None if number is None else number.removesuffix(".ipynb").zfill(2)
+    wanted = None if number is None else number.removesuffix(".ipynb")
+    wanted = wanted.zfill(2) if wanted else wanted
     chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
-    if wanted and not chosen:
+    if number is not None and not chosen:
         names = ", ".join(p.stem for p in existing) or "none"
         raise NotebookError(f"no notebook {number!r} in {folder.name}/: there are {names}")
     if solutions:
@@ -221,10 +222,20 @@ def private_jupyter(**more: str):
     """The environment of a kernel that neither sees nor touches the user's Jupyter and IPython."""
     with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch:
         values = kernel_environment(Path(scratch)) | more
-        with mock.patch.dict(os.environ, {k: v for k, v in values.items() if v is not None}):
-            for name in [name for name, value in values.items() if value is None]:
-                os.environ.pop(name, None)
+        before = {name: os.environ.get(name) for name in values}
+        try:
+            _set(values)
             yield
+        finally:
+            _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def kernel_environment(scratch: Path) -> dict[str, str | None]:
@@ -262,6 +273,7 @@ def _terminal():
 def _relay(file, done: threading.Event) -> None:
     """Copy what is appended; where stderr is no terminal, only the last state of each bar."""
     alive, rest = sys.stderr.isatty(), b""
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may cut a character
     while True:
         last = done.wait(0.2)
         data = file.read()
@@ -269,7 +281,7 @@ def _relay(file, done: threading.Event) -> None:
             *lines, rest = (rest + data).split(b"\n")
             data = b"".join(line.rpartition(b"\r")[2] + b"\n" for line in lines)
         if data:
-            sys.stderr.buffer.write(data)
+            sys.stderr.write(decode(data, final=last))
             sys.stderr.flush()
         if last:
             return

@@ -37,6 +37,8 @@ def _claim(results: Results) -> str:
         mean, _, interval = of.partition(" ")
         return f"**{mean}%** {interval}"
 
+    if not {"rl", OVER} <= set(results.stages):
+        raise ValueError(f"the claim needs the stages rl and {OVER}, there are {results.stages}")
     gains = {kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
              for kind in ("search", "python", None)}  # fmt: skip
     three = [share(stage, "search", "greedy", 3) for stage in ("rl", OVER)]

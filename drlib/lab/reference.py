@@ -34,22 +34,33 @@ def reference(
     from drlib.evals.results import gather
     from drlib.training import stages
 
+    names = [f"evaluate_{name}" for name in only or EVALUATED]
+    for name in names:
+        stages.stage(name)  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each in configs:
-        for name in only or EVALUATED:
-            ensure(f"evaluate_{name}", each, runs=runs)
-    sets = " ".join(stages.arguments("rl", config, runs)[3:]).replace("--set=", "--set ")
-    command = (
-        f"python -m drlib.lab reference --profile {config.profile} --seeds "
-        f"{' '.join(map(str, seeds))} {sets} {'--only ' + ' '.join(only) if only else ''}"
-    )
-    gather(configs, runs, only or EVALUATED, " ".join(command.split())).save(out)
+        for name in ("demonstrations", *names):
+            ensure(name, each, runs=runs)
+    gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each in configs:
         for name in set(CURVES) & set(only or CURVES):
             _copy_curve(name, each, runs, out)
     if only is None:
         _copy_policies(configs[0], runs, out)
     return out
+
+
+def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None) -> str:
+    """What makes this folder, as typed in the repository's folder."""
+    from drlib.training import stages
+
+    words = ["python -m drlib.lab reference --profile", config.profile, "--seeds", *map(str, seeds)]
+    words += stages.overrides(config)
+    words += ["--only", *only] if only else []
+    if out.resolve() != OUT:
+        inside = out.resolve().is_relative_to(ROOT)
+        words += ["--out", str(out.resolve().relative_to(ROOT) if inside else out)]
+    return " ".join(words)
 
 
 def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:

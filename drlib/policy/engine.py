@@ -166,6 +166,7 @@ class _Run:
         self.logprobs = np.zeros((rows, self.context), np.float32)
         self.entropies = np.zeros((rows, self.context), np.float32)
         self.uniforms = np.zeros((rows, self.context))
+        # what moves with a row: all arrays so far, so tables of the vocabulary come after this line
         self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
         self.stop_table = np.zeros(decoder.vocab_size, bool)
         self.stop_table[list(params.stop_ids)] = True
