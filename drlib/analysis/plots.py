@@ -5,7 +5,7 @@ Nothing here trains, samples or saves. A notebook calls a function, hands the fi
 mean the same thing everywhere: C0 what should go up (positive advantage, the real reward), C1 what
 should go down, grey a control or a reference.
 
-Sections: shared pieces, GRPO by hand (notebook 05).
+Sections: shared pieces, GRPO by hand (notebook 05), filtering and resampling (07).
 """
 
 import math
@@ -18,7 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.rl.advantages import leave_one_out
+from drlib.rl.filtering import FilterConfig, apply_filter
 from drlib.rl.losses import LossConfig, policy_loss
+from drlib.trajectory import Trajectory
 
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
 CHANCE = 0.2  # with which the sampling policy said a token of the toys below
@@ -215,3 +217,34 @@ def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
         ax.axvline(1, color="0.5", lw=0.8, ls=":")
         ax.axhline(0, color="0.5", lw=0.8, zorder=1)
     return np.sort([*ratios, *(end + side for end in (low, high) for side in (-1e-6, 1e-6))])
+
+
+# ---------------------------------------------------------------------------------------------
+# filtering and resampling (notebook 07)
+
+FATES = {"pushed up": UP, "pushed down": DOWN, "idle: equal group": "0.82", "left out": "0.45"}
+
+
+def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
+    """Shares of the generated tokens under `rule` and leave-one-out, in the order of `FATES`."""
+    weights_N, in_baseline_N, _ = apply_filter(batch, rule)
+    rewards_N = torch.tensor([t.reward or 0.0 for t in batch])
+    push_N = weights_N * leave_one_out(rewards_N, groups_N, in_baseline_N)
+    tokens_N = torch.tensor([float(t.generated.sum()) for t in batch])
+    parts = (push_N > 0, push_N < 0, (push_N == 0) & (weights_N > 0), weights_N == 0)
+    return [(tokens_N[part].sum() / tokens_N.sum().clamp(min=1)).item() for part in parts]
+
+
+def fates_panel(ax: Axes, rows: dict[str, Sequence[Sequence[float]]]) -> None:
+    """A row's `fates`, one bar a seed."""
+    for at, bars in enumerate(rows.values()):
+        ys = at + (np.arange(len(bars)) - (len(bars) - 1) / 2) * 0.84 / len(bars)
+        ends = 100 * np.cumsum(bars, axis=1).T
+        for left, end, (fate, color) in zip([0 * ys, *ends], ends, FATES.items(), strict=False):
+            ax.barh(ys, end - left, 0.78 / len(bars), left=left, color=color,
+                    label=None if at else fate)  # fmt: skip
+    ax.set(title="Fate of the tokens", xlim=(0, 100), xlabel="% of the generated tokens")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.17), ncols=2)

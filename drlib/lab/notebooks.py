@@ -43,8 +43,7 @@ def find(number: str | None, *, folder: Path | None = None, solutions: bool = Fa
     """
     folder = FOLDER if folder is None else folder
     existing = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    wanted = None if number is None else number.removesuffix(".ipynb")
-    wanted = wanted.zfill(2) if wanted else wanted
+    wanted = number and number.removesuffix(".ipynb").zfill(2)
     chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
     if number is not None and not chosen:
         names = ", ".join(p.stem for p in existing) or "none"

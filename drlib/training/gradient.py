@@ -49,11 +49,10 @@ def check_switches(config: Config) -> None:
     moved = off_policy(config) or config.rl_correction == "none"
     require(moved, f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
             "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
-    require(config.rl_minibatches >= 1, "rl_minibatches must be at least 1")
-    chosen = config.rl_oversample >= 1 and (config.rl_oversample > 1) == (
-        config.rl_resample != "none"
-    )
-    require(chosen, "rl_oversample (from 2) and rl_resample go together")
+    least = min(config.rl_minibatches, config.rl_oversample)
+    require(least >= 1, "rl_minibatches and rl_oversample must be at least 1")
+    paired = (config.rl_oversample > 1) == (config.rl_resample != "none")
+    require(paired, "rl_oversample (from 2) and rl_resample go together")
     loss_config(config)
 
 
@@ -198,8 +197,7 @@ def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]
     Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
     """
     n_tokens = scored.logp_M.numel()
-    alone = config.rl_correction != "geometric"
-    if alone and config.rl_level == "token" and config.rl_aggregate == "token":
+    if config.rl_level == config.rl_aggregate == "token" and config.rl_correction != "geometric":
         alone = torch.arange(n_tokens)[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
     numbers = [np.full(n, i) for i, (_, _, n) in enumerate(rows.where)]
