@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_reference.py
 """
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,36 @@ def test_what_the_run_is_said_to_show(results):
     assert mean <= 0.05 and high < 0.10, "fine-tuning alone stays near zero there"
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
+
+
+def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
+    plain, roc = (tour.TourRun.load(TOUR.parent / name) for name in ("tour", "resampling"))
+    assert "--set=rl_oversample=2 --set=rl_resample=sample --only rl" in roc.results.command
+    assert roc.results.seeds == plain.results.seeds == sorted(roc.curves["rl"])
+    for key in ("positive_tool_errors", "tool_errors"):
+        for seed, rows in roc.curves["rl"].items():
+            ours, theirs = (sum(row[key] for row in some[-50:])
+                            for some in (rows, plain.curves["rl"][seed]))  # fmt: skip
+            assert ours < theirs, (key, seed)
+    held_out = [tour.error_rate(run.results, "rl") for run in (plain, roc)]
+    assert held_out[1][2] < held_out[0][1], "the intervals are apart"
+
+
+@pytest.mark.parametrize(
+    ("file", "bars"),
+    [("cpu_float32", {"naive": 0.9, "trl_fused": 0.6, "liger": 0.85}),
+     ("cpu_bfloat16", {"naive": 1.0})],
+)
+def test_the_head_s_committed_measurements_meet_the_bars(file, bars):
+    """Medians of interleaved runs (tests/benchmarks/bench_head.py); read, not timed here."""
+    rows = json.loads((TOUR.parent / "head" / f"{file}.json").read_text())["rows"]
+    for arm, bar in bars.items():
+        pairs = zip(rows["own_fused"], rows[arm], strict=True)
+        shares = [own["wall_s"] / other["wall_s"] for own, other in pairs]
+        assert statistics.median(shares) <= bar, (arm, shares)
+    if file == "cpu_float32":
+        peaks = [max(row["peak_mb"] for row in rows[arm]) for arm in ("own_fused", "naive")]
+        assert peaks[0] <= 0.1 * peaks[1]
 
 
 def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(agents):
