@@ -5,7 +5,8 @@ the warm template and `child` one call inside it; `probing` says what this machi
 `pool` is what the rest of drlib uses.
 """
 
-from drlib.sandbox.pool import Sandbox, SandboxResult
+from drlib.sandbox.pool import Sandbox, Snapshot
 from drlib.sandbox.probing import Layer, Probe, SandboxUnavailable, probe
+from drlib.sandbox.result import SandboxResult
 
-__all__ = ["Layer", "Probe", "Sandbox", "SandboxResult", "SandboxUnavailable", "probe"]
+__all__ = ["Layer", "Probe", "Sandbox", "SandboxResult", "SandboxUnavailable", "Snapshot", "probe"]

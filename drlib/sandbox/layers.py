@@ -1,4 +1,4 @@
-"""The kernel's layers around generated code: limits, credentials, Landlock, seccomp.
+"""The kernel's layers around generated code: limits, credentials, namespaces, Landlock, seccomp.
 
 Everything is plain ctypes on system calls, so it needs no root, no compiler and no package, and it
 works inside an unprivileged container wherever the container lets the calls through. No layer here
@@ -9,8 +9,12 @@ Why Landlock and seccomp together: Landlock says which files may be opened, but 
 mode may be changed, and nothing about processes and sockets; seccomp sees numbers, not paths.
 So the filter denies what Landlock cannot see (chmod, chown, times, xattr, sockets, exec, fork).
 
-Left out: namespaces and cgroups (the level "strong"), macOS's `sandbox-exec`. Not contained: names
-and sizes of existing files (`stat` works), bugs in allowed system calls, cache side channels.
+Namespaces come on top where the machine permits them: then a call is process 1 of a PID namespace
+of its own (whatever it starts dies with it), sees no network and writes to a memory file system
+that vanishes with it.
+
+Left out: cgroups (they need delegation), macOS's `sandbox-exec`. Not contained: names and sizes of
+existing files (`stat` works), bugs in allowed system calls, cache side channels.
 This file imports the standard library only, because the template process loads it by path.
 """
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import functools
 import os
 import platform
@@ -31,6 +36,9 @@ except ImportError:  # Windows, where `probe` must still be able to say that not
     resource = None
 
 NOBODY = 65534  # the kernel's overflow id: owns nothing anywhere
+NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = (
+    0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+MS_PRIVATE = 0x4000 | 0x40000  # with everything below: no mount of ours shows outside
 
 # name:number on x86-64:number on aarch64 ("-": the architecture has no such call)
 _ALLOWED = """
@@ -77,7 +85,7 @@ _THREAD_FLAGS = 0x100 | 0x800 | 0x10000  # CLONE_VM, CLONE_SIGHAND, CLONE_THREAD
 _FORBIDDEN_FLAGS = 0x7E020000 | 0x2000  # CLONE_NEW*, CLONE_PTRACE
 
 _LOAD, _JEQ, _JGE, _JGT, _AND, _RET = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
-_RET_ALLOW, _RET_KILL = 0x7FFF0000, 0x80000000
+_RET_ALLOW, _RET_KILL, _RET_ASK = 0x7FFF0000, 0x80000000, 0x7FC00000
 _RET_DENY = 0x00050000 | errno.EPERM
 _RET_ABSENT = 0x00050000 | errno.ENOSYS
 
@@ -162,19 +170,58 @@ def become_nobody() -> None:
 
 
 def enter_user_namespace() -> None:
-    """Leave root's powers behind in a new user namespace in which the caller is uid 65534.
+    """Leave this user's powers behind in a new user namespace in which the caller is uid 65534.
 
-    For a root whose Python lies where uid 65534 cannot read: files are still read as their owner,
-    but no capability counts outside the namespace.
+    For a root whose Python lies where uid 65534 cannot read, and for the other namespaces where the
+    caller is not root: files are still read as their owner, but no capability counts outside.
     """
     uid, gid = os.geteuid(), os.getegid()
-    os.setgroups([])
-    _check(_libc().unshare(0x10000000), "unshare(CLONE_NEWUSER)")
+    if uid == 0:
+        os.setgroups([])
+    unshare(NEW_USER)
     for name, text in (
         ("setgroups", "deny"), ("gid_map", f"{NOBODY} {gid} 1"), ("uid_map", f"{NOBODY} {uid} 1"),
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+# --- namespaces -------------------------------------------------------------------------------
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones (a PID namespace: the next child)."""
+    _check(_libc().unshare(flags), f"unshare({flags:#x})")
+
+
+def enter_namespaces() -> int:
+    """Own mounts, network (no interface is up), IPC and host name for this process.
+
+    Returns a descriptor of the PID namespace that it is in, for `new_pid_namespace`.
+    """
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    unshare(NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NET)
+    _mount("none", "/", "", MS_PRIVATE, "")
+    return home
+
+
+def new_pid_namespace(home: int) -> None:
+    """The next child becomes process 1 of a PID namespace that dies with it."""
+    _check(_libc().setns(home, NEW_PID), "setns(pid)")  # unshare twice in a row is an error
+    unshare(NEW_PID)
+
+
+def mount_work(folder: str, size: int, entries: int) -> None:
+    """An empty memory file system of uid 65534 over `folder`, for this process alone."""
+    unshare(NEW_MOUNTS)
+    options = f"size={size},nr_inodes={entries},mode=700,uid={NOBODY},gid={NOBODY}"
+    _mount("tmpfs", folder, "tmpfs", 0xE, options)  # no set-uid, no devices, no programs
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    words = [word.encode() for word in (source, target, kind, options)]
+    done = _libc().mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _check(done, f"mount {target}")
 
 
 # --- Landlock ---------------------------------------------------------------------------------
@@ -258,8 +305,9 @@ class SeccompFilter:
     flags can be read); another architecture's call numbers kill the process.
     """
 
-    def __init__(self, machine: str = "") -> None:
+    def __init__(self, machine: str = "", ask_to_fork: bool = False) -> None:
         machine = machine or platform.machine()
+        self._ask_to_fork = ask_to_fork
         if machine not in _MACHINES:
             raise LayerError(errno.ENOSYS, f"seccomp: no system call table for {machine!r}")
         arch, self._column = _MACHINES[machine]
@@ -292,11 +340,13 @@ class SeccompFilter:
 
     def _conditional_blocks(self) -> list[list[bytes]]:
         allow, deny = _instruction(_RET, _RET_ALLOW), _instruction(_RET, _RET_DENY)
+        ask = _instruction(_RET, _RET_ASK)
+        fork = [_instruction(_JEQ, 0, 0, 1), ask] if self._ask_to_fork else []
         blocks = [
             _for_call(_CLONE3[self._column], [_instruction(_RET, _RET_ABSENT)]),
             _for_call(_CLONE[self._column], [
                 _load_argument(0), _instruction(_AND, _THREAD_FLAGS | _FORBIDDEN_FLAGS),
-                _instruction(_JEQ, _THREAD_FLAGS, 0, 1), allow, deny,
+                _instruction(_JEQ, _THREAD_FLAGS, 0, 1), allow, *fork, deny,
             ]),
             # A connected AF_UNIX stream pair, which asyncio needs to wake itself: a datagram pair
             # could address any other socket of the machine.
@@ -314,13 +364,40 @@ class SeccompFilter:
             blocks.append(_for_call(call[self._column], body))
         return blocks
 
-    def install(self) -> None:
-        """Filter this (single-threaded) process from now on; only itself may it signal."""
+    def install(self) -> int:
+        """Filter this (single-threaded) process from now on; only itself may it signal.
+
+        Returns the descriptor on which another process answers who may fork (see `answer_fork`),
+        or 0 for a filter that forbids it.
+        """
         for slot in self._pid_slots:
             struct.pack_into("=I", self._program, slot, os.getpid())
         header = struct.pack("@HP", self.instructions, ctypes.addressof(self._program))
         header = ctypes.create_string_buffer(header)  # a name keeps it alive during the call
-        _prctl(22, 2, ctypes.addressof(header))
+        number = (317, 277)[self._column]
+        flags = ctypes.c_uint(8 if self._ask_to_fork else 0)  # SECCOMP_FILTER_FLAG_NEW_LISTENER
+        return _syscall(number, "seccomp", ctypes.c_uint(1), flags, header)
+
+
+def answer_fork(listener: int, allow: bool) -> None:
+    """Answer one process that waits to fork: go on, or EPERM."""
+    question = bytearray(80)
+    try:
+        fcntl.ioctl(listener, 0xC0502100, question)
+        answer = (struct.unpack_from("=Q", question)[0], 0, 0 if allow else -errno.EPERM, int(allow))
+        fcntl.ioctl(listener, 0xC0182101, struct.pack("=QqiI", *answer))
+    except FileNotFoundError:  # killed while it waited
+        pass
+
+
+def take_descriptor(pid: int, fd: int) -> int:
+    """Our copy of descriptor `fd` of our child `pid`."""
+    process = os.pidfd_open(pid)
+    try:
+        return _syscall(438, "pidfd_getfd", ctypes.c_int(process), ctypes.c_int(fd),
+                        ctypes.c_uint(0))
+    finally:
+        os.close(process)
 
 
 # --- cleaning ---------------------------------------------------------------------------------
@@ -346,14 +423,32 @@ def wipe(folder: str) -> None:
             os.rmdir(entry.path)
 
 
-def kill_children() -> None:
-    """Kill and reap every child and adopted descendant (where no filter forbids processes)."""
-    listing = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    while os.path.exists(listing):
-        with open(listing) as file:
-            pids = [int(word) for word in file.read().split()]
-        if not pids:
+def reap() -> None:
+    """Collect every child that has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def kill_children(keep: frozenset[int] | set[int] = frozenset()) -> None:
+    """Kill and reap every child and adopted descendant (where no filter forbids processes), but
+    those in `keep`."""
+    while os.path.exists("/proc/thread-self/children"):
+        with open("/proc/thread-self/children") as file:
+            pids = [_own_number(word) for word in file.read().split()]
+        if not (pids := [pid for pid in pids if pid and pid not in keep]):
             return
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def _own_number(pid: str) -> int:
+    """The process id that /proc (of an outer PID namespace) calls `pid`, as we see it."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next(int(line.split()[-1]) for line in file if line.startswith("NSpid"))
+    except FileNotFoundError:
+        return 0

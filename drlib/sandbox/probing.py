@@ -1,8 +1,8 @@
 """What this machine can isolate, and how the sandbox's own Python processes are started.
 
 `probe()` believes no version number: `trials.py` uses each layer in a process of its own. The level
-"standard" needs every layer; "weak" is resource limits and a process of its own; "strong"
-(namespaces on top) is named but not offered yet.
+"strong" needs every layer, "standard" all but namespaces; "weak" is resource limits and a process
+of its own.
 """
 
 from __future__ import annotations
@@ -65,10 +65,16 @@ class Probe:
 
     @property
     def level(self) -> str:
-        """"standard" (every layer), "weak" (limits and a process of its own) or "none"."""
-        if "limits" not in self.working:
+        """"strong" (every layer), "standard" (all but namespaces), "weak" (limits) or "none"."""
+        missing = {layer.name for layer in self.layers if not layer.ok}
+        if "limits" in missing:
             return "none"
-        return "standard" if all(layer.ok for layer in self.layers) else "weak"
+        return "weak" if missing - {"namespaces"} else "standard" if missing else "strong"
+
+    def without(self, *names: str) -> Probe:
+        """The same machine as if these layers did not hold; for tests and comparisons."""
+        rows = (Layer(r.name, False, "left out") if r.name in names else r for r in self.layers)
+        return Probe(tuple(rows), self.drop)
 
     def table(self) -> str:
         """The result as text, a line a layer."""

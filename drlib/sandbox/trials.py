@@ -165,15 +165,54 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, list]:
     return ("userns" if ok else "impossible"), [ok, other if ok else f"{detail}; {other}"]
 
 
+def try_namespaces(drop: str, scratch: str) -> str:
+    """Two calls in a row: each process 1 of its own, with its own folder and no network."""
+    if drop != "setuid":
+        layers.enter_user_namespace()
+        layers.unshare(layers.NEW_PID)
+        if pid := os.fork():
+            if os.waitpid(pid, 0)[1]:
+                raise AssertionError("no PID namespace that can be returned to")
+            return "user, PID, mount, network, IPC and host name"
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        home = layers.enter_namespaces()
+        for _ in range(2):
+            layers.new_pid_namespace(home)
+            ok, detail = in_child(lambda: _one_namespaced_call(folder))
+            if not ok:
+                raise AssertionError(detail)
+        if os.listdir(folder):
+            raise AssertionError("a call's folder outlived it")
+    if drop != "setuid":
+        os._exit(0)
+    return "PID, mount, network, IPC and host name"
+
+
+def _one_namespaced_call(folder: str) -> str:
+    if os.getpid() != 1:
+        raise AssertionError(f"process id {os.getpid()}, not 1")
+    layers.mount_work(folder, 1 << 20, 16)
+    with open(os.path.join(folder, "inside"), "wb") as file:
+        expect(OSError, lambda: (file.write(bytes(2 << 20)), file.flush()), "more than the size")
+        os.ftruncate(file.fileno(), 0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        expect(OSError, lambda: probe.connect(("192.0.2.1", 9)), "a route to the network")
+    return ""
+
+
 def main() -> None:
     """Print {"drop": mode, "layers": {name: [ok, detail]}}; argv: `try_drop`'s."""
     mode, detail = try_drop(*json.loads(sys.argv[1]))
+    namespaces = in_child(lambda: try_namespaces(mode, json.loads(sys.argv[1])[1]))
+    if namespaces[0] and mode == "none":
+        mode = "userns"
     results = {
         "limits": in_child(try_limits),
         "unprivileged": detail,
         "no_new_privileges": in_child(try_no_new_privileges),
         "landlock": in_child(try_landlock),
         "seccomp": in_child(try_seccomp),
+        "namespaces": namespaces,
     }
     print(json.dumps({"drop": mode, "layers": results}))
 

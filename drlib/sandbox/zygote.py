@@ -1,17 +1,18 @@
 """The warm template process: imports once, then forks one single-use child a call.
 
-`pool.py` starts this file by its path (never as a module of drlib), with an environment of a few
-harmless variables, in an empty folder, and talks to it over one socket with frames of a 4-byte
-length and JSON. A call is: fork, put every layer in place, tell the template "ready" through a
-pipe, run the code, exit. What became of the call is read from the kernel (exit status, signal,
+`template.py` starts this file by its path (never as a module of drlib), with an environment of a
+few harmless variables, in an empty folder, and talks to it over one socket with frames of a 4-byte
+length and JSON. A call is four memory files (the request and the three streams) that pass through
+unread, for what is in this process's memory is in that of every later child. Then: fork, put every
+layer in place, tell the template "ready" through a pipe, read the request, run the code, exit. What became of the call is read from the kernel (exit status, signal,
 resource usage, size of the output files), never from what the child prints. A child that does not
 get as far as "ready" has `setup_failed`, whatever its exit code is: generated code cannot forge a
 fault of the environment.
 
 Output goes to memory files bounded by RLIMIT_FSIZE, so no pump thread is needed and no pipe can
 fill up. Random generators are seeded from the call's own text: equal calls see equal numbers.
-Left out: sessions that keep a child alive, spare pre-forked children (see the issue on the full
-service). Standard library only, and no import of drlib: the child must not see the repository.
+Left out: spare pre-forked children (lower throughput under load, measured). Standard library only,
+and no import of drlib: the child must not see the repository.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import time
 import types
+from collections.abc import Callable
 
 SETUP_SECONDS = 30.0  # a child that needs longer to reach "ready" is a fault of the machine
 CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
@@ -46,7 +47,7 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
-child, layers = load("child"), load("layers")
+child, layers, sessions = load("child"), load("layers"), load("sessions")
 
 
 # --- frames -----------------------------------------------------------------------------------
@@ -58,22 +59,11 @@ def send_frame(channel: socket.socket, message: dict) -> None:
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
-def receive_frame(channel: socket.socket) -> dict | None:
-    """Read one message, or None where the other side has closed."""
-    size = _receive_exactly(channel, 4)
-    body = size and _receive_exactly(channel, int.from_bytes(size, "big"))
-    return json.loads(body) if body else None
-
-
-def _receive_exactly(channel: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = channel.recv(min(count, 1 << 20))
-        if not part:
-            return b""
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+def receive_frame(channel: socket.socket) -> tuple[dict, list[int]] | None:
+    """Read one message and the descriptors that came with it; None: the other side has closed."""
+    size, fds, _, _ = socket.recv_fds(channel, 4, 8)
+    body = size and channel.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    return (json.loads(body), fds) if body else None
 
 
 # --- what a child may read --------------------------------------------------------------------
@@ -95,7 +85,8 @@ def readable_paths(roots: list[str]) -> tuple[list[str], list[str]]:
                 top = file[len(root) + 1 :].split(os.sep)[0]
                 read += [os.path.join(root, top), os.path.join(root, top + ".libs")]
     machine = f"{os.uname().machine}-linux-gnu"
-    read += [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom"]
+    read += [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom",
+             "/usr/share/zoneinfo"]
     for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
         if os.path.isdir(folder):
             read += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
@@ -121,12 +112,18 @@ def count_tasks(uid: int) -> int:
 class Template:
     """Owns the work folder, the ruleset and the filter; serves one call at a time."""
 
+    work_bounds = (WORK_BYTES, WORK_ENTRIES)
+
     def __init__(self, config: dict) -> None:
         self.config, self.pid, self.child = config, os.getpid(), 0
         self.channel = socket.socket(fileno=config["fd"])
         self.folder = os.getcwd()
-        self.work = os.path.join(self.folder, "work")
-        self.ruleset, self.filter = -1, None
+        # At level "strong" a file system of the call's own hides `work`, and Landlock's rule must
+        # then stand on the folder around it, in which nobody may write.
+        self.box = os.path.join(self.folder, "box")
+        self.work = os.path.join(self.box, "work")
+        self.ruleset, self.filter, self.home = -1, None, -1
+        self.also: dict[int, Callable[[], None]] = {}  # descriptors to answer while a child runs
         signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
         if sys.platform == "linux":
@@ -135,12 +132,11 @@ class Template:
     def prepare(self) -> None:
         """Import what calls will need, then build everything that children share."""
         config = self.config
-        os.mkdir("work", 0o700)
+        os.makedirs(self.work, 0o700)
         if config["drop"] == "setuid":
             os.chmod(".", 0o711)
-            os.chown("work", layers.NOBODY, layers.NOBODY)
-        elif config["drop"] == "userns":
-            layers.enter_user_namespace()
+            os.chown(self.work, layers.NOBODY, layers.NOBODY)
+        os.chmod(self.box, 0o555)
         if sys.platform == "linux":
             # After the change of credentials. SIGTERM, so that the work folder is cleared first.
             layers.die_with_parent(signal.SIGTERM, config["parent"])
@@ -150,8 +146,11 @@ class Template:
         exec(config["warm_up"], {})
         # Packages that were not preloaded are then "not found" rather than forbidden by path.
         sys.path[:] = [path for path in sys.path if path not in config["roots"]]
+        if "namespaces" in config["layers"]:
+            self.home = layers.enter_namespaces()
         if "landlock" in config["layers"]:
-            self.ruleset = layers.landlock_ruleset(*readable_paths(config["roots"]), self.work)
+            place = self.work if self.home < 0 else self.box
+            self.ruleset = layers.landlock_ruleset(*readable_paths(config["roots"]), place)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
         self.limits = self._limits()
@@ -178,10 +177,13 @@ class Template:
         try:
             self.prepare()
             send_frame(self.channel, {"ready": True})
-            while (request := receive_frame(self.channel)) is not None:
-                reply = self.call(request)
-                del request  # the next child must not find this call in its memory
-                layers.wipe(self.work)
+            while (frame := receive_frame(self.channel)) is not None:
+                if frame[0].get("session"):
+                    sessions.open_session(self, sys.modules[__name__])
+                    continue
+                reply = self.call(frame[1])
+                if self.home < 0:
+                    layers.wipe(self.work)
                 send_frame(self.channel, reply)
         finally:
             if os.getpid() == self.pid:
@@ -197,39 +199,49 @@ class Template:
     def _clear(self) -> None:
         if self.child:
             self._kill()
+        os.chmod(self.box, 0o700)
         layers.wipe(self.folder)
         os.rmdir(self.folder)  # a caller that was killed cannot do it
 
-    def call(self, request: dict) -> dict:
-        """Fork a child for one request and describe how it ended."""
-        fds = [_memory_file(name) for name in ("stdin", "stdout", "stderr")]
-        stdin, out, err = fds
+    def call(self, fds: list[int]) -> dict:
+        """Fork a child for one request and describe how it ended; closes `fds`: the request's
+        memory file, and the child's stdin, stdout and stderr."""
         fds += os.pipe()
-        ready_r, ready_w = fds[3:]
+        request, _, out, err, ready_r, ready_w = fds
         try:
-            _fill(stdin, request["stdin"])
-            self.child = os.fork()
+            self.fork()
             if not self.child:
-                child.Child(self, request, layers).main(ready_w, (stdin, out, err))
+                child.Child(self, layers).main(ready_w, fds[1:4], [request])
             os.close(fds.pop())  # the child's end: its death must read as end of file
-            reply = self._wait(ready_r, out, err)
-            limit = 4 * self.config["output_chars"]
-            reply["stdout"], reply["stderr"] = _ends(out, limit), _ends(err, limit)
-            return reply
+            return self._outcome_after_setup(ready_r, out, err)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _wait(self, ready: int, out: int, err: int) -> dict:
-        self._sleep(ready, SETUP_SECONDS)
+    def fork(self) -> None:
+        """A child, at level "strong" as process 1 of a PID namespace of its own."""
+        layers.reap()  # sessions that were closed
+        if self.home >= 0:
+            layers.new_pid_namespace(self.home)
+        self.child = os.fork()
+
+    def _outcome_after_setup(self, ready: int, out: int, err: int) -> dict:
+        self.sleep(ready, SETUP_SECONDS)
         message = os.read(ready, 4096) if select.select([ready], [], [], 0)[0] else b""
-        began = time.monotonic()
-        if message == b"1":
-            cause, status, usage = self._watch(began + self.config["timeout_s"])
-        elif message:  # it has told why and is leaving
-            cause, (_, status, usage) = "setup_failed", os.wait4(self.child, 0)
+        if message[:1] == b"1":
+            return self.outcome(out, err)
+        if message:  # it has told why and is leaving
+            _, status, _ = os.wait4(self.child, 0)
         else:
-            cause, (status, usage) = "setup_failed", self._kill()
+            status, _ = self._kill()
+        self.child = 0
+        return {"status": "setup_failed", "exit_code": os.waitstatus_to_exitcode(status),
+                "duration_s": 0.0, "reason": message[1:].decode("utf-8", "replace")}
+
+    def outcome(self, out: int, err: int) -> dict:
+        """Watch the child to its end, or to the end of its time, and say how it ended."""
+        began = time.monotonic()
+        cause, status, usage = self._watch(began + self.config["timeout_s"])
         duration = time.monotonic() - began
         self.child = 0
         if "seccomp" not in self.config["layers"]:
@@ -237,10 +249,8 @@ class Template:
         code = os.waitstatus_to_exitcode(status)
         if not cause and max(os.fstat(out).st_size, os.fstat(err).st_size) >= OUTPUT_BYTES:
             cause = "output_limit"
-        return {
-            "status": cause or self._classify(code, usage), "exit_code": code,
-            "duration_s": duration, "reason": message[1:].decode("utf-8", "replace"),
-        }
+        return {"status": cause or self._classify(code, usage), "exit_code": code, "reason": "",
+                "duration_s": duration}
 
     def _classify(self, code: int, usage: object) -> str:
         """The status that the kernel's own account of a finished child amounts to."""
@@ -264,14 +274,14 @@ class Template:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return "timeout", *self._kill()
-                if folder_is_full(self.work):
+                if self.home < 0 and folder_is_full(self.work):
                     return "output_limit", *self._kill()
-                self._sleep(pidfd, min(left, CHECK_SECONDS))
+                self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left))
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
 
-    def _sleep(self, fd: int, seconds: float) -> None:
+    def sleep(self, fd: int, seconds: float) -> None:
         """Until `fd` is readable or the time is over; leaves where the caller has gone."""
         poller = select.poll()
         poller.register(self.channel, getattr(select, "POLLRDHUP", 0))
@@ -279,8 +289,12 @@ class Template:
             poller.register(fd, select.POLLIN)
         else:
             seconds = min(seconds, 0.002)
-        if any(ready == self.channel.fileno() for ready, _ in poller.poll(seconds * 1000 + 1)):
-            sys.exit(0)
+        for other in self.also:
+            poller.register(other, select.POLLIN)
+        for ready, _ in poller.poll(seconds * 1000 + 1):
+            if ready == self.channel.fileno():
+                sys.exit(0)
+            self.also.get(ready, int)()
 
     def _kill(self) -> tuple[int, object]:
         """Kill the child with its process group and reap it."""
@@ -292,29 +306,6 @@ class Template:
         _, status, usage = os.wait4(self.child, 0)
         self.child = 0
         return status, usage
-
-
-def _memory_file(name: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _fill(fd: int, text: str) -> None:
-    data = memoryview(text.encode("utf-8", "surrogatepass"))
-    while data:
-        data = data[os.write(fd, data) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-
-
-def _ends(fd: int, limit: int) -> dict:
-    """Size, and the first and last `limit` bytes (all of a file that both would cover)."""
-    size = os.fstat(fd).st_size
-    cut = size > 2 * limit
-    head = os.pread(fd, limit if cut else size, 0)
-    tail = os.pread(fd, limit, size - limit) if cut else b""
-    return {"size": size, "head": head.decode("latin-1"), "tail": tail.decode("latin-1")}
 
 
 def folder_is_full(folder: str) -> bool:
@@ -336,6 +327,21 @@ def folder_is_full(folder: str) -> bool:
     return False
 
 
-if __name__ == "__main__":
+def start(config: dict) -> None:
+    """Serve in this process, or, where namespaces need it, as process 1 of a PID namespace."""
     layers.set_limits({"NOFILE": 256})  # children close every descriptor below it
-    Template(json.loads(sys.argv[1])).serve()
+    if config["drop"] == "userns":
+        layers.enter_user_namespace()
+        if "namespaces" in config["layers"]:  # only a namespace of our own can be returned to
+            parent, config["parent"] = config["parent"], 0
+            layers.unshare(layers.NEW_PID)
+            if pid := os.fork():
+                os.close(config["fd"])
+                signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+                layers.die_with_parent(signal.SIGTERM, parent)
+                sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+    Template(config).serve()
+
+
+if __name__ == "__main__":
+    start(json.loads(sys.argv[1]))

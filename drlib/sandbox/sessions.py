@@ -1,0 +1,255 @@
+"""Snapshot sessions: processes that hold the state after a cell, so that branches can share it.
+
+A keeper is forked from the template as process 1 of a PID namespace and runs no generated code. The
+*holders* below it do: each is frozen in the state after some cells. To run a cell, a holder forks a
+runner; a runner that is to be kept forks the next holder when its cell is done, and then ends like
+any single-use child. Runners are forked twice, so that the kernel hands them to the keeper: it
+reads their exit status, resource use and output exactly as the template does (zygote.py), whatever
+the code did to the holder that it came from. What a holder says is only which process to wait for,
+and the keeper believes that of its own children alone; at worst code spoils its own session.
+
+Other children may not fork at all. Here each fork waits for the keeper's consent (a seccomp user
+notification), which it gives only to those that it has asked for: code cannot multiply. Everything
+dies with the keeper's PID namespace, so there are no sessions below level "strong"; `pool.py` then
+replays. The files of a held state are copied aside, out of the reach of code, and back for each
+runner. Left out: threads that earlier cells left running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+
+HOLDERS = 16  # states that one session can hold
+HELD_SECONDS = 0.5  # for a state that is to be kept to report, once its cell has ended
+TELL_SECONDS = 5.0  # for a holder to fork; a holder that code has broken never does
+
+
+def open_session(template, zygote) -> None:
+    """Fork a keeper and send the other end of its socket to the caller of `template`; `zygote` is
+    the template's own module."""
+    ours, theirs = socket.socketpair()
+    template.fork()
+    if template.child:
+        template.child = 0
+        with ours, theirs:
+            socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
+        return
+    code = 1
+    try:
+        template.channel.close()
+        theirs.close()
+        Keeper(template, ours, zygote).serve()
+        code = 0
+    except Exception:  # noqa: BLE001 - whatever it was, the caller replays
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # never back into the template's own code
+
+
+class Keeper:
+    """Owns the holders of one session; `template` becomes this process's own copy of it."""
+
+    def __init__(self, template, channel: socket.socket, zygote) -> None:
+        self.template, self.zygote, self.layers = template, zygote, zygote.layers
+        template.channel, template.pid, template.home = channel, os.getpid(), -1
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        self.layers.die_with_parent(signal.SIGTERM, 0)
+        self.layers.mount_work(template.work, zygote.WORK_BYTES, zygote.WORK_ENTRIES)
+        self.files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
+        self.told, tell = os.pipe()
+        pipes = [os.pipe() for _ in range(HOLDERS + 1)]  # the last one: the cell to run
+        self.writers = [write for _, write in pipes]
+        for write in self.writers:
+            os.set_blocking(write, False)  # a process that code has broken does not read
+        self.holders: dict[int, int] = {}  # slot -> process id
+        self.kept = os.path.join(template.folder, f"session-{os.urandom(8).hex()}")
+        os.makedirs(os.path.join(self.kept, "0"), 0o700)
+        template.filter = self.layers.SeccompFilter(ask_to_fork=True)
+        template.child = os.fork()
+        if not template.child:
+            readers = [read for read, _ in pipes]
+            first = zygote.child.Child(template, zygote.layers)
+            first.main(tell, self.files, readers, lambda: _first(first, readers, tell))
+        self.holders[0], template.child = template.child, 0
+        for fd in (tell, *(read for read, _ in pipes)):
+            os.close(fd)
+        if self._hear(zygote.SETUP_SECONDS) != "1":
+            raise RuntimeError("the session's first process could not lock itself in")
+        self.listener = self.layers.take_descriptor(self.holders[0], int(self._hear(TELL_SECONDS)))
+        os.write(self.writers[0], b"!")
+        self.forks = 0  # to consent to
+        template.also[self.listener] = self._consent
+
+    def serve(self) -> None:
+        """Answer calls until the caller closes the session."""
+        channel = self.template.channel
+        while (frame := self.zygote.receive_frame(channel)) is not None:
+            request, fds = frame
+            reply = self.call(request, fds) if fds else self.release(request["release"])
+            for fd in fds:
+                os.close(fd)
+            self.layers.kill_children(keep=set(self.holders.values()))
+            self.layers.wipe(self.template.work)
+            self.zygote.send_frame(channel, reply)
+
+    def call(self, request: dict, fds: list[int]) -> dict:
+        """Run one cell from the state in slot `request["at"]`; `fds` as in `Template.call`."""
+        free = [s for s in range(HOLDERS) if s not in self.holders]
+        keep = free[0] if request["keep"] and free else HOLDERS
+        at, self.forks = self.holders.get(request["at"]), 2 if keep == HOLDERS else 4
+        for fd in self.files:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        _copy(fds[1], self.files[0])
+        here = self.template.work
+        if at is None or not self._copy_tree(self._files_of(request["at"]), here):
+            return {"status": "lost"}
+        if not _write(self.writers[request["at"]], b"!", TELL_SECONDS):
+            return {"status": "lost"}
+        pid = self._child(TELL_SECONDS)
+        cell = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
+        cell = bytes([keep]) + len(cell).to_bytes(4, "big") + cell
+        if pid is None or not _write(self.writers[HOLDERS], cell, TELL_SECONDS):
+            return {"status": "lost"}
+        self.template.child = pid
+        reply = self.template.outcome(*self.files[1:])
+        done = keep < HOLDERS and reply["exit_code"] >= 0  # else it cannot have come so far
+        if done and (pid := self._child(HELD_SECONDS)) is not None:
+            self.holders[keep] = pid
+            if self._copy_tree(here, self._files_of(keep)):
+                reply["held"] = keep
+            else:
+                self.release(keep)
+        for ours, theirs in zip(self.files[1:], fds[2:]):
+            _copy(ours, theirs)
+        return reply
+
+    def release(self, slot: int) -> dict:
+        """Forget the state in `slot`."""
+        pid = self.holders.pop(slot, None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self.layers.wipe(self._files_of(slot))
+        return {"released": slot}
+
+    def _files_of(self, slot: int) -> str:
+        return os.path.join(self.kept, str(slot))
+
+    def _copy_tree(self, source: str, target: str) -> bool:
+        """Whether all of `source` could be copied; a tree too deep for that is not kept."""
+        try:
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+            if self.template.config["drop"] == "setuid":
+                for folder, folders, files in os.walk(target):
+                    for name in folders + files:
+                        os.lchown(os.path.join(folder, name), self.layers.NOBODY, self.layers.NOBODY)
+        except (OSError, RecursionError):
+            return False
+        return True
+
+    def _consent(self) -> None:
+        self.forks -= 1
+        self.layers.answer_fork(self.listener, self.forks >= 0)
+
+    def _child(self, seconds: float) -> int | None:
+        """The process that the session names next, if it is an unknown child of this one."""
+        word = self._hear(seconds)
+        pid = int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ChildProcessError, OSError):
+            return None
+        return None if pid in (0, *self.holders.values()) else pid
+
+    def _hear(self, seconds: float) -> str:
+        """The next line that a process of the session wrote, or ""."""
+        line, until = b"", time.monotonic() + seconds
+        while len(line) < 64 and time.monotonic() < until:
+            self.template.sleep(self.told, until - time.monotonic())
+            if not select.select([self.told], [], [], 0)[0]:
+                continue  # it was a question on `also`
+            byte = os.read(self.told, 1)
+            if byte in (b"", b"\n"):
+                break
+            line += byte
+        return line.decode("latin-1")
+
+
+def _first(child, readers: list[int], tell: int) -> None:
+    """In the first holder: hand the keeper the descriptor of its consent, then hold."""
+    os.write(tell, b"%d\n" % child.listener)
+    _read(readers[0], 1)
+    os.close(child.listener)  # or code could consent to itself
+    hold(child, readers, tell, 0)
+
+
+def hold(child, readers: list[int], tell: int, slot: int) -> None:
+    """In a sandboxed process: wait for cells, each run by a copy of this process; never returns.
+
+    Only the copy reads the cell: what one branch runs is not in the memory that the next one gets.
+    """
+    while True:
+        _read(readers[slot], 1)
+        if not _fork_twice():
+            continue
+        os.write(tell, b"%d\n" % os.getpid())
+        keep, size = _read(readers[HOLDERS], 1)[0], _read(readers[HOLDERS], 4)
+        request = json.loads(_read(readers[HOLDERS], int.from_bytes(size, "big")))
+
+        def after(slot=keep) -> None:
+            if slot < HOLDERS and _fork_twice():
+                os.write(tell, b"%d\n" % os.getpid())
+                hold(child, readers, tell, slot)
+
+        os._exit(child.run_cell(request, after))
+
+
+def _fork_twice() -> bool:
+    """True in a new process whose parent is the keeper; False here, once it is on its way."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    if os.fork():
+        os._exit(0)
+    while os.getppid() != 1:
+        time.sleep(0)
+    return True
+
+
+def _read(fd: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(fd, min(count, 1 << 16))
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _copy(source: int, target: int) -> None:
+    """The bytes of one memory file into another, which is then at its start."""
+    size, done = os.fstat(source).st_size, 0
+    while done < size:
+        done += os.sendfile(target, source, done, size - done)
+    os.lseek(target, 0, os.SEEK_SET)
+
+
+def _write(fd: int, data: bytes, seconds: float) -> bool:
+    """Whether all of `data` went into the pipe in time."""
+    view, until = memoryview(data), time.monotonic() + seconds
+    while view:
+        if not select.select([], [fd], [], max(until - time.monotonic(), 0.0))[1]:
+            return False
+        view = view[os.write(fd, view) :]
+    return True

@@ -1,0 +1,238 @@
+"""The threads behind a `Sandbox`: queue, lanes, memory, and the templates that answer.
+
+One worker is one thread with one template process; the thread starts the template and lives as long
+as it, because the kernel ties "die with the parent" to the thread that forked. If a template dies,
+it is started again and the call is tried once more, as after a child that could not lock itself
+in; a second time it is `worker_died` or `setup_failed`, faults of the environment.
+
+A call that takes longer than `long_s` moves to the long lane: a spare template takes its place, so
+that a few runaways do not hold up the many short calls. A call starts only when its memory limit
+fits into what the machine has left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from drlib.sandbox.probing import SandboxUnavailable
+from drlib.sandbox.result import SandboxResult, stream_text
+from drlib.sandbox.template import CallFiles, Session, Template, TemplateDied
+
+MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside the sandbox hold
+
+
+def available_bytes() -> int:
+    """Memory that the machine, or the control group of this process, has left."""
+    left = psutil.virtual_memory().available
+    try:
+        with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as now:
+            if (limit := most.read().strip()) != "max":
+                left = min(left, int(limit) - int(now.read()))
+    except FileNotFoundError:  # no control group of the second version
+        pass
+    return left
+
+
+@dataclass
+class Job:
+    """A call that waits.
+
+    `held`: the session that may hold the state it starts from, and what to ask of it; `opens`: not
+    a call at all but a new session; `finish(result, reply)`: what the future gets.
+    """
+
+    request: dict
+    future: Future
+    queued: float
+    held: tuple[Session, dict] | None = None
+    opens: bool = False
+    finish: Callable[[SandboxResult, dict], Any] = lambda result, reply: result
+
+
+class Workers:
+    """Threads, queue and templates; apart from `Sandbox` so that a forgotten one is collected."""
+
+    def __init__(self, count: int, spare: int, config: dict, isolation: str) -> None:
+        self.config, self.isolation, self.count = config, isolation, count
+        self.lane = threading.Condition()  # guards all that follows
+        self.jobs: deque[Job] = deque()
+        self.templates: dict[int, Template] = {}
+        self.closing = False
+        self.short = self.long = 0  # calls in each lane
+        self.idle = 0  # threads with a template that wait for a call
+        self.running = 0  # calls whose memory is spoken for
+        self.started: list[Future] = [Future() for _ in range(count)]
+        self.threads = [
+            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"sandbox-{i}")
+            for i in range(count + spare)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def put(self, job: Job) -> None:
+        """Queue a job."""
+        with self.lane:
+            self.jobs.append(job)
+            self.lane.notify_all()
+
+    def _work(self, index: int) -> None:
+        if index < self.count:
+            try:
+                self._start(index)
+            except (TemplateDied, OSError) as error:
+                self._drop(index)
+                self.started[index].set_exception(
+                    SandboxUnavailable(f"The sandbox's template process did not start: {error}")
+                )
+                return
+            self.started[index].set_result(None)
+        while (job := self._next(index)) is not None:
+            lane = _Lane(self)
+            try:
+                if job.future.set_running_or_notify_cancel():
+                    self._answer(index, job, lane)
+            finally:
+                lane.leave()
+            del job
+        self._drop(index)
+
+    def _next(self, index: int) -> Job | None:
+        """The next job for this thread, with a place among the short calls; None at the end."""
+        warm = index < self.count or index in self.templates
+
+        def ready() -> bool:
+            # A spare helps out for as many calls as turned long, a cold one only if no other can.
+            useful = index - self.count < self.long and (warm or not self.idle)
+            return self.closing or (self.jobs and self.short < self.count and useful)
+
+        with self.lane:
+            self.idle += warm
+            self.lane.wait_for(ready)
+            self.idle -= warm
+            if self.closing:
+                return None
+            self.short += 1
+            return self.jobs.popleft()
+
+    def _start(self, index: int) -> Template:
+        with self.lane:
+            if self.closing:
+                raise TemplateDied("the sandbox is being closed")
+            template = self.templates[index] = Template(self.config)
+        template.wait_ready()
+        return template
+
+    def _drop(self, index: int) -> None:
+        with self.lane:
+            template = self.templates.pop(index, None)
+        if template is not None:
+            template.close()
+
+    def _answer(self, index: int, job: Job, lane: _Lane) -> None:
+        if reason := self._admit(job):
+            result, reply = SandboxResult("queue_timeout", "", reason, None, 0.0, ""), {}
+        else:
+            try:
+                result, reply = self._try_twice(index, job, lane)
+            finally:
+                with self.lane:
+                    self.running -= 1
+        if self.closing and result.status == "worker_died":
+            job.future.set_exception(RuntimeError("The Sandbox was closed during this call."))
+        else:
+            job.future.set_result(job.finish(result, reply))
+
+    def _try_twice(self, index: int, job: Job, lane: _Lane) -> tuple[SandboxResult, dict]:
+        reason = ""
+        for last in (False, True):
+            try:
+                with CallFiles(job.request) as files:
+                    reply = self._ask(index, job, files.fds, lane)
+                    if last or reply["status"] != "setup_failed":
+                        return self._result(reply, files.fds), reply
+            except (TemplateDied, OSError) as error:
+                reason = str(error)
+            self._drop(index)
+            if self.closing:
+                break
+        return SandboxResult("worker_died", "", reason, None, 0.0, self.isolation), {}
+
+    def _result(self, reply: dict, files: list[int]) -> SandboxResult:
+        out, err = (stream_text(fd, self.config["output_chars"]) for fd in files[2:])
+        return SandboxResult(reply["status"], out, reply["reason"] or err, reply["exit_code"],
+                             reply["duration_s"], self.isolation)
+
+    def _admit(self, job: Job) -> str:
+        """Wait until the call's memory is there; why it cannot run, or ""."""
+        limit, need = self.config["queue_timeout_s"], self.config["memory_mb"] << 20
+        patient = time.monotonic() + MEMORY_PATIENCE_S
+        with self.lane:
+            while not self.closing:
+                now = time.monotonic()
+                if limit is not None and now - job.queued > limit:
+                    return f"the call waited longer than queue_timeout_s={limit}"
+                if available_bytes() >= need * (self.running + 1):
+                    break
+                if not self.running and now > patient:
+                    return (f"less than memory_mb={self.config['memory_mb']} of memory is left on "
+                            "this machine; lower memory_mb or free some")
+                self.lane.wait(0.05)
+            self.running += 1
+            return ""
+
+    def _ask(self, index: int, job: Job, files: list[int], lane: _Lane) -> dict:
+        """One attempt: from the held state where it still is, else by running the history."""
+        late = lane.turn_long, self.config["long_s"]
+        if job.held:
+            session, request = job.held
+            reply = session.call(request, files, *late)
+            if reply is not None and reply["status"] != "lost":
+                return reply
+        template = self.templates.get(index) or self._start(index)
+        if job.opens:
+            return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
+                    "session": template.open_session()}
+        return template.call(files, *late)
+
+    def close(self) -> None:
+        """Cancel what waits, stop what runs, end every process; may be called twice."""
+        with self.lane:
+            self.closing = True
+            waiting, self.jobs = self.jobs, deque()
+            for template in self.templates.values():
+                template.terminate()
+            self.lane.notify_all()
+        for job in waiting:
+            job.future.cancel()
+        for thread in self.threads:
+            thread.join()
+
+
+class _Lane:
+    """The place that one thread has among the short calls, until its call turns long."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.is_long = workers, False
+
+    def turn_long(self) -> None:
+        with self.workers.lane:
+            self.is_long = True
+            self.workers.short -= 1
+            self.workers.long += 1
+            self.workers.lane.notify_all()
+
+    def leave(self) -> None:
+        with self.workers.lane:
+            if self.is_long:
+                self.workers.long -= 1
+            else:
+                self.workers.short -= 1
+            self.workers.lane.notify_all()

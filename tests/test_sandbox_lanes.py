@@ -1,0 +1,100 @@
+"""Lanes, queue time and memory: short calls pass long ones, and every call gets one typed answer."""
+
+import threading
+import time
+
+import pytest
+
+from drlib.sandbox import Sandbox, probe, workers
+
+pytestmark = pytest.mark.skipif(
+    probe().level not in ("strong", "standard"), reason=f"isolation here is {probe().level}"
+)
+
+
+def test_a_long_call_does_not_hold_up_short_ones():
+    with Sandbox(timeout_s=20.0, long_s=0.1) as single:
+        ended = []
+        long = single.submit("import time; time.sleep(8); print('long')")
+        long.add_done_callback(lambda _: ended.append("long"))
+        short = [single.submit(f"print({i})") for i in range(5)]
+        for i, future in enumerate(short):
+            future.add_done_callback(lambda _, i=i: ended.append(i))
+        assert long.result().text == "long"
+        assert [f.result().text for f in short] == ["0", "1", "2", "3", "4"]
+        assert ended == [0, 1, 2, 3, 4, "long"]
+
+
+def test_a_spare_template_starts_only_for_a_long_call():
+    with Sandbox(timeout_s=20.0, long_s=0.3) as single:
+        single.map(["print(1)"] * 20)
+        assert len(single.template_pids()) == 1
+
+
+def test_long_calls_are_bounded_and_none_is_lost():
+    with Sandbox(timeout_s=20.0, long_s=0.05, long_workers=2) as single:
+        peak, gauge = [0], threading.Event()
+
+        def watch():
+            while not gauge.wait(0.01):
+                peak[0] = max(peak[0], single._workers.running)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        results = single.map([f"import time; time.sleep(.3); print({i})" for i in range(12)])
+        gauge.set()
+        thread.join()
+        assert [r.text for r in results] == [str(i) for i in range(12)]
+        assert peak[0] == 3
+        assert (single._workers.short, single._workers.long) in ((0, 0), (1, 0))
+
+
+def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
+    with Sandbox(timeout_s=20.0, queue_timeout_s=0.5, long_workers=0) as single:
+        first = single.submit("import time; time.sleep(1.5); print('ran')")
+        late = single.submit("print('late')")
+        assert first.result().text == "ran"
+        result = late.result()
+        assert (result.status, result.env_fault, result.ok) == ("queue_timeout", True, False)
+        assert result.text == "SandboxError: the code could not be run."
+        assert "queue_timeout_s=0.5" in result.stderr
+        assert single.run("print('next')").text == "next"
+
+
+def test_calls_wait_for_memory_and_then_run(monkeypatch):
+    """The reading of the machine's memory is replaced: 150 MB are left, then 1,000."""
+    left = [150 << 20]
+    monkeypatch.setattr(workers, "available_bytes", lambda: left[0])
+    with Sandbox(workers=2, memory_mb=100, timeout_s=20.0) as double:
+        first = double.submit("import time; time.sleep(1); print(time.monotonic())")
+        while not first.running():
+            time.sleep(0.01)
+        second = double.submit("import time; print(time.monotonic())")
+        assert float(second.result().text) > float(first.result().text)  # one at a time
+        left[0] = 1000 << 20
+        began = double.map(["import time; a = time.monotonic(); time.sleep(1); print(a)"] * 2)
+        assert abs(float(began[0].text) - float(began[1].text)) < 0.9  # side by side
+
+
+def test_memory_that_never_comes_is_said(monkeypatch):
+    monkeypatch.setattr(workers, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(workers, "MEMORY_PATIENCE_S", 0.2)
+    with Sandbox(memory_mb=64) as single:
+        result = single.run("print(1)")
+        assert result.status == "queue_timeout" and "lower memory_mb" in result.stderr
+
+
+def test_available_bytes_is_what_the_machine_says():
+    import psutil
+
+    assert 0 < workers.available_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("arguments", "name"), [
+    ({"queue_timeout_s": 0}, "queue_timeout_s"), ({"long_workers": -1}, "long_workers"),
+    ({"long_s": 0}, "long_s"), ({"memory_mb": 1}, "memory_mb"), ({"workers": 0}, "workers"),
+    ({"min_level": "best"}, "min_level"),
+])
+def test_bad_settings_are_named(arguments, name):
+    with pytest.raises(ValueError, match=name):
+        Sandbox(**arguments)

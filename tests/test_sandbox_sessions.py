@@ -1,0 +1,196 @@
+"""Sessions: branches share the state of their prefix, agree with replay, and multiply in no way."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from drlib.sandbox import Sandbox, probe
+
+LEVELS = {"strong": probe(), "standard": probe().without("namespaces")}
+LEVELS = {level: found for level, found in LEVELS.items() if found.level == level}
+pytestmark = pytest.mark.skipif(not LEVELS, reason=f"isolation here is {probe().level}")
+needs_strong = pytest.mark.skipif(
+    "strong" not in LEVELS, reason="held states need namespaces, which this machine does not give"
+)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def sandbox(request):
+    with Sandbox(timeout_s=3.0, memory_mb=256, found=LEVELS[request.param]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strong():
+    with Sandbox(timeout_s=1.0, memory_mb=256) as made:
+        yield made
+
+
+PREFIX = ["import random, numpy as np\nx = [1]", "x.append(random.random()); np.random.rand()",
+          "def f(n): return n + len(x)\nprint('seen')"]
+CELL = "x.append(9); print(f(1), x, random.random(), np.random.rand(), __name__)"
+
+
+def test_branches_start_from_the_same_state(sandbox):
+    with sandbox.session() as start:
+        assert start.live == (sandbox.isolation == "strong") and start.history == ()
+        state = start
+        for cell in PREFIX:
+            state = state.then(cell)
+            assert state.result.ok and state.live == start.live
+        assert state.result.text == "seen" and state.history == tuple(PREFIX)
+        branches = [state.run(CELL).text for _ in range(3)]
+        assert len(set(branches)) == 1 and branches[0].startswith("4 [1, 0.")
+        assert state.run("print(len(x))").text == "2"  # no branch changed the state
+        assert start.run("print(x)").text.startswith("NameError")
+
+
+def test_held_and_replayed_states_are_one(sandbox):
+    with sandbox.session() as start:
+        state = start
+        for cell in PREFIX:
+            state = state.then(cell)
+        for cell in (CELL, "print(input(), x)", "1 / 0", "f(2)"):
+            held = state.run(cell, stdin="in")
+            replayed = sandbox.run(cell, stdin="in", history=PREFIX)
+            assert (held.status, held.text) == (replayed.status, replayed.text)
+
+
+def test_an_exception_keeps_what_came_before_it(sandbox):
+    with sandbox.session() as start:
+        state = start.then("a = 1\nraise KeyError('k')\na = 2")
+        assert state.result.text == "KeyError: 'k'"
+        assert state.run("print(a)").text == "1" == sandbox.run("print(a)", history=state.history).text
+
+
+def test_a_stopped_cell_leaves_the_state_as_it_was(sandbox):
+    with sandbox.session() as start:
+        state = start.then("a = 1")
+        after = state.then("a = 2\nwhile True: pass")
+        assert after.result.status == "timeout" and after.history == ("a = 1",)
+        assert after.run("print(a)").text == "1" == state.run("print(a)").text
+
+
+def test_echo_prints_the_last_expression(sandbox):
+    with sandbox.session() as start:
+        state = start.then("a = [1]")
+        assert state.run("a.append(2)\na", echo=True).text == "[1, 2]"
+        assert sandbox.run("a", history=["a = 'x'"], echo=True).text == "'x'"
+        assert sandbox.run("None", echo=True).text == "Finished execution."
+        assert sandbox.run("a = 3", echo=True).text == "Finished execution."
+        assert sandbox.run("print(1); 2").text == "1"
+
+
+def test_files_are_part_of_the_state(sandbox):
+    look = "import os; print(sorted(os.listdir('.')), open('f').read(), os.listdir('d'))"
+    with sandbox.session() as start:
+        state = start.then("import os\nopen('f', 'w').write('x')\nos.makedirs('d/e')")
+        assert state.live == start.live
+        for _ in range(2):  # no branch sees the files of another
+            assert state.run("open('g', 'w'); open('f', 'a').write('y')").ok
+            assert state.run(look).text == "['d', 'f'] x ['e']"
+        assert start.run("import os; print(os.listdir('.'))").text == "[]"
+        deep = "for i in range(900):\n    os.mkdir('n'); os.chdir('n')\nprint(i)"
+        after = state.then(deep)
+        assert after.result.text == "899" and after.run("print(i)").text == "899"
+
+
+def test_a_snapshot_has_its_own_history(sandbox):
+    with sandbox.session() as start, pytest.raises(ValueError, match="then"):
+        start.run("print(1)", history=["x = 1"])
+
+
+@needs_strong
+def test_code_cannot_multiply(strong):
+    with strong.session() as start:
+        state = start.then("a = 1")
+        assert state.run("import os; os.fork()").text.startswith("PermissionError")
+        bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        for keep in (False, True):
+            result = state.then(bomb).result if keep else state.run(bomb)
+            assert result.status == "timeout"
+        assert state.run("print(a)").text == "1"
+        assert state.run("import subprocess; subprocess.run(['true'])").status == "error"
+
+
+@needs_strong
+@pytest.mark.parametrize("spoil", [
+    "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'1\\n')\n    except OSError: pass",
+    "import os\nfor fd in range(3, 256):\n    try: os.close(fd)\n    except OSError: pass",
+    "import os, json\nos.fork = None\njson.loads = None\nos.read = None",
+    "import sys\nsys.stdout = None",
+    "import os; os.kill(2, 9)",
+])
+def test_code_that_breaks_its_session_gets_the_same_answers_by_replay(strong, spoil):
+    with strong.session() as start:
+        state = start.then("a = 40").then(spoil)
+        assert state.run("a += 2\nimport sys\nsys.__stdout__.write(str(a))").text == "42"
+    assert strong.run("print('others are well')").ok
+
+
+@needs_strong
+def test_one_branch_does_not_see_the_code_of_another(strong):
+    secret = f"secret-{random.Random(3).random()}"
+    scan = """
+import ctypes, re
+libc = ctypes.CDLL(None)
+found = 0
+import gc
+for thing in gc.get_objects():
+    if isinstance(thing, (str, dict)) and "secret-" + "0." in str(thing)[:100000]: found += 1
+print(found)
+"""
+    with strong.session() as start:
+        state = start.then("a = 1")
+        assert state.run(f"b = '{secret}'; print(len(b))").ok
+        assert state.run(scan).text == "0"
+
+
+@needs_strong
+def test_the_number_of_held_states_is_bounded_and_the_rest_is_replayed(strong):
+    with strong.session() as start:
+        states = [start.then(f"a = {i}") for i in range(20)]
+        assert sum(s.live for s in states) == 15  # sixteen with the first
+        assert [s.run("print(a)").text for s in states] == [str(i) for i in range(20)]
+        states[0].close()
+        assert not states[0].live and start.then("a = 99").live
+
+
+@needs_strong
+def test_closing_ends_every_process():
+    with Sandbox(timeout_s=5.0) as single:
+        pid = single.template_pids()[0]
+
+        def below(pid):
+            words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return [int(w) for w in words] + [p for w in words for p in below(int(w))]
+
+        before = len(below(pid))
+        start = single.session()
+        start.then("a = 1")
+        assert len(below(pid)) >= before + 3  # keeper and two holders
+        start.close()
+        end = time.monotonic() + 20
+        while len(below(pid)) > before and time.monotonic() < end:
+            single.run("pass")  # collects what has ended
+            time.sleep(0.02)
+        assert len(below(pid)) == before
+        kept = single.session().then("a = 1")
+        tree = below(pid)
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{p}") for p in tree) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(os.path.exists(f"/proc/{p}") for p in tree)
+    with pytest.raises(RuntimeError, match="closed"):
+        kept.run("print(a)")
+
+
+@needs_strong
+def test_a_template_that_dies_takes_the_session_along_but_not_its_state():
+    with Sandbox(timeout_s=5.0) as single:
+        state = single.session().then("a = 7")
+        os.kill(single.template_pids()[0], 9)
+        assert state.run("print(a)").text == "7"
