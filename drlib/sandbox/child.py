@@ -12,20 +12,49 @@ import ast
 import atexit
 import builtins
 import gc
-import hashlib
-import json
 import linecache
+import marshal
 import os
 import random
-import signal
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
 
-EXIT_SETUP, EXIT_MEMORY = 97, 98
+EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
+READY, REQUEST = 3, 4  # descriptors of a child
 CODE_NAME = "<python>"
+
+
+def prepare() -> None:
+    """In the template: all that children would otherwise make anew, at the cost of touched pages."""
+    main = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    sys.argv[:] = [CODE_NAME]
+    open_streams()
+    for _ in range(20):  # until the interpreter has specialised its byte code, which it writes to
+        seed(0)
+        _execute("print()", main, silent=True)
+    sys.stdout.flush()
+    linecache.clearcache()
+
+
+def open_streams() -> None:
+    """Fresh text streams over descriptors 0 to 2."""
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)
+    options = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    sys.stdout = sys.__stdout__ = open(1, "w", **options)
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **options)
+
+
+def seed(number: int) -> None:
+    """Siblings inherit equal generators; the same cell gets the same numbers anywhere."""
+    random.seed(number)
+    for name in ("numpy.random", "sympy.core.random"):
+        if name in sys.modules:
+            sys.modules[name].seed(number)
 
 
 class Child:
@@ -34,115 +63,72 @@ class Child:
     def __init__(self, template, layers: types.ModuleType) -> None:
         self.template, self.layers = template, layers
 
-    def main(self, ready: int, stdio: Sequence[int], keep: Sequence[int], then=None) -> None:
-        """Put the layers in place, report, run the code; never returns.
+    def main(self, fds: Sequence[int], steps: list, then=None) -> None:
+        """Take the steps, report, run the code; never returns.
 
-        `keep` is the descriptor of the request: it is read here, so that nothing of one call is
-        ever in the memory that the next is forked from. A session (sessions.py) keeps `ready` and
-        descriptors of its own, and calls `then` instead.
+        `fds` become descriptors 0, 1, ...: the streams, the pipe for the report, and the request's
+        memory file, which is read only here: nothing of one call is ever in the memory that the
+        next is forked from. A session (sessions.py) has other descriptors and calls `then` instead.
         """
         exit_now = os._exit  # generated code may replace the name
         try:
-            self._enter(stdio, {ready, *keep})
-            os.write(ready, b"1\n")
+            for target, fd in enumerate(fds):
+                os.dup2(fd, target)
+            self.layers.take(steps)
+            if os.getppid() not in (0, self.template.pid):  # 0: seen from its own PID namespace
+                exit_now(EXIT_SETUP)
+            gc.enable()
+            if self.template.filter:
+                self.listener = self.template.filter.install()
+            os.write(READY, b"1\n")
             if not then:
-                os.close(ready)
-                self.request = json.loads(_read_all(*keep))
+                os.close(READY)
+                self.request = _read_request()
         except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
-            os.write(ready, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
+            os.write(READY, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
             exit_now(EXIT_SETUP)
         try:
             exit_now((then or self._run)())
         except BaseException:  # noqa: BLE001 - the template's own code must never go on in here
             exit_now(1)
 
-    def _enter(self, stdio: Sequence[int], keep: set[int]) -> None:
-        template = self.template
-        on = template.config["layers"]
-        os.setsid()
-        parent = template.pid
-        if template.home >= 0:  # seen from its own PID namespace its parent has no number
-            parent = 0
-            self.layers.mount_work(template.work, *template.work_bounds)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.layers.set_limits(template.limits)
-        os.chdir(template.work)
-        for target, fd in enumerate(stdio):
-            os.dup2(fd, target)
-        if template.config["drop"] == "setuid":
-            self.layers.become_nobody()
-        elif sys.platform == "linux":
-            self.layers.drop_capabilities()
-        if "no_new_privileges" in on:
-            self.layers.no_new_privileges()
-        if sys.platform == "linux":
-            self.layers.die_with_parent(signal.SIGKILL, parent)
-        if "landlock" in on:
-            self.layers.landlock_restrict(template.ruleset)
-        low = 3
-        for fd in (*sorted(keep), 256):
-            os.closerange(low, fd)
-            low = fd + 1
-        self.module = types.ModuleType("__main__")
-        self.module.__builtins__ = builtins
-        sys.modules["__main__"] = self.module
-        sys.argv[:] = [CODE_NAME]
-        self._open_streams()
-        gc.enable()
-        if "seccomp" in on:
-            self.listener = template.filter.install()
-
-    def _seed(self, history: list[str], stdin: str, code: str) -> None:
-        """Siblings inherit equal generators; the same cell gets the same numbers anywhere."""
-        text = json.dumps([history, stdin, code])
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        random.seed(seed)
-        for name in ("numpy.random", "sympy.core.random"):
-            if name in sys.modules:
-                sys.modules[name].seed(seed)
-
-    def _open_streams(self) -> None:
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)
-        options = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-        sys.stdout = sys.__stdout__ = open(1, "w", **options)
-        sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **options)
-
     def _run(self) -> int:
         """Earlier cells silently, then the code; the exit code."""
         # Generated code may replace any of these in their modules.
         flush, finish, truncate, seek = _flush, _finish_threads, os.ftruncate, os.lseek
-        seed, execute, request = self._seed, _execute, self.request
-        for number, cell in enumerate(request["history"]):
-            seed(request["history"][:number], "", cell)
-            execute(cell, self.module, silent=True)
-        if request["history"]:
+        execute, seed_all, main = _execute, seed, sys.modules["__main__"]
+        code, history, echo, seeds = self.request
+        for cell, number in zip(history, seeds):
+            seed_all(number)
+            execute(cell, main, silent=True)
+        if history:
             flush()
             for fd in (1, 2):
                 truncate(fd, 0)
                 seek(fd, 0, os.SEEK_SET)
-        seed(request["history"], request["stdin"], request["code"])
-        code = execute(request["code"], self.module, echo=request["echo"])
-        code = finish() or code
-        return code if flush() else code or 1
-
-    def run_cell(self, request: dict, after: Callable[[], None]) -> int:
-        """One cell of a session in its namespace as it is; `after` holds the state; exit code."""
-        self._open_streams()
-        self._seed(request["history"], request["stdin"], request["code"])
-        code = _execute(request["code"], self.module, echo=request["echo"])
-        flushed = _flush()
-        after()
-        code = _finish_threads() or code
-        return code if _flush() and flushed else code or 1
+        seed_all(seeds[-1])
+        status = execute(code, main, echo=echo)
+        status = finish() or status
+        return status if flush() else status or 1
 
 
-def _read_all(fd: int) -> bytes:
-    """The whole of a memory file, which is then closed."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    os.close(fd)
-    return data
+def run_cell(request: tuple, after: Callable[[], None]) -> int:
+    """One cell of a session in its namespace as it is; `after` holds the state; exit code."""
+    code, _, echo, seeds = request
+    open_streams()
+    seed(seeds[-1])
+    status = _execute(code, sys.modules["__main__"], echo=echo)
+    flushed = _flush()
+    after()
+    status = _finish_threads() or status
+    return status if _flush() and flushed else status or 1
+
+
+def _read_request() -> tuple:
+    """(code, history, echo, a seed a cell), see `template.CallFiles`."""
+    data = os.pread(REQUEST, os.fstat(REQUEST).st_size, 0)
+    os.close(REQUEST)
+    return marshal.loads(data)
 
 
 def _execute(

@@ -2,8 +2,8 @@
 
 Everything is plain ctypes on system calls, so it needs no root, no compiler and no package, and it
 works inside an unprivileged container wherever the container lets the calls through. No layer here
-decides whether it is good enough: `zygote.py` uses every one of them in a probe and in each child,
-and a layer that fails raises `LayerError` before any generated code runs.
+decides whether it is good enough: `trials.py` tries every one, each child takes them all, and one
+that fails raises `LayerError` before any generated code runs.
 
 Why Landlock and seccomp together: Landlock says which files may be opened, but not whether their
 mode may be changed, and nothing about processes and sockets; seccomp sees numbers, not paths.
@@ -28,7 +28,7 @@ import os
 import platform
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 try:
     import resource
@@ -95,6 +95,9 @@ _NOT_IN_WORK = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 15  # exec, d
 MIN_LANDLOCK_ABI = 3  # below it a file may be truncated by path
 
 
+Step = tuple[str, Callable, tuple]  # what it is, a function, its arguments
+
+
 class LayerError(OSError):
     """A layer could not be put in place; the text names the layer and the system's reason."""
 
@@ -111,62 +114,81 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _prctl(option: int, *arguments: int) -> int:
-    longs = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
-    return _check(_libc().prctl(option, *longs), f"prctl({option})")
-
-
 def _syscall(number: int, what: str, *arguments) -> int:
     return _check(_libc().syscall(ctypes.c_long(number), *arguments), what)
+
+
+def _step(what: str, name: str, *arguments) -> Step:
+    longs = (ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)
+    return what, getattr(_libc(), name), tuple(longs)
+
+
+def take(steps: Iterable[Step]) -> None:
+    """Make prepared calls in order; `LayerError` names the first that fails.
+
+    Each layer below is a list of such calls: what is prepared once in the template need not be
+    computed, page by page of copied memory, in every child.
+    """
+    for what, function, arguments in steps:
+        result = function(*arguments)
+        if type(result) is int and result < 0:
+            _check(result, what)
 
 
 # --- limits and credentials -------------------------------------------------------------------
 
 
-def set_limits(limits: dict[str, int]) -> None:
+def limits(values: dict[str, int]) -> list[Step]:
     """Set `RLIMIT_<name>` hard and soft, e.g. {"AS": bytes, "CPU": seconds}; never raises one."""
-    for name, value in limits.items():
+    steps: list[Step] = []
+    for name, value in values.items():
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is None:  # MSGQUEUE and others do not exist outside Linux
             continue
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+        steps.append((f"limit {name}", resource.setrlimit, (which, (value, value))))
+    return steps
 
 
-def die_with_parent(number: int, parent: int) -> None:
-    """Get signal `number` when the parent dies. Call it after every change of credentials, which
-    clears the setting; exits at once if the parent `parent` has died already."""
-    _prctl(1, number)
-    if os.getppid() != parent:
-        os._exit(1)
+def die_with_parent(number: int) -> list[Step]:
+    """Get signal `number` when the parent dies; after every change of credentials, which clears
+    the setting."""
+    return [_step("die with parent", "prctl", 1, number, 0, 0, 0)]
 
 
-def adopt_orphans() -> None:
+def adopt_orphans() -> list[Step]:
     """Become the parent of every descendant whose own parent exits (child subreaper)."""
-    _prctl(36, 1)
+    return [_step("subreaper", "prctl", 36, 1, 0, 0, 0)]
 
 
-def no_new_privileges() -> None:
+def no_new_privileges() -> list[Step]:
     """Make set-uid programs harmless; Landlock and seccomp require it of a process without root."""
-    _prctl(38, 1)
+    return [_step("no_new_privileges", "prctl", 38, 1, 0, 0, 0)]
 
 
-def drop_capabilities() -> None:
-    """Give up every capability and check that none is left."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    _check(_libc().capset(header, bytes(24)), "capset")
+def has_no_new_privileges() -> bool:
+    """Whether the mark is set, read back."""
+    return _libc().prctl(39, 0, 0, 0, 0) == 1
+
+
+def no_capabilities() -> list[Step]:
+    """Give up every capability."""
+    return [_step("capset", "capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))]
+
+
+def has_capabilities() -> bool:
+    """Whether any is left, read back."""
     left = ctypes.create_string_buffer(24)
-    _check(_libc().capget(header, left), "capget")
-    if any(struct.unpack("=6I", left.raw)[i] for i in (0, 1, 3, 4)):
-        raise LayerError(errno.EPERM, "capset: capabilities are left")
+    _check(_libc().capget(struct.pack("=Ii", 0x20080522, 0), left), "capget")
+    return any(struct.unpack("=6I", left.raw)[i] for i in (0, 1, 3, 4))
 
 
-def become_nobody() -> None:
+def nobody() -> list[Step]:
     """From root to uid and gid 65534 for good; capabilities go with it."""
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    three = (NOBODY,) * 3
+    return [("setgroups", os.setgroups, ([],)), ("setresgid", os.setresgid, three),
+            ("setresuid", os.setresuid, three)]
 
 
 def enter_user_namespace() -> None:
@@ -201,7 +223,7 @@ def enter_namespaces() -> int:
     """
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     unshare(NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NET)
-    _mount("none", "/", "", MS_PRIVATE, "")
+    take([_step("private mounts", "mount", b"none", b"/", b"", MS_PRIVATE, b"")])
     return home
 
 
@@ -211,17 +233,12 @@ def new_pid_namespace(home: int) -> None:
     unshare(NEW_PID)
 
 
-def mount_work(folder: str, size: int, entries: int) -> None:
+def work_mount(folder: str, size: int, entries: int) -> list[Step]:
     """An empty memory file system of uid 65534 over `folder`, for this process alone."""
-    unshare(NEW_MOUNTS)
     options = f"size={size},nr_inodes={entries},mode=700,uid={NOBODY},gid={NOBODY}"
-    _mount("tmpfs", folder, "tmpfs", 0xE, options)  # no set-uid, no devices, no programs
-
-
-def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    words = [word.encode() for word in (source, target, kind, options)]
-    done = _libc().mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
-    _check(done, f"mount {target}")
+    flags = 0xE  # no set-uid, no devices, no programs
+    return [_step("unshare(mounts)", "unshare", NEW_MOUNTS),
+            _step("mount", "mount", b"tmpfs", folder.encode(), b"tmpfs", flags, options.encode())]
 
 
 # --- Landlock ---------------------------------------------------------------------------------
@@ -278,9 +295,9 @@ def _landlock_allow(ruleset: int, path: str, rights: int) -> None:
         os.close(fd)
 
 
-def landlock_restrict(ruleset: int) -> None:
-    """Apply the ruleset to this process for good."""
-    _syscall(446, "landlock_restrict_self", ctypes.c_int(ruleset), ctypes.c_uint(0))
+def landlock_restrict(ruleset: int) -> list[Step]:
+    """Apply the ruleset for good."""
+    return [_step("landlock", "syscall", 446, ruleset, 0)]
 
 
 # --- seccomp ----------------------------------------------------------------------------------

@@ -26,9 +26,8 @@ from typing import Any
 
 from drlib.sandbox.probing import (
     LEVELS,
-    PRELOAD,
+    PACKAGES,
     REMEDY,
-    WARM_UP,
     Probe,
     SandboxUnavailable,
     package_roots,
@@ -103,7 +102,8 @@ class Sandbox(Runner):
     """Warm, isolated Python for generated code; a context manager, safe from many threads.
 
     Args:
-        workers: short calls that run at the same time, each with a template of about 70 MB.
+        workers: short calls that run at the same time, each with a template of about 12 MB and,
+            from the first call on that names numpy or sympy, a second one of 70 MB.
         timeout_s: wall clock of one call, seconds (CPU time may reach it rounded up plus 1).
         memory_mb: address space of one call beyond the template's own; calls wait while the
             machine has less left than all that run may use.
@@ -149,8 +149,7 @@ class Sandbox(Runner):
         config = {
             "timeout_s": timeout_s, "memory_mb": memory_mb, "output_chars": output_chars,
             "layers": found.working, "drop": found.drop, "roots": package_roots(),
-            "preload": PRELOAD, "warm_up": WARM_UP, "queue_timeout_s": queue_timeout_s,
-            "long_s": long_s,
+            "packages": PACKAGES, "queue_timeout_s": queue_timeout_s, "long_s": long_s,
         }
         self._pid = os.getpid()
         self.workers = workers

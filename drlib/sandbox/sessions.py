@@ -17,7 +17,8 @@ runner. Left out: threads that earlier cells left running.
 
 from __future__ import annotations
 
-import json
+import fcntl
+import marshal
 import os
 import select
 import shutil
@@ -28,13 +29,19 @@ import time
 import traceback
 
 HOLDERS = 16  # states that one session can hold
-HELD_SECONDS = 0.5  # for a state that is to be kept to report, once its cell has ended
+TELL, READERS = 3, 4  # descriptors of a holder: to the keeper; from it, a pipe a slot
+HELD_SECONDS = 5.0  # for a state that is to be kept to report, once its cell has ended
 TELL_SECONDS = 5.0  # for a holder to fork; a holder that code has broken never does
+
+
+child = None  # child.py, as `zygote.py` has loaded it
 
 
 def open_session(template, zygote) -> None:
     """Fork a keeper and send the other end of its socket to the caller of `template`; `zygote` is
     the template's own module."""
+    global child  # noqa: PLW0603 - a module that was loaded by path cannot be imported here
+    child = zygote.child
     ours, theirs = socket.socketpair()
     template.fork()
     if template.child:
@@ -61,8 +68,10 @@ class Keeper:
         self.template, self.zygote, self.layers = template, zygote, zygote.layers
         template.channel, template.pid, template.home = channel, os.getpid(), -1
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-        self.layers.die_with_parent(signal.SIGTERM, 0)
-        self.layers.mount_work(template.work, zygote.WORK_BYTES, zygote.WORK_ENTRIES)
+        self.layers.take([
+            *self.layers.die_with_parent(signal.SIGTERM),
+            *self.layers.work_mount(template.work, zygote.WORK_BYTES, zygote.WORK_ENTRIES),
+        ])
         self.files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
         self.told, tell = os.pipe()
         pipes = [os.pipe() for _ in range(HOLDERS + 1)]  # the last one: the cell to run
@@ -75,14 +84,15 @@ class Keeper:
         template.filter = self.layers.SeccompFilter(ask_to_fork=True)
         template.child = os.fork()
         if not template.child:
-            readers = [read for read, _ in pipes]
             first = zygote.child.Child(template, zygote.layers)
-            first.main(tell, self.files, readers, lambda: _first(first, readers, tell))
+            fds = [*self.files, tell, *(read for read, _ in pipes)]
+            fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, zygote.HIGH) for fd in fds]
+            first.main(fds, template.child_steps(len(fds), False), lambda: _first(first))
         self.holders[0], template.child = template.child, 0
         for fd in (tell, *(read for read, _ in pipes)):
             os.close(fd)
-        if self._hear(zygote.SETUP_SECONDS) != "1":
-            raise RuntimeError("the session's first process could not lock itself in")
+        if (word := self._hear(zygote.SETUP_SECONDS)) != "1":
+            raise RuntimeError(f"the session's first process could not lock itself in: {word[1:]}")
         self.listener = self.layers.take_descriptor(self.holders[0], int(self._hear(TELL_SECONDS)))
         os.write(self.writers[0], b"!")
         self.forks = 0  # to consent to
@@ -173,7 +183,7 @@ class Keeper:
     def _hear(self, seconds: float) -> str:
         """The next line that a process of the session wrote, or ""."""
         line, until = b"", time.monotonic() + seconds
-        while len(line) < 64 and time.monotonic() < until:
+        while len(line) < 2000 and time.monotonic() < until:
             self.template.sleep(self.told, until - time.monotonic())
             if not select.select([self.told], [], [], 0)[0]:
                 continue  # it was a question on `also`
@@ -184,31 +194,32 @@ class Keeper:
         return line.decode("latin-1")
 
 
-def _first(child, readers: list[int], tell: int) -> None:
+def _first(child) -> None:
     """In the first holder: hand the keeper the descriptor of its consent, then hold."""
-    os.write(tell, b"%d\n" % child.listener)
-    _read(readers[0], 1)
+    os.write(TELL, b"%d\n" % child.listener)
+    _read(READERS, 1)
     os.close(child.listener)  # or code could consent to itself
-    hold(child, readers, tell, 0)
+    hold(0)
 
 
-def hold(child, readers: list[int], tell: int, slot: int) -> None:
+def hold(slot: int) -> None:
     """In a sandboxed process: wait for cells, each run by a copy of this process; never returns.
 
     Only the copy reads the cell: what one branch runs is not in the memory that the next one gets.
     """
     while True:
-        _read(readers[slot], 1)
+        _read(READERS + slot, 1)
         if not _fork_twice():
             continue
-        os.write(tell, b"%d\n" % os.getpid())
-        keep, size = _read(readers[HOLDERS], 1)[0], _read(readers[HOLDERS], 4)
-        request = json.loads(_read(readers[HOLDERS], int.from_bytes(size, "big")))
+        os.write(TELL, b"%d\n" % os.getpid())
+        keep = _read(READERS + HOLDERS, 1)[0]
+        size = int.from_bytes(_read(READERS + HOLDERS, 4), "big")
+        request = marshal.loads(_read(READERS + HOLDERS, size))
 
         def after(slot=keep) -> None:
             if slot < HOLDERS and _fork_twice():
-                os.write(tell, b"%d\n" % os.getpid())
-                hold(child, readers, tell, slot)
+                os.write(TELL, b"%d\n" % os.getpid())
+                hold(slot)
 
         os._exit(child.run_cell(request, after))
 

@@ -62,9 +62,9 @@ def expect(error: type[BaseException], action: Callable[[], object], what: str) 
 
 def try_limits() -> str:
     """Descriptors, and address space where the system enforces it."""
-    layers.set_limits({"NOFILE": 16, "CORE": 0})
+    layers.take(layers.limits({"NOFILE": 16, "CORE": 0}))
     expect(OSError, lambda: [os.dup(0) for _ in range(32)], "a descriptor beyond RLIMIT_NOFILE")
-    layers.set_limits({"AS": 1 << 30})
+    layers.take(layers.limits({"AS": 1 << 30}))
     try:
         bytearray(4 << 30)
     except MemoryError:
@@ -74,8 +74,8 @@ def try_limits() -> str:
 
 def try_no_new_privileges() -> str:
     """The mark that set-uid programs gain nothing, read back."""
-    layers.no_new_privileges()
-    if layers._prctl(39) != 1:
+    layers.take(layers.no_new_privileges())
+    if not layers.has_no_new_privileges():
         raise AssertionError("PR_GET_NO_NEW_PRIVS is 0")
     return "set"
 
@@ -89,8 +89,8 @@ def try_landlock() -> str:
         ruleset = layers.landlock_ruleset([], [], work)
         pid = os.fork()  # so that the folder can be removed afterwards
         if not pid:
-            layers.no_new_privileges()
-            layers.landlock_restrict(ruleset)
+            layers.take(layers.no_new_privileges())
+            layers.take(layers.landlock_restrict(ruleset))
             try:
                 with open(os.path.join(work, "inside"), "w") as file:
                     file.write("x")
@@ -106,7 +106,7 @@ def try_landlock() -> str:
 
 def try_seccomp() -> str:
     """Threads yes; processes, sockets, programs and signals to others no."""
-    layers.no_new_privileges()
+    layers.take(layers.no_new_privileges())
     program = layers.SeccompFilter()
     parent = os.getppid()
     program.install()
@@ -121,6 +121,13 @@ def try_seccomp() -> str:
     return f"{program.instructions} instructions"
 
 
+def drop_capabilities() -> None:
+    """Give them up and check that none is left."""
+    layers.take(layers.no_capabilities())
+    if layers.has_capabilities():
+        raise AssertionError("capabilities are left")
+
+
 def _can_read_python(roots: list[str]) -> None:
     """Raise where this user could not import what generated code needs."""
     os.listdir(os.path.dirname(os.__file__))
@@ -132,8 +139,8 @@ def _can_read_python(roots: list[str]) -> None:
 
 def try_setuid(roots: list[str], folder: str) -> str:
     """From root to uid 65534, which must still be able to read Python, and its temporary folder."""
-    layers.become_nobody()
-    layers.drop_capabilities()
+    layers.take(layers.nobody())
+    drop_capabilities()
     expect(PermissionError, lambda: os.setuid(0), "setuid(0)")
     _can_read_python(roots)
     os.stat(os.path.join(folder, "."))
@@ -143,7 +150,7 @@ def try_setuid(roots: list[str], folder: str) -> str:
 def try_user_namespace(roots: list[str]) -> str:
     """Root outside, nobody inside, and no capability."""
     layers.enter_user_namespace()
-    layers.drop_capabilities()
+    drop_capabilities()
     if os.geteuid() != layers.NOBODY:
         raise AssertionError(f"uid is {os.geteuid()}")
     _can_read_python(roots)
@@ -155,7 +162,7 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, list]:
     if os.geteuid() != 0:
         if sys.platform != "linux":
             return "none", [True, f"uid {os.geteuid()}"]
-        return "none", list(in_child(lambda: layers.drop_capabilities() or f"uid {os.geteuid()}"))
+        return "none", list(in_child(lambda: drop_capabilities() or f"uid {os.geteuid()}"))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         os.chmod(folder, 0o711)
         ok, detail = in_child(lambda: try_setuid(roots, folder))
@@ -191,7 +198,7 @@ def try_namespaces(drop: str, scratch: str) -> str:
 def _one_namespaced_call(folder: str) -> str:
     if os.getpid() != 1:
         raise AssertionError(f"process id {os.getpid()}, not 1")
-    layers.mount_work(folder, 1 << 20, 16)
+    layers.take(layers.work_mount(folder, 1 << 20, 16))
     with open(os.path.join(folder, "inside"), "wb") as file:
         expect(OSError, lambda: (file.write(bytes(2 << 20)), file.flush()), "more than the size")
         os.ftruncate(file.fileno(), 0)

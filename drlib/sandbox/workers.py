@@ -12,6 +12,8 @@ fits into what the machine has left.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections import deque
@@ -22,10 +24,11 @@ from typing import Any
 
 import psutil
 
-from drlib.sandbox.probing import SandboxUnavailable
+from drlib.sandbox.probing import PACKAGES, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
 from drlib.sandbox.result import SandboxResult, stream_text
 from drlib.sandbox.template import CallFiles, Session, Template, TemplateDied
 
+_NAMES_A_PACKAGE = re.compile("|".join(PACKAGES))  # a guess: either template gives the same output
 MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside the sandbox hold
 
 
@@ -64,7 +67,7 @@ class Workers:
         self.config, self.isolation, self.count = config, isolation, count
         self.lane = threading.Condition()  # guards all that follows
         self.jobs: deque[Job] = deque()
-        self.templates: dict[int, Template] = {}
+        self.templates: dict[tuple[int, bool], Template] = {}  # by thread, and whether heavy
         self.closing = False
         self.short = self.long = 0  # calls in each lane
         self.idle = 0  # threads with a template that wait for a call
@@ -86,7 +89,7 @@ class Workers:
     def _work(self, index: int) -> None:
         if index < self.count:
             try:
-                self._start(index)
+                self._start(index, False)
             except (TemplateDied, OSError) as error:
                 self._drop(index)
                 self.started[index].set_exception(
@@ -106,7 +109,7 @@ class Workers:
 
     def _next(self, index: int) -> Job | None:
         """The next job for this thread, with a place among the short calls; None at the end."""
-        warm = index < self.count or index in self.templates
+        warm = index < self.count or (index, False) in self.templates
 
         def ready() -> bool:
             # A spare helps out for as many calls as turned long, a cold one only if no other can.
@@ -122,19 +125,22 @@ class Workers:
             self.short += 1
             return self.jobs.popleft()
 
-    def _start(self, index: int) -> Template:
+    def _start(self, index: int, heavy: bool) -> Template:
+        warm_up = WARM_UP_HEAVY if heavy else WARM_UP_LIGHT
+        config = {**self.config, "warm_up": warm_up, "heavy": heavy}
         with self.lane:
             if self.closing:
                 raise TemplateDied("the sandbox is being closed")
-            template = self.templates[index] = Template(self.config)
+            template = self.templates[index, heavy] = Template(config)
         template.wait_ready()
         return template
 
     def _drop(self, index: int) -> None:
-        with self.lane:
-            template = self.templates.pop(index, None)
-        if template is not None:
-            template.close()
+        for heavy in (False, True):
+            with self.lane:
+                template = self.templates.pop((index, heavy), None)
+            if template is not None:
+                template.close()
 
     def _answer(self, index: int, job: Job, lane: _Lane) -> None:
         if reason := self._admit(job):
@@ -196,11 +202,23 @@ class Workers:
             reply = session.call(request, files, *late)
             if reply is not None and reply["status"] != "lost":
                 return reply
-        template = self.templates.get(index) or self._start(index)
+        text = "\n".join((*job.request["history"], job.request["code"]))
+        heavy = _NAMES_A_PACKAGE.search(text) is not None
         if job.opens:
+            session = self._template(index, True).open_session()
             return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
-                    "session": template.open_session()}
-        return template.call(files, *late)
+                    "session": session}
+        reply = self._template(index, heavy).call(files, *late)
+        if reply["status"] == "heavy":  # it imports a package that it does not name
+            for fd in files[2:]:
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+            os.lseek(files[1], 0, os.SEEK_SET)
+            reply = self._template(index, True).call(files, lambda: None, 0.0)
+        return reply
+
+    def _template(self, index: int, heavy: bool) -> Template:
+        return self.templates.get((index, heavy)) or self._start(index, heavy)
 
     def close(self) -> None:
         """Cancel what waits, stop what runs, end every process; may be called twice."""

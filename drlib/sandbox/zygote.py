@@ -17,8 +17,10 @@ and no import of drlib: the child must not see the repository.
 
 from __future__ import annotations
 
+import _signal  # signal.signal wraps it in enums: hundreds of touched pages a call
+import fcntl
 import gc
-import importlib
+import importlib.machinery
 import importlib.util
 import json
 import math
@@ -36,6 +38,8 @@ CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
 OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
 OPEN_FILES, THREADS = 64, 512
+FIRST_FREE = 5  # a child has stdin, stdout, stderr, "ready" and its request
+HIGH, MOST_DESCRIPTORS = 64, 256  # above all numbers that descriptors get in a child; the limit
 
 
 def load(name: str) -> types.ModuleType:
@@ -69,24 +73,37 @@ def receive_frame(channel: socket.socket) -> tuple[dict, list[int]] | None:
 # --- what a child may read --------------------------------------------------------------------
 
 
-def readable_paths(roots: list[str]) -> tuple[list[str], list[str]]:
-    """(contents readable, only listable): standard library, preloaded packages, C libraries.
+class Packages:
+    """Imports the packages that code may use, and no neighbour of theirs, from outside sys.path.
 
-    Not the whole of site-packages: other packages hold the facts and answers that questions are
-    made from.
+    Other packages hold the facts and answers that questions are made from; they are "not found".
     """
+
+    def __init__(self, names: list[str], roots: list[str], heavy: bool) -> None:
+        self.names, self.roots, self.heavy = names, roots, heavy
+
+    def find_spec(self, name: str, path=None, target=None):
+        """As the import system asks for it (see `importlib.abc.MetaPathFinder`)."""
+        if path is None and name in self.names:
+            if not self.heavy:  # the call is to run again where they are loaded and seeded
+                os._exit(child.EXIT_HEAVY)
+            return importlib.machinery.PathFinder.find_spec(name, self.roots)
+        return None
+
+    def paths(self) -> list[str]:
+        """The folders that hold them and their C libraries."""
+        return [os.path.join(root, name + end) for root in self.roots for name in self.names
+                for end in ("", ".libs")]
+
+
+def readable_paths(packages: Packages) -> tuple[list[str], list[str]]:
+    """(contents readable, only listable): standard library, `packages`, C libraries, time zones."""
     stdlib = os.path.dirname(os.path.abspath(os.__file__))
     read = [os.path.join(stdlib, name) for name in os.listdir(stdlib)
             if name not in ("site-packages", "dist-packages")]
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None) or ""
-        for root in roots:
-            if file.startswith(root + os.sep):
-                top = file[len(root) + 1 :].split(os.sep)[0]
-                read += [os.path.join(root, top), os.path.join(root, top + ".libs")]
     machine = f"{os.uname().machine}-linux-gnu"
-    read += [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom",
-             "/usr/share/zoneinfo"]
+    read += [*packages.paths(), f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache",
+             "/dev/urandom", "/usr/share/zoneinfo"]
     for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
         if os.path.isdir(folder):
             read += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
@@ -112,8 +129,6 @@ def count_tasks(uid: int) -> int:
 class Template:
     """Owns the work folder, the ruleset and the filter; serves one call at a time."""
 
-    work_bounds = (WORK_BYTES, WORK_ENTRIES)
-
     def __init__(self, config: dict) -> None:
         self.config, self.pid, self.child = config, os.getpid(), 0
         self.channel = socket.socket(fileno=config["fd"])
@@ -127,7 +142,7 @@ class Template:
         signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
         if sys.platform == "linux":
-            layers.adopt_orphans()
+            layers.take(layers.adopt_orphans())
 
     def prepare(self) -> None:
         """Import what calls will need, then build everything that children share."""
@@ -139,24 +154,43 @@ class Template:
         os.chmod(self.box, 0o555)
         if sys.platform == "linux":
             # After the change of credentials. SIGTERM, so that the work folder is cleared first.
-            layers.die_with_parent(signal.SIGTERM, config["parent"])
-        sys.path += config["roots"]
-        for name in config["preload"]:
-            importlib.import_module(name)
+            die_with_parent(signal.SIGTERM, config["parent"])
+        packages = Packages(config["packages"], config["roots"], config["heavy"])
+        sys.meta_path.append(packages)
         exec(config["warm_up"], {})
-        # Packages that were not preloaded are then "not found" rather than forbidden by path.
-        sys.path[:] = [path for path in sys.path if path not in config["roots"]]
         if "namespaces" in config["layers"]:
             self.home = layers.enter_namespaces()
         if "landlock" in config["layers"]:
             place = self.work if self.home < 0 else self.box
-            self.ruleset = layers.landlock_ruleset(*readable_paths(config["roots"]), place)
+            ruleset = layers.landlock_ruleset(*readable_paths(packages), place)
+            self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
-        self.limits = self._limits()
+        self.steps = self.child_steps(FIRST_FREE, self.home >= 0)
+        child.prepare()
         gc.collect()
         gc.freeze()
         gc.disable()
+
+    def child_steps(self, descriptors: int, mount: bool) -> list:
+        """All that a child does before the filter; it keeps descriptors below `descriptors`."""
+        on, steps = self.config["layers"], []
+        if mount:
+            steps += layers.work_mount(self.work, WORK_BYTES, WORK_ENTRIES)
+        steps += [("setsid", os.setsid, ()),
+                  ("signals", _signal.signal, (_signal.SIGTERM, _signal.SIG_DFL)),
+                  *layers.limits(self._limits()), ("work folder", os.chdir, (self.work,))]
+        if self.config["drop"] == "setuid":
+            steps += layers.nobody()
+        elif sys.platform == "linux":
+            steps += layers.no_capabilities()
+        if "no_new_privileges" in on:
+            steps += layers.no_new_privileges()
+        if sys.platform == "linux":
+            steps += layers.die_with_parent(signal.SIGKILL)
+        if "landlock" in on:
+            steps += layers.landlock_restrict(self.ruleset)
+        return [*steps, ("descriptors", os.closerange, (descriptors, MOST_DESCRIPTORS))]
 
     def _limits(self) -> dict[str, int]:
         uid = layers.NOBODY if self.config["drop"] == "setuid" else os.stat(self.work).st_uid
@@ -174,12 +208,13 @@ class Template:
 
     def serve(self) -> None:
         """Answer calls until the other side closes or SIGTERM comes."""
+        zygote = sys.modules[__name__]  # `prepare` gives the name away
         try:
             self.prepare()
             send_frame(self.channel, {"ready": True})
             while (frame := receive_frame(self.channel)) is not None:
                 if frame[0].get("session"):
-                    sessions.open_session(self, sys.modules[__name__])
+                    sessions.open_session(self, zygote)
                     continue
                 reply = self.call(frame[1])
                 if self.home < 0:
@@ -207,11 +242,11 @@ class Template:
         """Fork a child for one request and describe how it ended; closes `fds`: the request's
         memory file, and the child's stdin, stdout and stderr."""
         fds += os.pipe()
-        request, _, out, err, ready_r, ready_w = fds
+        request, stdin, out, err, ready_r, ready_w = fds
         try:
             self.fork()
             if not self.child:
-                child.Child(self, layers).main(ready_w, fds[1:4], [request])
+                child.Child(self, layers).main((stdin, out, err, ready_w, request), self.steps)
             os.close(fds.pop())  # the child's end: its death must read as end of file
             return self._outcome_after_setup(ready_r, out, err)
         finally:
@@ -257,7 +292,10 @@ class Template:
         if code == 0:
             return "ok"
         if code > 0:
-            return "memory_limit" if code == child.EXIT_MEMORY else "error"
+            named = {child.EXIT_MEMORY: "memory_limit"}
+            if not self.config["heavy"]:
+                named[child.EXIT_HEAVY] = "heavy"
+            return named.get(code, "error")
         spent = usage.ru_utime + usage.ru_stime
         if -code == signal.SIGXCPU or (-code == signal.SIGKILL and spent > self.cpu_s - 0.5):
             return "cpu_limit"
@@ -327,9 +365,18 @@ def folder_is_full(folder: str) -> bool:
     return False
 
 
+def die_with_parent(number: int, parent: int) -> None:
+    """Get `number` when the parent dies; exit at once if `parent` (0: unknown) has died already."""
+    layers.take(layers.die_with_parent(number))
+    if parent not in (0, os.getppid()):
+        os._exit(1)
+
+
 def start(config: dict) -> None:
     """Serve in this process, or, where namespaces need it, as process 1 of a PID namespace."""
-    layers.set_limits({"NOFILE": 256})  # children close every descriptor below it
+    for number in {*range(3, FIRST_FREE)} - {config["fd"]}:
+        os.dup2(0, number)  # taken, so that what arrives never has the numbers it gets in a child
+    layers.take(layers.limits({"NOFILE": MOST_DESCRIPTORS}))  # children close every descriptor below it
     if config["drop"] == "userns":
         layers.enter_user_namespace()
         if "namespaces" in config["layers"]:  # only a namespace of our own can be returned to
@@ -338,7 +385,7 @@ def start(config: dict) -> None:
             if pid := os.fork():
                 os.close(config["fd"])
                 signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
-                layers.die_with_parent(signal.SIGTERM, parent)
+                die_with_parent(signal.SIGTERM, parent)
                 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     Template(config).serve()
 
