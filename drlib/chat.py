@@ -25,7 +25,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,14 @@ def train_tokenizer(
     for phrase in phrases:
         if not phrase or any(tag in phrase for tag in TAGS) or re.search(r"<0x..>", phrase):
             raise ValueError(f"phrase {phrase!r} is empty or holds a tag; leave it out")
-    splitter = _splitter(phrases)
-    words = Counter(word for text in texts for word in _split(splitter, text))
-    name_words = dict.fromkeys(word for name in names for word in _split(splitter, name))
+    # text is cut into phrases, words with the space after them, single digits and marks
+    exact = "".join("".join(rf"\x{{{ord(c):x}}}" for c in phrase) + "|" for phrase in phrases)
+    rest = r"[\p{L}\p{M}]+ ?|\p{N}|[^\p{L}\p{M}\p{N}\s] ?|\n|\s"
+    splitter = pre_tokenizers.Split(Regex(exact + rest), "isolated")
+    words, name_words = (
+        Counter(word for text in part for word, _ in splitter.pre_tokenize_str(text))
+        for part in (texts, names)
+    )
     bytes_ = (f"<0x{b:02X}>" for b in range(256))
     pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
     if len(pieces) > vocab_size:
@@ -98,34 +102,21 @@ def train_tokenizer(
     lexicon = {*words, *name_words} - {*phrases}
     # first of words that are no pieces yet; where texts are short, of all
     subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
-    _fill(pieces, subwords, min(len(pieces) + SUBWORDS, vocab_size))
     by_count = sorted(words, key=lambda w: (-words[w], w))
-    _fill(pieces, (w for w in by_count if words[w] > 1), vocab_size)
-    _fill(pieces, subwords, vocab_size)  # a word seen once says less than a part of many
-    _fill(pieces, iter(by_count), vocab_size)
+    for candidates, size in (
+        (subwords, min(len(pieces) + SUBWORDS, vocab_size)),
+        ((w for w in by_count if words[w] > 1), vocab_size),
+        (subwords, vocab_size),  # a word seen once says less than a part of many
+        (iter(by_count), vocab_size),
+    ):
+        while len(pieces) < size and (piece := next(candidates, None)):
+            pieces[piece] = None
     if len(pieces) < vocab_size:
         raise ValueError(
             f"the texts give only {len(pieces)} pieces for a vocabulary of {vocab_size}: "
             "lower vocab_size or pass more texts"
         )
     return _build(pieces, splitter)
-
-
-def _splitter(phrases: Sequence[str]) -> pre_tokenizers.PreTokenizer:
-    """Cuts text into phrases, words with the space after them, single digits and marks."""
-    exact = "".join("".join(rf"\x{{{ord(c):x}}}" for c in phrase) + "|" for phrase in phrases)
-    rest = r"[\p{L}\p{M}]+ ?|\p{N}|[^\p{L}\p{M}\p{N}\s] ?|\n|\s"
-    return pre_tokenizers.Split(Regex(exact + rest), "isolated")
-
-
-def _split(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
-    return [word for word, _ in splitter.pre_tokenize_str(text)]
-
-
-def _fill(pieces: dict[str, None], candidates: Iterator[str], size: int) -> None:
-    """Take candidates in order until there are `size` pieces."""
-    while len(pieces) < size and (piece := next(candidates, None)):
-        pieces[piece] = None
 
 
 def _subwords(words: Sequence[str]) -> Iterator[str]:
@@ -216,6 +207,7 @@ FORMAT_REASONS = (
     "text is not valid Unicode.",
 )  # fmt: skip
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
+_OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_ANSWER}
 
 
 def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
@@ -239,27 +231,18 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
     close, opened = text.find("</think>"), text.find("<think>")
     at = close + len("</think>") if close >= 0 and not 0 <= opened < close else 0
     while tag := _TAG.search(text, at):
-        if tag[0] != "<think>":
-            return _parse_action(tag[0], text[tag.end() :])
-        at = text.find("</think>", tag.end())
+        at = text.find("</" + tag[0][1:], tag.end())
         if at < 0:
-            return FormatError(_OPEN_THINK)
+            return FormatError(_OPEN[tag[0]])
+        body = text[tag.end() : at].strip()
+        if tag[0] == "<answer>":
+            return Answer(body) if body else FormatError(_EMPTY_ANSWER)
+        if tag[0] == "<tool_call>":
+            try:
+                return _parse_call(body)
+            except (ValueError, RecursionError):
+                return FormatError(_NOT_JSON)
     return FormatError(_NO_ACTION)
-
-
-def _parse_action(tag: str, rest: str) -> ToolCall | Answer | FormatError:
-    """`rest` is the turn after the opening tag."""
-    body, closed, _ = rest.partition("</" + tag[1:])
-    if tag == "<answer>":
-        if not closed:
-            return FormatError(_OPEN_ANSWER)
-        return Answer(body.strip()) if body.strip() else FormatError(_EMPTY_ANSWER)
-    if not closed:
-        return FormatError(_OPEN_CALL)
-    try:
-        return _parse_call(body.strip())
-    except (ValueError, RecursionError):
-        return FormatError(_NOT_JSON)
 
 
 def _parse_call(body: str) -> ToolCall | FormatError:
@@ -376,13 +359,6 @@ _OPENS = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=8)
-def _markers(tokenizer: PreTrainedTokenizerFast) -> tuple[dict[int, str], dict[str, list[int]]]:
-    """(tag of each tag id, ids of each turn's header)"""
-    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
-    return tags, {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
-
-
 def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """The `Segment` of each token, uint8[T].
 
@@ -391,7 +367,8 @@ def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast)
     opens inside an open tag, and only assistants think, call and answer.
     """
     ids = np.asarray(token_ids)
-    tags, headers = _markers(tokenizer)
+    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
+    headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
     segments = np.full(len(ids), Segment.TEMPLATE, np.uint8)
     outside, opened, start = Segment.PROMPT, None, 0
     for at in [*np.flatnonzero(np.isin(ids, list(tags))).tolist(), len(ids)]:

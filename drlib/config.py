@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 
@@ -101,8 +100,7 @@ class Config:
         """The settings of `profile` with `overrides`; ValueError names what is unknown or wrong."""
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}: {_nearest(profile, PROFILES)}")
-        values = {"profile": profile, **PROFILES[profile], **overrides}
-        return Config(**_checked(values))
+        return Config(**_checked({"profile": profile, **PROFILES[profile], **overrides}))
 
     def derive(self, **changes) -> Config:
         """These settings with `changes`, checked like `load`."""
@@ -118,9 +116,8 @@ class Config:
 # emergency stop ends what has collapsed, such as the control that is rewarded at random.
 TOUR = {"rl_overlong": "keep", "rl_emergency_stop": True}
 PROFILES: dict[str, dict] = {
-    "laptop": {**TOUR},
-    "ci": {
-        **TOUR,
+    "laptop": TOUR,
+    "ci": TOUR | {
         "cpt_steps": 12, "cpt_batch_tokens": 2048, "cpt_warmup_steps": 2,
         "demonstrations": 120, "sft_steps": 8, "sft_batch_tokens": 2048, "sft_continued_steps": 8,
         "rl_steps": 3, "rl_questions": 8, "rl_group": 4, "checkpoint_every": 2,
@@ -137,41 +134,22 @@ def _nearest(word: str, known) -> str:
 
 def _checked(values: dict) -> dict:
     """Names known, types as declared, numbers in range, choices among the known ones."""
-    fields, kinds = {f.name: f for f in dataclasses.fields(Config)}, get_type_hints(Config)
-    checked = {}
+    checked, kinds = {}, get_type_hints(Config)
     for name, value in values.items():
-        if name not in fields:
-            raise ValueError(f"unknown parameter {name!r}: {_nearest(name, fields)}")
-        default = fields[name].default
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        if name not in kinds:
+            raise ValueError(f"unknown parameter {name!r}: {_nearest(name, kinds)}")
+        choices, kind = get_args(kinds[name]), type(getattr(Config, name))  # of the default
+        if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not type(default):
-            want, got = type(default).__name__, type(value).__name__
-            raise ValueError(f"parameter {name!r} must be {want}, got {got} ({value!r})")
-        if isinstance(value, (int, float)) and value < 0:
-            raise ValueError(f"parameter {name!r} must not be negative, got {value}")
-        if name.endswith("_share") and value > 1:
-            raise ValueError(f"parameter {name!r} is a share in 0..1, got {value}")
-        choices = get_args(kinds[name])
-        if choices and value not in choices:
-            raise ValueError(f"parameter {name!r} must be one of {choices}, got {value!r}")
+        number = kind is not str and type(value) is kind
+        for wrong, fault in (
+            (type(value) is not kind,
+             f"be {kind.__name__}, got {type(value).__name__} ({value!r})"),
+            (number and value < 0, f"not be negative, got {value}"),
+            (number and name.endswith("_share") and value > 1, f"be a share in 0..1, got {value}"),
+            (choices and value not in choices, f"be one of {choices}, got {value!r}"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(f"parameter {name!r} must {fault}")
         checked[name] = value
     return checked
-
-
-def load_parameters(path: Path) -> dict:
-    """The flat names of a YAML parameter file, checked; ValueError names file and fault."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError:
-        raise ValueError(f"no parameter file {path}: see notebooks/params/") from None
-    except yaml.YAMLError as fault:
-        raise ValueError(f"{path} is not YAML: {fault}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
-    try:
-        return _checked(values)
-    except ValueError as fault:
-        raise ValueError(f"{path}: {fault}") from None

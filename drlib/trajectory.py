@@ -79,9 +79,10 @@ class ToolResult:
     env_fault: bool = False
 
 
-_ARRAYS = {
-    "token_ids": np.int32, "generated": np.bool_, "logprobs": np.float32, "entropies": np.float32,
-    "segments": np.uint8, "turns": np.uint16, "versions": np.int32,
+_ARRAYS = {  # dtype and axes
+    "token_ids": (np.int32, "T"), "generated": (np.bool_, "T"), "logprobs": (np.float32, "T"),
+    "entropies": (np.float32, "T"), "segments": (np.uint8, "T"), "turns": (np.uint16, "T"),
+    "versions": (np.int32, "T"), "routed_experts": (np.uint16, "T", "L", "k"),
 }  # fmt: skip
 
 
@@ -126,33 +127,25 @@ class Trajectory:
     metadata: dict[str, Any]
 
     def __post_init__(self):
-        for name, dtype in {**_ARRAYS, "routed_experts": np.uint16}.items():
-            if getattr(self, name) is not None or name not in ("entropies", "routed_experts"):
-                self._check_array(name, dtype, ndim=3 if name == "routed_experts" else 1)
-        for name in ("logprobs", "entropies"):
+        at = f"trajectory {self.id}: "
+        for name, (dtype, *axes) in _ARRAYS.items():
             array = getattr(self, name)
-            if array is not None and np.any(array[~self.generated] != 0):
-                raise ValueError(
-                    f"trajectory {self.id}: {name} is not 0 at a token that was not generated"
-                )
+            if array is None and name in ("entropies", "routed_experts"):
+                continue
+            is_array = isinstance(array, np.ndarray)
+            if not is_array or array.dtype != dtype or array.ndim != len(axes):
+                want = f"a numpy {np.dtype(dtype)}[{', '.join(axes)}]"
+                got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
+                raise TypeError(f"{at}{name} must be {want}, got {got}")
+            if len(array) != len(self):
+                raise ValueError(f"{at}{name} has {len(array)} entries for {len(self)} tokens; "
+                                 "give one a token")  # fmt: skip
+            if name in ("logprobs", "entropies") and array[~self.generated].any():
+                raise ValueError(f"{at}{name} is not 0 at a token that was not generated")
         if len(self) and self.segments.max() > max(Segment):
-            raise ValueError(f"trajectory {self.id}: segments hold {self.segments.max()}, unknown")
+            raise ValueError(f"{at}segments hold {self.segments.max()}, unknown")
         if not isinstance(self.termination, Termination):
-            got = f"termination must be a Termination, not {self.termination!r}"
-            raise TypeError(f"trajectory {self.id}: {got}")
-
-    def _check_array(self, name: str, dtype: type, ndim: int) -> None:
-        array = getattr(self, name)
-        want = f"{np.dtype(dtype)}[{', '.join(['T', 'L', 'k'][:ndim])}]"
-        is_array = isinstance(array, np.ndarray)
-        if not is_array or array.dtype != dtype or array.ndim != ndim:
-            got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
-            raise TypeError(f"trajectory {self.id}: {name} must be a numpy {want}, got {got}")
-        if len(array) != len(self.token_ids):
-            raise ValueError(
-                f"trajectory {self.id}: {name} has {len(array)} entries for "
-                f"{len(self.token_ids)} tokens; give one a token"
-            )
+            raise TypeError(f"{at}termination must be a Termination, not {self.termination!r}")
 
     def __len__(self) -> int:
         """T, the number of tokens."""
@@ -179,8 +172,8 @@ _JSON = ("tool_results", "reward_parts", "messages", "metadata")
 _SCHEMA = pa.schema([
     *((name, pa.string()) for name in _TEXT), *((name, pa.string()) for name in _JSON),
     ("policy_version", pa.int64()), ("reward", pa.float64()),
-    *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in _ARRAYS.items()),
-    ("routed_experts", pa.list_(pa.uint16())), ("routed_shape", pa.list_(pa.int64())),
+    *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, (dtype, *_) in _ARRAYS.items()),
+    ("routed_shape", pa.list_(pa.int64())),
 ])  # fmt: skip
 _ROWS = 64  # a row group: keeps every list column far below Arrow's 2^31 entries
 
@@ -234,7 +227,7 @@ def _to_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """The trajectories of a file, in order, equal to those that were saved.
+    """The trajectories of a file, in order, bit for bit those that were saved.
 
     Raises:
         FileNotFoundError: there is no such file.

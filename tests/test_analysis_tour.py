@@ -11,9 +11,9 @@ from drlib.analysis import rendering, tour, tour_plots, widgets
 from drlib.evals.evaluate import Outcome, rows_of
 from drlib.evals.metrics import wilson_interval
 from drlib.evals.results import Results
-from drlib.lab import ROOT, readme
-from drlib.lab.__main__ import main
-from drlib.lab.reference import OUT
+from drlib.lab import ROOT
+from drlib.lab import reference as readme
+from drlib.lab.display import REFERENCE
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
 
 K = 8
@@ -260,16 +260,16 @@ def test_the_block_is_computed_from_the_results(results, tmp_path):
     assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
 
 
-def test_a_readme_without_markers_or_a_missing_run_is_an_error(results, tmp_path, capsys):
+def test_a_readme_without_markers_or_a_missing_run_is_an_error(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("no markers")
     with pytest.raises(ValueError, match="the README needs <!-- results -->"):
         readme.with_block(page.read_text(), "block")
-    assert main(["table", "--readme", str(page), "--run", str(tmp_path / "none")]) == 1
-    assert "no readable results" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no readable results"):
+        readme.refresh_readme(page, tmp_path / "none")
 
 
 def test_the_committed_readme_says_what_the_reference_run_gave():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = readme.results_block(Results.load(OUT))
+    block = readme.results_block(Results.load(REFERENCE))
     assert readme.with_block(text, block) == text, "run `python -m drlib.lab table`"

@@ -5,7 +5,7 @@ Run: python -m pytest tests/test_config.py
 
 import pytest
 
-from drlib.config import PROFILES, Config, load_parameters
+from drlib.config import PROFILES, Config
 
 
 def test_profiles_differ_from_the_default_only_in_known_names():
@@ -38,19 +38,3 @@ def test_unknown_profile_names_the_nearest():
 
 def test_whole_numbers_are_fine_where_a_fraction_is_asked():
     assert Config.load("ci", rl_lr=1).rl_lr == 1.0
-
-
-def test_parameter_file_faults_name_the_file(tmp_path):
-    good = tmp_path / "good.yaml"
-    good.write_text("profile: ci\nseed: 3\n")
-    assert load_parameters(good) == {"profile": "ci", "seed": 3}
-    for text, message in (
-        ("sead: 3\n", "bad.yaml.*did you mean 'seed'"), ("- 1\n", "must hold"),
-        ("a: [", "is not YAML"),
-    ):  # fmt: skip
-        bad = tmp_path / "bad.yaml"
-        bad.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            load_parameters(bad)
-    with pytest.raises(ValueError, match="no parameter file"):
-        load_parameters(tmp_path / "none.yaml")

@@ -18,8 +18,9 @@ from drlib import lab
 from drlib.config import Config
 from drlib.lab import ROOT, hygiene, launching, notebooks
 from drlib.lab.__main__ import _parser, main
-from drlib.lab.launching import last_step
-from drlib.lab.reference import OUT, _command
+from drlib.lab.display import REFERENCE
+from drlib.lab.launching import steps_done
+from drlib.lab.reference import _command
 from drlib.training.run import RunFolderError
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
@@ -55,7 +56,7 @@ def program(tmp_path, monkeypatch):
     """(module, output prefix); logs go to a temporary folder too."""
     (tmp_path / "house_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(launching, "_new_log", lambda name: tmp_path / "log.txt")
+    monkeypatch.setattr(launching, "LOGS", tmp_path / "logs")
     return "house_program", tmp_path / "out"
 
 
@@ -87,7 +88,7 @@ def interrupted_launch(tmp_path, mode, processes):
     code = (
         "from drlib import lab; from drlib.lab import launching; import pathlib\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
-        f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
+        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"lab.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
     )
     notebook = start(code)
@@ -141,7 +142,7 @@ def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     out = tmp_path / "out"
     code = (
         "from drlib import lab; from drlib.lab import launching; import pathlib\n"
-        f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
+        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"lab.launch('house_program', [{str(out)!r}, 'polite'])\n"
     )
     kernel = subprocess.Popen([sys.executable, "-c", code], cwd=lab.ROOT)
@@ -153,30 +154,29 @@ def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     os.kill(grandchild, signal.SIGKILL)  # a program that dies of SIGTERM cannot look after it
 
 
-def test_the_last_step_of_a_file_that_is_late_cut_back_and_renamed(tmp_path):
+def test_the_steps_in_a_file_that_is_late_cut_back_and_renamed(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert last_step(path) == 0
+    assert steps_done(path) == 0
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert last_step(path) == 2
+    assert steps_done(path) == 2
     with open(path, "a") as file:
-        file.write('ep": 3}\n{"note": "no step"}\nnot json\n')
-    assert last_step(path) == 3
+        file.write('ep": 3}\n')
+    assert steps_done(path) == 3
     path.write_text('{"step": 1}\n')  # resumed from an earlier checkpoint
-    assert last_step(path, 3) == 1
+    assert steps_done(path, 3) == 1
     path.rename(tmp_path / "elsewhere.jsonl")
-    assert last_step(path, 1) == 1
+    assert steps_done(path, 1) == 1
 
 
-def test_progress_is_silent_when_headless_and_writes_to_a_named_terminal(
-    tmp_path, monkeypatch, capsys
-):
+def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsys):
     monkeypatch.setenv("DRLIB_HEADLESS", "1")
     assert list(lab.progress(range(3), desc="steps")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
     monkeypatch.delenv("DRLIB_HEADLESS")
-    monkeypatch.setenv("DRLIB_TERMINAL", str(tmp_path / "bars"))
+    monkeypatch.setenv("DRLIB_TEXT_BARS", "60")
     assert list(lab.progress(range(3), desc="steps")) == [0, 1, 2]
-    assert "steps: 100%" in (tmp_path / "bars").read_text()
+    shown = capsys.readouterr()
+    assert shown.out == "" and "steps: 100%" in shown.err and shown.err.count("%|") == 2
 
 
 def test_show_source_shows_the_code_as_it_is(capsys):
@@ -224,33 +224,39 @@ def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder `notebooks` with one small notebook, 07_small, never executed."""
+def folder(tmp_path, monkeypatch):
+    """The folder `notebooks` with one small notebook, 07_small, never executed."""
     cells = [
         new_markdown_cell("# 07 · Small\n\n## Goal"),
         new_code_cell('profile = "ci"\nsteps = 3\nrate = 0.5', metadata={"tags": ["parameters"]}),
         new_markdown_cell("## Run"),
         new_code_cell("import ipywidgets, os\nprint(profile, steps * rate)"),
         new_code_cell("print(os.path.basename(os.getcwd()))"),
+        new_code_cell("from drlib import lab\nfor _ in lab.progress(range(3), desc='bar'): ..."),
         new_code_cell("ipywidgets.IntSlider(3)"),
     ]
     folder = tmp_path / "notebooks"
     folder.mkdir()
     nbformat.write(new_notebook(cells=cells), folder / "07_small.ipynb")
+    monkeypatch.setattr(notebooks, "FOLDER", folder)
     return folder
 
 
 def printed(path):
     return [o.text for c in nbformat.read(path, 4).cells for o in c.get("outputs", [])
-            if o.output_type == "stream"]  # fmt: skip
+            if o.get("name") == "stdout"]  # fmt: skip
 
 
-def test_run_passes_parameters_and_starts_in_the_notebooks_folder(folder, tmp_path, capsys):
+def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("DRLIB_HEADLESS")
     output = tmp_path / "runs" / "07.ipynb"
-    notebooks.run("7", {"steps": 8, "rate": 2}, output, folder=folder)
+    notebooks.run("7", {"steps": 8, "rate": 2}, output)
     assert printed(output) == ["ci 16\n", "notebooks\n"]
-    shown = capsys.readouterr().out
+    shown, bars = capsys.readouterr()
     assert shown.index("== Goal") < shown.index("== Run") < shown.index("ci 16")
+    assert "bar: 100%" in bars
     assert [p.name for p in output.parent.iterdir()] == ["07.ipynb"]
 
 
@@ -258,8 +264,8 @@ def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
     path = folder / "07_small.ipynb"
     path.write_text(path.read_text().replace("steps * rate", "steps / (steps - 8)"))
     output = tmp_path / "07.ipynb"
-    with pytest.raises(notebooks.NotebookError, match=r"07_small.*ZeroDivisionError(.|\n)*failed"):
-        notebooks.run("07", {"steps": 8}, output, folder=folder)
+    with pytest.raises(notebooks.NotebookError, match=r"07.failed.ipynb: (.|\n)*ZeroDivisionError"):
+        notebooks.run("07", {"steps": 8}, output)
     assert not output.exists() and (tmp_path / "07.failed.ipynb").exists()
 
 
@@ -274,12 +280,11 @@ def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
 )
 def test_bad_parameters_are_refused_before_a_kernel_starts(folder, tmp_path, parameters, message):
     with pytest.raises(notebooks.NotebookError, match=message):
-        notebooks.run("07", parameters, tmp_path / "07.ipynb", folder=folder)
+        notebooks.run("07", parameters, tmp_path / "07.ipynb")
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_the_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch, folder):
-    monkeypatch.setattr(notebooks, "FOLDER", folder)
+def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
     typo, broken = tmp_path / "typo.yaml", tmp_path / "broken.yaml"
     typo.write_text("profile: ci\nstep: 3\n")
     broken.write_text("profile: [ci\n")
@@ -311,7 +316,8 @@ def test_a_variation_names_the_command_that_makes_it():
     assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
         "rl_oversample": 2, "rl_resample": "sample", "rl_kl_coef": 5e-5,
     }  # fmt: skip
-    assert _command(Config.load("laptop"), [0], OUT, None).endswith("--profile laptop --seeds 0")
+    recipe = _command(Config.load("laptop"), [0], REFERENCE, None)
+    assert recipe.endswith("--profile laptop --seeds 0")
 
 
 def test_refresh_twice_gives_the_same_bytes(folder):
@@ -340,7 +346,7 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
         "import pathlib\nfrom drlib.lab import launching\n"
-        f"launching._new_log = lambda name: pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
+        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
     )
     nbformat.write(notebook, path)

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from drlib.policy.decoder import Decoder
-from drlib.policy.engine import Completion, LocalEngine, SamplingParams
+from drlib.policy.engine import Completion, LocalEngine, SamplingParams, sample
 from drlib.policy.moe import PolicyShape, build_policy
-from drlib.policy.sampling import sample
 
 V = 256
 SHAPE = PolicyShape(vocab_size=V, hidden=64, layers=3, heads=4, head_dim=16, max_positions=256)

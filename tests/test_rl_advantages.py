@@ -111,7 +111,7 @@ def test_dtype_is_kept_and_an_empty_batch_stays_empty():
         ([1.0, float("nan")], [0, 0], None, r"rewards_N\[1\] is nan"),
         ([float("inf"), 0.0], [0, 0], None, r"rewards_N\[0\] is inf"),
         ([1.0, 0.0, 0.0], [0, 0], None, r"shapes \(3,\), \(2,\)"),
-        ([1.0, 0.0], [0, 0], [True], r"and \(1,\)"),
+        ([1.0, 0.0], [0, 0], [True], r", \(1,\)"),
         ([[1.0, 0.0]], [[0, 0]], None, r"shape \[N\]"),
         ([1.0, 0.0], [0.0, 0.0], None, "integers"),
         ([1.0, 0.0], [0, 0], [1, 1], "boolean"),
@@ -132,7 +132,7 @@ def test_segments_have_the_advantage_of_their_trajectory():
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [([0, 3], "names trajectory 0 to 3, but there are 2"), ([-1], "names trajectory -1"),
+    [([0, 3], r"names \[3\], but there are 2"), ([-1], r"names \[-1\]"),
      ([[0]], r"shapes \[N\] and \[S\]"), ([0.0], "holds integers"), ([True], "holds integers")],
 )  # fmt: skip
 def test_segments_of_no_trajectory_are_named(index, message):

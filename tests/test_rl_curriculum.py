@@ -40,7 +40,7 @@ RATES = {"easy": 1.0, "hard": 0.0, "m1": 0.5, "m2": 0.25, "m3": 0.75}
 
 def test_curation_starts_with_the_questions_of_medium_difficulty():
     curation = DataCuration(RATES)
-    assert curation.active == {"m1", "m2", "m3"}
+    assert {*curation.state["active"]} == {"m1", "m2", "m3"}
     drawn = curation.draw(7, random.Random(0))
     assert sorted(drawn[:3]) == sorted(drawn[3:6]) == ["m1", "m2", "m3"]
     assert drawn == DataCuration(RATES).draw(7, random.Random(0))
@@ -51,9 +51,9 @@ def test_a_refresh_happens_on_its_step_and_exchanges_what_is_settled():
     curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 0), ("m3", 1), ("m3", 0)])
     curation.probe({"easy": 0.875, "hard": 0.5})
     assert curation.end_step() is None and curation.end_step() is None
-    assert curation.active == {"m1", "m2", "m3"}  # never between triggers
-    assert curation.end_step() == Refresh("steps", ("m1",), ("m2",), ("easy", "hard"))
-    assert curation.active == {"easy", "hard", "m3"} and curation.pool == {}
+    assert {*curation.state["active"]} == {"m1", "m2", "m3"}  # never between triggers
+    assert curation.end_step() == Refresh(("m1",), ("m2",), ("easy", "hard"))
+    assert {*curation.state["active"]} == {"easy", "hard", "m3"} and curation.state["pool"] == {}
     assert [curation.end_step() for _ in range(3)] == [None] * 3  # nothing to exchange
 
 
@@ -64,38 +64,36 @@ def test_one_lucky_group_is_not_mastery():
     curation.observe([("m1", 0), *[("m1", 1)] * 3])  # the window forgets all but four
     assert curation.end_step() is None
     curation.observe([("m1", 1)])
-    assert curation.end_step() == Refresh("steps", ("m1",), (), ())
+    assert curation.end_step() == Refresh(("m1",), (), ())
 
 
-def test_a_falling_live_share_or_a_plateau_triggers():
-    curation = DataCuration(RATES, window=2, live_below=0.5)
-    assert curation.live_share() == 1.0 and curation.end_step() is None
-    curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 1)])
-    assert curation.live_share() == 0.5 and curation.end_step() is None
-    curation.observe([("m3", 1), ("m3", 1)])
-    assert curation.live_share() == pytest.approx(1 / 3)
-    assert curation.end_step() == Refresh("live_share", ("m1", "m3"), (), ())
+def test_a_plateau_seen_outside_triggers_and_fills_the_set_up():
+    curation = DataCuration(RATES, window=2)
+    curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 1), ("m3", 1), ("m3", 1)])
+    assert curation.end_step() is None
+    assert curation.end_step(ask=True) == Refresh(("m1", "m3"), (), ())
     curation.probe({"hard": 0.1, "easy": 0.6, "m1": 0.9})
     assert curation.end_step() is None
     # the set had lost two: the two nearest to a half come, of equally near ones the first by name
-    assert curation.end_step(ask=True) == Refresh("asked", (), (), ("easy", "hard"))
-    assert curation.active == {"m2", "easy", "hard"} and curation.pool == {"m1": 0.9}
+    assert curation.end_step(ask=True) == Refresh((), (), ("easy", "hard"))
+    assert curation.state["active"] == ["easy", "hard", "m2"]
+    assert curation.state["pool"] == {"m1": 0.9}
 
 
 def test_the_active_set_is_never_left_empty():
     curation = DataCuration({"a": 0.5, "b": 0.5}, window=2, every=1)
     curation.observe([("a", 1), ("a", 1), ("b", 0), ("b", 0)])
-    assert curation.end_step() is None and curation.active == {"a", "b"}
+    assert curation.end_step() is None and {*curation.state["active"]} == {"a", "b"}
     with pytest.raises(ValueError, match="unknown question 'c'"):
         curation.probe({"c": 0.5})
     other = DataCuration({"a": 0.5, "b": 0.5, "c": 0.0}, window=2, every=1)
     other.observe([("a", 1), ("a", 1), ("b", 0), ("b", 0), ("c", 1)])
     other.probe({"c": 0.5})
-    assert other.end_step() == Refresh("steps", ("a",), ("b",), ("c",))
+    assert other.end_step() == Refresh(("a",), ("b",), ("c",))
     other.probe({"a": 0.5, "b": 0.5, "c": 0.5})
-    assert other.pool == {"a": 0.5, "b": 0.5}
+    assert other.state["pool"] == {"a": 0.5, "b": 0.5}
     other.probe({"a": 1.0})
-    assert other.pool == {"b": 0.5}
+    assert other.state["pool"] == {"b": 0.5}
 
 
 def solve_rate(skill, difficulty):
@@ -114,14 +112,15 @@ def scripted_run(curation, rng, start, stop, log):
         if step % 5 == 0:
             rates = {
                 q: sum(rng.random() < solve_rate(skill, d) for _ in range(8)) / 8
-                for q, d in sorted(difficulty.items()) if q not in curation.active
+                for q, d in sorted(difficulty.items()) if q not in {*curation.state["active"]}
             }  # fmt: skip
             curation.probe(rates)
-        before = set(curation.active)
+        before = curation.state["active"]
         refresh = curation.end_step()
-        assert (refresh is None) == (curation.active == before)
-        assert not curation.active & set(curation.pool) and len(curation.active) <= curation.size
-        log.append((refresh, median(difficulty[q] for q in curation.active)))
+        active = curation.state["active"]
+        assert (refresh is None) == (active == before) and len(active) <= curation.size
+        assert not {*active} & {*curation.state["pool"]}
+        log.append((refresh, median(difficulty[q] for q in active)))
 
 
 def curation_of_a_hundred():
@@ -136,7 +135,7 @@ def test_the_active_set_follows_the_policys_skill():
     assert medians[0] == pytest.approx(1, abs=0.3)
     assert medians[-1] > 4.5  # skill went from 1 to 7; a set that stands still stays at 1
     assert all(refresh is None for refresh, _ in log[:3])
-    assert {refresh.cause for refresh, _ in log if refresh} == {"steps"}
+    assert any(refresh for refresh, _ in log)
 
 
 def test_a_killed_curation_goes_on_to_the_same_questions():
@@ -157,7 +156,6 @@ def test_a_killed_curation_goes_on_to_the_same_questions():
         (lambda: DataCuration({"a": float("nan")}), "solve rate of 'a'"),
         (lambda: DataCuration(RATES, window=1), "window must be"),
         (lambda: DataCuration(RATES, every=0), "every"),
-        (lambda: DataCuration(RATES, live_below=0), "live_below"),
         (lambda: DataCuration(RATES).observe([("m1", -1.0)]), "solve rate of 'm1'"),
         (lambda: after_a_kill(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
         (lambda: StagedCurriculum([]), "at least 1 step"),
@@ -178,17 +176,17 @@ def test_rstar2s_stages_raise_the_length_and_then_keep_the_hard_questions():
     staged, seen = StagedCurriculum(), []
     while not staged.filter_due:
         seen.append(staged.begin_step())
-    assert [step.stage.tokens for step in seen] == [8_000] * 300 + [12_000] * 85
-    assert not any(step.reset or step.questions for step in seen)
+    assert [stage.tokens for stage, _ in seen] == [8_000] * 300 + [12_000] * 85
+    assert not any(stage.reset or questions for stage, questions in seen)
     with pytest.raises(ValueError, match="call keep_hard first"):
         staged.begin_step()
     tries = {"done": [1.0] * 8, "nearly": [1.0] * 7 + [0.0], "never": [0.0] * 8}
     assert staged.keep_hard(tries) == ("nearly", "never")
-    first = staged.begin_step()
-    assert first.reset and first.questions == ("nearly", "never")
-    assert (first.index, first.stage.tokens, first.stage.turns) == (2, 12_000, 15)
+    first, questions = staged.begin_step()
+    assert first.reset and questions == ("nearly", "never")
+    assert (first.tokens, first.turns) == (12_000, 15)
     rest = [staged.begin_step() for _ in range(124)]
-    assert not any(step.reset for step in rest)
+    assert not any(stage.reset for stage, _ in rest)
     assert staged.begin_step() is None and sum(s.steps for s in RSTAR2_STAGES) == 510
     assert staged.state["step"] == 510
 
@@ -210,8 +208,8 @@ def test_a_run_killed_before_the_reset_resets_after_it():
     resumed = after_a_kill(staged, StagedCurriculum(stages))
     expected = [staged.begin_step() for _ in range(4)]
     assert [resumed.begin_step() for _ in range(4)] == expected
-    assert [step and step.reset for step in expected] == [True, False, False, None]
-    assert StagedCurriculum(stages).begin_step().index == 0
+    assert [step and step[0].reset for step in expected] == [True, False, False, None]
+    assert StagedCurriculum(stages).begin_step() == (stages[0], None)
 
 
 PRORL = {"math": 40, "code": 24, "stem": 25, "logic": 37, "instructions": 10}

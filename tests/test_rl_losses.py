@@ -219,7 +219,7 @@ def test_merged_metrics_are_those_of_the_whole_batch():
         ({"epsilon_high": float("nan")}, "epsilon_high"),
         ({"aggregate": "constant"}, "constant_tokens"),
         ({"constant_tokens": 5}, "constant_tokens"),
-        ({"aggregate": "constant", "constant_tokens": 0}, "at least 1"),
+        ({"aggregate": "constant", "constant_tokens": 0}, r"constant_tokens must be in \[1, inf\)"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -201,7 +201,7 @@ def test_it_composes_with_leave_one_out():
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"epsilon": float("nan")}, "epsilon must be"),
         ({"group": [a_trajectory(), a_trajectory(group="g-1")]}, "one group at a time"),
-        ({"group": [a_trajectory(float("nan"), name="bad")]}, "trajectory bad: reward is nan"),
+        ({"group": [a_trajectory(float("nan"), name="bad")]}, r"trajectory bad: reward .* is nan"),
     ],
 )
 def test_bad_arguments_are_named(settings, message):

@@ -56,14 +56,13 @@ def test_the_filter_table(rollout, max_age, expected):
     assert StalenessFilter(max_age).update([rollout], 10, {"w", "v"}) == [expected]
 
 
-def test_the_filter_counts_ages_and_reasons_over_a_resumed_run():
+def test_the_filter_counts_reasons_over_a_resumed_run():
     batches = [[a_rollout([5]), a_rollout([3]), a_rollout([5], fault=True)],
                [a_rollout([5]), a_rollout([6], world="v"), a_rollout([1])]]  # fmt: skip
     whole = StalenessFilter(1)
     kept = [whole.update(batch, 5 + i, {"w"}) for i, batch in enumerate(batches)]
     assert kept == [[True, False, False], [True, False, False]]
-    assert whole.state == {"ages": {"0": 3, "2": 1, "1": 1, "5": 1},
-                           "reasons": {"stale": 2, "env_fault": 1, "world": 1}}  # fmt: skip
+    assert whole.state == {"reasons": {"stale": 2, "env_fault": 1, "world": 1}}
     first, second = StalenessFilter(1), StalenessFilter(1)
     first.update(batches[0], 5, {"w"})
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -168,10 +167,11 @@ def test_a_killed_run_replays_the_same_groups(tmp_path):
     resumed.load_state_dict({"groups": [loaded[i : i + 2] for i in range(0, len(loaded), 2)]})
     for now in (5, 6, 7):
         ours, theirs = (b.draw(2, now, random.Random(now), worlds={"w"}) for b in (whole, resumed))
-        assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
+        assert list(map(repr, ours[0])) == list(map(repr, theirs[0]))
+        assert torch.equal(ours[1], theirs[1])
         for buffer in (whole, resumed):
             buffer.add(a_group(f"new{now}", now))
-    assert whole.state == resumed.state
+    assert repr(whole.state) == repr(resumed.state)
 
 
 def test_weights_by_hand():

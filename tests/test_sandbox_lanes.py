@@ -41,7 +41,7 @@ def test_long_calls_are_bounded_and_none_is_lost():
 
         thread = threading.Thread(target=watch)
         thread.start()
-        results = single.map([f"import time; time.sleep(.3); print({i})" for i in range(12)])
+        results = single.map(f"import time; time.sleep(.3); print({i})" for i in range(12))
         gauge.set()
         thread.join()
         assert [r.text for r in results] == [str(i) for i in range(12)]

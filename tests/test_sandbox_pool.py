@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from drlib.sandbox import Sandbox, SandboxResult, probe
-from drlib.sandbox.layers import SeccompFilter, wipe
+from drlib.sandbox.cleanup import wipe
+from drlib.sandbox.layers import SeccompFilter
 
 LEVELS = {"strong": probe(), "standard": probe().without("namespaces")}
 LEVELS = {level: found for level, found in LEVELS.items() if found.level == level}

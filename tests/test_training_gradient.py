@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_training_gradient.py
 """
 
 import copy
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from drlib.synthesis.questions import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
 from drlib.training.gradient import check_switches, learn, loss_config, micro_batches, record
-from drlib.training.grpo import COLLAPSE, Step, _loop, advantages_of, choose, engine_weights
+from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
 from drlib.training.run import Interrupted, Ranks, RunFolder
 from drlib.worlds import load_world
@@ -42,11 +43,19 @@ def policy():
 
 
 @pytest.fixture(scope="module")
-def rollouts(policy):
-    """Four groups of four: one right answer, two, none, all."""
-    world = load_world("cldr")
+def world():
+    return load_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def chat(world):
     titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
-    chat = ChatIds(train_tokenizer(world_texts(world), 2048, names=titles, phrases=PHRASES))
+    return ChatIds(train_tokenizer(world_texts(world), 2048, names=titles, phrases=PHRASES))
+
+
+@pytest.fixture(scope="module")
+def rollouts(policy, world, chat):
+    """Four groups of four: one right answer, two, none, all."""
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
         engine = LocalEngine(policy, max_context=200, lockstep=True)
         agent = ReAct(engine, toolbox, chat, Limits(2, 24, CONTEXT))
@@ -223,24 +232,14 @@ def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollo
     assert live["excluded_tokens"] == pytest.approx(dead / everything["tokens"])
 
 
-def test_each_minibatch_is_an_update_of_its_own(policy, rollouts):
-    class Agent:
-        def __init__(self, chat):
-            self.chat = chat
-
-    class Chat:
-        class tokenizer:
-            pad_token_id = PAD
-
-    def learned(**switches):
-        model = copy.deepcopy(policy)
-        config = settings(**switches)
-        step = Step(config, model, Optimizers.adam(model, 1e-3), Agent(Chat), None, Ranks())
+def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path):
+    def updates(name, **switches):
+        run, model = RunFolder(tmp_path / name, {}), copy.deepcopy(policy)
+        step = Step(settings(**switches), run, model, chat, None, None)
         step._learn(rollouts, 0)
-        state = next(iter(step.optimizers.parts["adam"].state.values()))
-        return int(state["step"]), model
+        return int(next(iter(step.optimizers.parts["adam"].state.values()))["step"])
 
-    assert learned()[0] == 1 and learned(rl_minibatches=2)[0] == 2
+    assert updates("one") == 1 and updates("two", rl_minibatches=2) == 2
 
 
 def test_a_rounded_engine_differs_and_the_policy_stays(policy):
@@ -262,37 +261,36 @@ def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
     assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
 
 
-class Scripted:
-    """A step whose rollouts end without an answer from the fourth one on."""
+class Scripted(Step):
+    """Rollouts that end without an answer from the fourth step on; Ctrl-C after `stop_after`."""
 
-    def __init__(self, policy, rollouts):
-        self.model, self.rollouts, self.taken = copy.deepcopy(policy), rollouts, []
-        self.optimizers = Optimizers.adam(self.model, 1e-3)
-
-    def __call__(self, step, curriculum):
+    def take(self, step):
         self.taken.append(step)
-        curriculum.update([("h1", float(step % 2))])
-        return {"step": step + 1, "overlong": float(step > 2), "out_of_turns": 0.0}, self.rollouts
+        self.curriculum.update([("h1", float(step % 2))])
+        if step + 1 == self.stop_after:
+            signal.raise_signal(signal.SIGINT)
+        row = {"step": step + 1, "overlong": float(step > 2), "out_of_turns": 0.0}
+        return row, self.rollouts
 
 
 @pytest.mark.parametrize("interrupted_after", [2, 5, 9])
 def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
-    policy, rollouts, tmp_path, interrupted_after
+    policy, rollouts, chat, tmp_path, interrupted_after
 ):
-    config = settings(rl_steps=40, checkpoint_every=1000)
-
     def go_on(name, stop_after):
-        run, take = RunFolder(tmp_path / name, {}), Scripted(policy, rollouts)
-        done, extra = run.resume(take.model, take.optimizers)
-        stop = lambda: done + len(take.taken) == stop_after  # noqa: E731
+        run = RunFolder(tmp_path / name, {})
+        step = Scripted(settings(rl_steps=40), run, copy.deepcopy(policy), chat, None, None)
+        step.rollouts, step.stop_after, step.taken = rollouts, stop_after, []
         try:
-            return _loop(config, run, done, extra, take, stop), take.taken
+            return run.loop(step, 40, 1000, step.extra), step.taken
         except Interrupted:
-            return None, take.taken
+            return None, step.taken
 
+    handler = signal.getsignal(signal.SIGINT)
     whole, steps = go_on("whole", None)
     assert "unanswered" in whole["stopped"] and 12 < len(steps) < 20
     assert go_on("cut", interrupted_after) == (None, steps[:interrupted_after])
+    assert signal.getsignal(signal.SIGINT) is handler
     assert go_on("cut", None) == (whole, steps[interrupted_after:])
     lines = [(tmp_path / f"{name}.partial/metrics.jsonl").read_text() for name in ("whole", "cut")]
     assert lines[0] == lines[1]

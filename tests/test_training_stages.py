@@ -187,12 +187,6 @@ def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
         stages.input_folder("cpt", "untrained", settings, tmp_path)
 
 
-def test_partial_folder_of_other_settings_is_refused(tmp_path):
-    RunFolder(tmp_path / "sft-1", {"steps": 1}, Ranks())
-    with pytest.raises(RunFolderError, match="other settings"):
-        RunFolder(tmp_path / "sft-1", {"steps": 2}, Ranks())
-
-
 def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
     settings = config(cpt_steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")

@@ -5,9 +5,9 @@ be parsed, and what the policy sampled is never tokenised again, so the ids that
 the ids that are trained. All rollouts of a call generate together in the engine; a rollout that
 waits for a tool is parked, and its tool runs while the others generate.
 
-A turn is sampled up to the close of its first action, and the environment writes the end of turn.
-Sampling on would be worse than waste: nothing judges what follows an answer, so a policy gradient
-lets it grow (seen here: rows of `</answer>`, which then broke the actions themselves).
+A turn is sampled up to the close of its first action; the environment writes the end of turn.
+Nothing judges what follows an answer, so a policy gradient would let it grow (seen here: rows of
+`</answer>`, which then broke the actions themselves).
 
 A format error is an observation like any other (Tongyi DeepResearch answers invalid JSON with a
 text) and counts as a failed call. Two things end a rollout without an answer: the limit on calls
@@ -40,13 +40,8 @@ class Limits:
 
 
 class ReAct:
-    """Runs tasks with an engine and a toolbox.
-
-    Args:
-        engine: generates; its tokenizer is `chat.tokenizer`.
-        toolbox: the tools; a task from a fictional world brings its own world (see `run`).
-        chat: prompts and tool turns as token ids.
-    """
+    """Runs tasks with an engine, whose tokenizer is `chat.tokenizer`, and a toolbox; a task from a
+    fictional world brings its own world (see `run`)."""
 
     def __init__(
         self, engine: LocalEngine, toolbox: Toolbox, chat: ChatIds, limits: Limits = Limits()

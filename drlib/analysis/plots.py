@@ -118,13 +118,9 @@ def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
 
 
 def grpo_numbers(
-    rewards: Sequence[float],
-    ratio: float,
-    config: LossConfig,
-    *,
-    advantage: Callable = leave_one_out,
-    lengths: Sequence[int] | None = None,
-) -> dict:
+    rewards: Sequence[float], ratio: float, config: LossConfig, *,
+    advantage: Callable = leave_one_out, lengths: Sequence[int] | None = None,
+) -> dict:  # fmt: skip
     """What GRPO makes of one question's N rollouts; each one's first token has moved.
 
     Args:
@@ -170,19 +166,14 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
 
 
 def grpo_step(
-    rewards: Sequence[float],
-    ratio: float,
-    config: LossConfig | None = None,
-    *,
-    advantage: Callable = leave_one_out,
-    lengths: Sequence[int] | None = None,
+    rewards: Sequence[float], ratio: float, config: LossConfig | None = None, **how
 ) -> Figure:
     """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
 
-    Arguments as `grpo_numbers`.
+    Arguments as `grpo_numbers`; `how`: its `advantage` and `lengths`.
     """
     config = config or LossConfig()
-    numbers = grpo_numbers(rewards, ratio, config, advantage=advantage, lengths=lengths)
+    numbers = grpo_numbers(rewards, ratio, config, **how)
     names = [f"#{i + 1}" for i in range(len(rewards))]
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(3, 3, 5), layout="constrained")
     axes[0].bar(names, rewards, color=CONTROL)
@@ -190,7 +181,7 @@ def grpo_step(
     colors = [UP if value >= 0 else DOWN for value in numbers["advantages"]]
     axes[1].bar(names, numbers["advantages"], color=colors)
     axes[1].axhline(0, color="0.3", lw=0.8)
-    title = advantage.__name__.replace("_", " ")
+    title = how.get("advantage", leave_one_out).__name__.replace("_", " ")
     axes[1].set(title=f"Advantages ({title})", ylim=(-1.65, 1.65))
     token_pushes(axes[2], numbers, "Push on log π of each token")
     limit = max(0.12, 1.1 * max(abs(push) for row in numbers["pushes"] for push in row))

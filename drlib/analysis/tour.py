@@ -18,8 +18,8 @@ import numpy as np
 
 from drlib.analysis.rendering import is_right
 from drlib.config import Config
-from drlib.evals.metrics import Interval
-from drlib.evals.results import CONTROLS, LINE, TITLES, Results, gather
+from drlib.evals.metrics import RESAMPLES, Interval
+from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
@@ -48,10 +48,10 @@ class TourRun:
 
     @staticmethod
     def local(config: Config, runs: Path) -> TourRun:
-        """What is finished of the run of `config`; ValueError when the line itself is not."""
+        """What is finished of the run of `config`; RunFolderError when the line itself is not."""
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
         done = {name for name, path in at.items() if RunFolder.complete(path)}
-        names = [*LINE, *(name for name in CONTROLS if f"evaluate_{name}" in done)]
+        names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
         command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
         curves = {name: {config.seed: read_metrics(at[name])} for name in CURVES if name in done}
@@ -109,15 +109,14 @@ def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
     return table
 
 
-def _ratio(top: dict[str, np.ndarray], bottom: dict[str, np.ndarray] | None = None) -> Interval:
-    """Errors per call, or the ratio of two such rates; 2,000 resamples of the questions."""
-    names = sorted(top)
-    tables = [np.array([t[name] for name in names]) for t in (top, bottom) if t is not None]
-    draws = np.random.default_rng(0).integers(len(names), size=(2000, len(names)))
+def _ratio(*tables: dict[str, np.ndarray]) -> Interval:
+    names = sorted(tables[0])
+    draws = np.random.default_rng(0).integers(len(names), size=(RESAMPLES, len(names)))
     picks = np.vstack([np.arange(len(names)), draws])
+    sums = [np.array([t[name] for name in names])[picks].sum(1) for t in tables]
     with np.errstate(divide="ignore", invalid="ignore"):
-        rates = [t[picks].sum(1)[:, 0] / t[picks].sum(1)[:, 1] for t in tables]
-        values = rates[0] if bottom is None else rates[0] / rates[1]
+        rates = [errors / calls for errors, calls in (s.T for s in sums)]
+        values = rates[0] / rates[1] if len(rates) > 1 else rates[0]
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)
 

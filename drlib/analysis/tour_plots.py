@@ -18,6 +18,7 @@ from drlib.analysis.plots import band
 from drlib.analysis.tour import TourRun, seeds
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
+MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
 COLORS = {"sft": "C2", "sft_continued": "C1", "rl": "C0", "rl_random_reward": "0.45"}
 BEHIND = "0.8"
 
@@ -26,12 +27,8 @@ def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.nd
     """(steps, mean of the last `width` values of `key`); a step without the key counts for none."""
     steps = np.array([row["step"] for row in rows])
     values = np.array([row.get(key, np.nan) for row in rows], dtype=float)
-    out = np.full(len(values), np.nan)
-    for i in range(len(values)):
-        window = values[max(0, i - width + 1) : i + 1]
-        if not np.isnan(window).all():
-            out[i] = np.nanmean(window)
-    return steps, out
+    windows = [values[max(0, i - width) : i] for i in range(1, len(values) + 1)]
+    return steps, np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])
 
 
 def draw(
@@ -80,10 +77,8 @@ def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     for ax, kind in zip(axes, ("python", "search")):
         _reward_panel(ax, run, behind, kind)
     _look_ups_panel(axes[2], run, behind)
-    handles: dict[str, object] = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels()):
-            handles.setdefault(label, handle)
+    handles = {label: handle for ax in axes[::-1]
+               for handle, label in zip(*ax.get_legend_handles_labels())}  # fmt: skip
     order = sorted(handles, key=lambda label: ("SFT" in label, "after" in label, label))
     fig.legend([handles[label] for label in order], order, loc="outside lower center", ncols=3)
     return fig
@@ -98,8 +93,8 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     label = f"RL in training, {seeds(len(run.curves['rl']))}"
     draw(ax, run, "rl", key, COLORS["rl"], label, scale=100)
     last = max(rows[-1]["step"] for rows in run.curves["rl"].values())
-    _point(ax, 0, run, "sft", kind, "sample", "D", "after SFT, held-out")
-    _point(ax, last * 1.04, run, "rl", kind, "sample", "o", "after RL, held-out")
+    _point(ax, 0, run, "sft", kind, "sample", "after SFT, held-out")
+    _point(ax, last * 1.04, run, "rl", kind, "sample", "after RL, held-out")
     more = _with_stage("sft_continued", run, behind)
     if more:
         mean, low, high = more.results.accuracy("sft_continued", kind, "sample")
@@ -116,41 +111,40 @@ def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | N
 
 
 def _point(
-    ax: Axes, x: float, run: TourRun, stage: str, kind: str, decoding: str, marker: str,
-    label: str | None, hops: int | None = None,
+    ax: Axes, x: float, run: TourRun, stage: str, kind: str, decoding: str, label: str | None,
+    hops: int | None = None,
 ) -> None:  # fmt: skip
     mean, low, high = (100 * v for v in run.results.accuracy(stage, kind, decoding, hops))
     ax.errorbar([x], [mean], [[max(mean - low, 0)], [max(high - mean, 0)]], color=COLORS[stage],
-                marker=marker, capsize=3, ls="", label=label, zorder=5,
+                marker=MARKERS[stage], capsize=3, ls="", label=label, zorder=5,
                 markeredgecolor="white", markersize=7)  # fmt: skip
 
 
 def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
-    markers = {"sft": "D", "sft_continued": "s", "rl": "o"}
-    for shift, (stage, marker) in zip((-0.16, 0.0, 0.16), markers.items()):
+    for shift, stage in zip((-0.16, 0.0, 0.16), MARKERS):
         source = _with_stage(stage, run, behind)
         for hops in (1, 2, 3) if source else ():
             if source.results.count(stage, "search", "greedy", hops)[1]:
                 label = "SFT continued, greedy" if stage == "sft_continued" else None
-                _point(ax, hops + shift, source, stage, "search", "greedy", marker, label, hops)
+                _point(ax, hops + shift, source, stage, "search", "greedy", label, hops)
     ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5))
     ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
     ax.set_xlabel("look-ups")
     ax.set_ylabel("right answers, %")
 
 
-# panels of notebook 06: title, y label, {metric: (colour, label)}, scale
+# panels of notebook 06: title, y label, {metric: (colour, label)}
 PANELS = (
     ("Right answers", "%", {"accuracy_python": ("C0", "python"),
-                            "accuracy_search": ("C1", "search")}, 100.0),
+                            "accuracy_search": ("C1", "search")}),
     ("Right answers by look-ups", "%", {"accuracy_h1": ("C0", "one"), "accuracy_h2": ("C1", "two"),
-                                        "accuracy_h3": ("C2", "three")}, 100.0),
+                                        "accuracy_h3": ("C2", "three")}),
     ("What goes wrong", "%", {"tool_errors": ("C1", "failed calls"),
                               "no_call": ("C0", "no call at all"),
-                              "overlong": ("C2", "over-long")}, 100.0),
-    ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}, 1.0),
-    ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}, 1.0),
-    ("Groups that teach", "%", {"live_groups": ("C0", "real reward")}, 100.0),
+                              "overlong": ("C2", "over-long")}),
+    ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}),
+    ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}),
+    ("Groups that teach", "%", {"live_groups": ("C0", "real reward")}),
 )  # fmt: skip
 
 
@@ -158,7 +152,8 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
     fig, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
-    for ax, (title, unit, lines, scale) in zip(axes.flat, PANELS):
+    for ax, (title, unit, lines) in zip(axes.flat, PANELS):
+        scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
         for key, (color, label) in lines.items():
             draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
             # the control: in the colour of its line, where there are several
@@ -167,7 +162,6 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
             draw(ax, control, "rl_random_reward", key, tint, name, style="--", scale=scale,
                  thick=2.0 if name else 1.2)  # fmt: skip
             draw(ax, run, "rl", key, color, label, scale=scale)
-        limits = (-2, 102) if unit == "%" else (0, None)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
     return fig

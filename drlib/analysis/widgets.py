@@ -19,8 +19,7 @@ from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
 
 ESTIMATORS = {
-    function.__name__: function
-    for function in (leave_one_out, group_mean, group_normalized, batch_normalized)
+    f.__name__: f for f in (leave_one_out, group_mean, group_normalized, batch_normalized)
 }
 
 
@@ -38,14 +37,17 @@ class GrpoPanel(ipw.VBox):
     """
 
     lengths = (8, 4, 2, 2)  # tokens of each rollout
+    ranges = {
+        "reward 1": (1.0, 0, 1), "reward 2": (0.0, 0, 1), "reward 3": (0.0, 0, 1),
+        "reward 4": (0.0, 0, 1), "ratio": (1.0, 0.4, 1.8), "ε low": (0.2, 0, 0.9),
+        "ε high": (0.28, 0, 0.9), "KL weight": (0.0, 0, 1),
+    }  # fmt: skip
 
     def __init__(self):
-        rewards = enumerate((1.0, 0.0, 0.0, 0.0), 1)
-        self.sliders = {f"reward {i}": _slider(reward, 0, 1) for i, reward in rewards}
-        self.sliders["ratio"] = _slider(1.0, 0.4, 1.8)
-        self.sliders["ε low"] = _slider(0.2, 0, 0.9)
-        self.sliders["ε high"] = _slider(0.28, 0, 0.9)
-        self.sliders["KL weight"] = _slider(0.0, 0, 1)
+        self.sliders = {
+            name: ipw.FloatSlider(value, min=low, max=high, step=0.02, readout_format=".2f")
+            for name, (value, low, high) in self.ranges.items()
+        }
         fields = ("clip", "level", "aggregate", "kl_estimator")
         options = {name: get_args(get_type_hints(LossConfig)[name]) for name in fields}
         options = {"advantage": list(ESTIMATORS)} | options
@@ -101,11 +103,10 @@ class TrajectoryPanel(ipw.VBox):
         self._draw()
 
     def _draw(self, _change=None):
-        found = self._found.get((self.policy.value, self.question.value))
-        if found is None:
-            self.page.value = f"<p>{self.policy.value} was not asked this question</p>"
-        else:
-            self.page.value = rendering.render(found, self.policy.value).markup
+        name = self.policy.value
+        found = self._found.get((name, self.question.value))
+        page = f"<p>{name} was not asked this question</p>"
+        self.page.value = page if found is None else rendering.render(found, name).markup
 
 
 trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
@@ -134,12 +135,7 @@ class FigurePanel(ipw.VBox):
         self._draw()
 
     def _draw(self, _change=None):
-        values = [control.value for control in self.controls.values()]
-        self.picture.value = png_bytes(self._figure(*values))
-
-
-def _slider(value: float, low: float, high: float) -> ipw.FloatSlider:
-    return ipw.FloatSlider(value, min=low, max=high, step=0.02, readout_format=".2f")
+        self.picture.value = png_bytes(self._figure(*(c.value for c in self.controls.values())))
 
 
 def _table(numbers: dict, rewards: list[float]) -> str:

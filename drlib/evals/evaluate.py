@@ -9,21 +9,20 @@ clustered by question; `rows.json` holds the sums in the form of the tour's resu
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from drlib.agents.react import Limits, ReAct
+from drlib.agents.react import ReAct
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import Task, is_correct, synthesize_questions
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.data import policy_tools
-from drlib.training.run import Ranks, RunFolder, write_atomically
+from drlib.training.data import begin
+from drlib.training.grpo import limits_of
+from drlib.training.run import Ranks, write_atomically
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.worlds import World
 
@@ -79,11 +78,9 @@ def right(trajectory: Trajectory, task: Task) -> bool:
 
 def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
     """Sums by kind and look-ups: `sample` counts answers, `greedy` and `pass@k` count questions."""
-    groups: dict[tuple, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.kind, outcome.hops].append(outcome)
     rows = []
-    for (kind, hops), some in sorted(groups.items()):
+    for kind, hops in sorted({(o.kind, o.hops) for o in outcomes}):
+        some = [o for o in outcomes if (o.kind, o.hops) == (kind, hops)]
         k = len(some[0].samples)
         counts = {
             "greedy": (len(some), sum(o.greedy for o in some)),
@@ -98,22 +95,17 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
 
 def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
-    name = f"evaluate_{of}"
     closed = of == "closed_book"
-    runs = run_dir.parents[1]
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
-    _, chat, world, _ = policy_tools(config, runs)
-    which = "rl" if closed else of
-    model, _ = load_policy(stages.input_folder(name, which, config, runs) / "policy")
+    before = "rl" if closed else of
+    run, model, chat, world, _ = begin(f"evaluate_{of}", before, config, run_dir, ranks)
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
-    limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
     ):
         engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
-        agent = ReAct(engine, toolbox, chat, limits)
+        agent = ReAct(engine, toolbox, chat, limits_of(config))
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
     if ranks.first:
         save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])

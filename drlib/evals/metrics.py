@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Interval = tuple[float, float, float]  # estimate, low, high
+Scores = Mapping[str, Sequence[float]]  # the answers' scores of each question, at least one each
 RESAMPLES = 2000
 
 
@@ -35,25 +36,17 @@ def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float
     return low, high
 
 
-def bootstrap_mean(values_by_question: Mapping[str, Sequence[float]], seed: int) -> Interval:
+def bootstrap_mean(values_by_question: Scores, seed: int) -> Interval:
     """Mean of the questions' means, with its percentile interval; each question weighs the same.
 
-    Args:
-        values_by_question: the answers' scores of each question, at least one each.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: no questions, a question without values, a value not finite.
+    `seed` is that of the resampling. Raises ValueError when there are no questions, a question has
+    no values, or a value is not finite.
     """
     means = _question_means(values_by_question)
     return _bootstrap(np.array([means[question] for question in sorted(means)]), seed)
 
 
-def bootstrap_difference(
-    a_by_question: Mapping[str, Sequence[float]],
-    b_by_question: Mapping[str, Sequence[float]],
-    seed: int,
-) -> Interval:
+def bootstrap_difference(a_by_question: Scores, b_by_question: Scores, seed: int) -> Interval:
     """Mean of a - b over the questions, with its interval; both resampled together, by question.
 
     Arguments and errors as `bootstrap_mean`; also ValueError when the questions differ.
@@ -66,7 +59,7 @@ def bootstrap_difference(
     return _bootstrap(gaps_Q, seed)
 
 
-def _question_means(values_by_question: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _question_means(values_by_question: Scores) -> dict[str, float]:
     if not values_by_question:
         raise ValueError("there are no questions to average over")
     means = {}

@@ -9,7 +9,9 @@ held-out questions, so differences are paired by question.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from drlib.config import Config
@@ -17,9 +19,9 @@ from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
 from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
 from drlib.training import stages
 from drlib.training.data import read_episodes
-from drlib.training.run import RunFolder, write_atomically
+from drlib.training.run import write_atomically
 
-LINE = ("untrained", "sft", "rl", "closed_book")
+EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
 TITLES = {
     "untrained": "untrained", "demonstrator": "the demonstrator", "cpt": "after pre-training",
@@ -30,34 +32,34 @@ TITLES = {
 
 def demonstrator_rows(config: Config, runs: Path) -> list[dict]:
     """How often the teacher itself was right, before any filter."""
-    pool = read_episodes(stages.folder("demonstrations", config, runs), "none")
-    rows = []
-    for kind, hops in sorted({(e["kind"], e["hops"]) for e in pool}):
-        right = [e["correct"] for e in pool if (e["kind"], e["hops"]) == (kind, hops)]
-        rows.append({"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
-                     "seed": config.seed, "n": len(right), "correct": sum(right)})  # fmt: skip
-    return rows
+    right: dict[tuple, list[bool]] = defaultdict(list)
+    for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
+        right[e["kind"], e["hops"]].append(e["correct"])
+    return [{"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
+             "seed": config.seed, "n": len(some), "correct": sum(some)}
+            for (kind, hops), some in sorted(right.items())]  # fmt: skip
 
 
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
-    """Results of the finished evaluations of `names`, one config a seed."""
+    """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one."""
     configs, rows, outcomes = list(configs), [], {}
     for config in configs:
         rows += demonstrator_rows(config, runs)
         for name in names:
-            path = stages.folder(f"evaluate_{name}", config, runs)
-            if not RunFolder.complete(path):
-                raise ValueError(f"evaluate_{name} of seed {config.seed} is missing: {path}")
+            path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
             rows += rows_of(outcomes[name, config.seed], name, config.seed)
     return Results(command, configs[0].profile, rows, outcomes)
 
 
+@dataclass(frozen=True)
 class Results:
-    """Rows and outcomes of some stages and seeds."""
+    """Rows of sums, and `outcomes[stage, seed]` (a list of Outcome), of some stages and seeds."""
 
-    def __init__(self, command: str, profile: str, rows: list[dict], outcomes: dict):
-        self.command, self.profile, self.rows, self.outcomes = command, profile, rows, outcomes
+    command: str
+    profile: str
+    rows: list[dict]
+    outcomes: dict[tuple[str, int], list[Outcome]]
 
     @property
     def stages(self) -> list[str]:
@@ -70,7 +72,7 @@ class Results:
     def save(self, folder: Path) -> None:
         head = {"command": self.command, "profile": self.profile}
         lines = ",\n".join(json.dumps(r) for r in self.rows)
-        text = json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n"
+        text = f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
         write_atomically(folder / "results.json", lambda p: p.write_text(text))
         write_atomically(folder / "outcomes.json", lambda p: p.write_text(_packed(self.outcomes)))
 
@@ -93,9 +95,7 @@ class Results:
         ]  # fmt: skip
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
-    def values(
-        self, stage: str, kind: str | None, decoding: str, hops: int | None = None
-    ) -> dict[str, list[float]]:
+    def values(self, stage: str, kind: str | None, decoding: str, hops: int | None = None):
         """Each question's scores (all seeds, all samples); `kind` None: of both kinds."""
         table: dict[str, list[float]] = {}
         for (name, _), outcomes in self.outcomes.items():
@@ -134,7 +134,7 @@ def _scores(outcome: Outcome, decoding: str) -> list[float]:
     return [float(score) for score in scores.get(decoding, ())]
 
 
-FIELDS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")
+COUNTS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")
 
 
 def _packed(outcomes: dict) -> str:
@@ -147,7 +147,7 @@ def _packed(outcomes: dict) -> str:
         data["outcomes"].append(
             {"stage": stage, "seed": seed, "greedy": "".join(str(int(o.greedy)) for o in rows),
              "samples": ["".join(str(int(s)) for s in o.samples) for o in rows],
-             **{f: [getattr(o, f) for o in rows] for f in FIELDS}}
+             **{name: [getattr(o, name) for o in rows] for name in COUNTS}}
         )  # fmt: skip
     return json.dumps(data, separators=(",", ":")) + "\n"
 
@@ -155,11 +155,9 @@ def _packed(outcomes: dict) -> str:
 def _unpacked(data: dict) -> dict:
     outcomes = {}
     for block in data["outcomes"]:
+        columns = data["questions"], *(block[name] for name in ("greedy", "samples", *COUNTS))
         outcomes[block["stage"], block["seed"]] = [
-            Outcome(
-                task, kind, hops, block["greedy"][i] == "1",
-                [c == "1" for c in block["samples"][i]], **{f: block[f][i] for f in FIELDS},
-            )
-            for i, (task, kind, hops) in enumerate(data["questions"])
-        ]  # fmt: skip
+            Outcome(*question, greedy == "1", [c == "1" for c in samples], *counts)
+            for question, greedy, samples, *counts in zip(*columns, strict=True)
+        ]
     return outcomes

@@ -3,10 +3,10 @@
 Everything here gives the same stored output on every run, so that nbval can compare it: bars are
 silent when DRLIB_HEADLESS=1, source is Markdown, pictures carry no date and no software version.
 
-Environment: DRLIB_HEADLESS=1 silences bars. DRLIB_TERMINAL names a file that bars are written to
-instead (`lab run` shows it on the terminal, where no notebook widget can be seen). DRLIB_FIGURES
-names another folder for pictures (tests and `lab run` use it, so that they never change the
-committed ones).
+Environment: DRLIB_HEADLESS=1 silences bars. DRLIB_TEXT_BARS makes them text on stderr, drawn every
+so many seconds (`lab run` passes it on to the terminal, where no notebook widget can be seen).
+DRLIB_FIGURES names another folder for pictures (tests and `lab run` use it, so that they never
+change the committed ones).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
 STYLE = ROOT / "drlib" / "drlib.mplstyle"
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 
@@ -29,10 +30,10 @@ def progress(iterable: Iterable | None = None, total: float | None = None, desc:
 
     if os.environ.get("DRLIB_HEADLESS") == "1":  # the notebook bar ignores tqdm's TQDM_DISABLE
         return std.tqdm(iterable, total=total, desc=desc, disable=True)
-    terminal = os.environ.get("DRLIB_TERMINAL")
-    if terminal:
-        stream = open(terminal, "a", encoding="utf-8")  # closed with the bar's last reference
-        return std.tqdm(iterable, total=total, desc=desc, file=stream, ncols=88, mininterval=0.5)
+    pause = os.environ.get("DRLIB_TEXT_BARS")
+    if pause:  # a size of its own: a kernel's terminal may have none, and tqdm would hide the bar
+        how = dict(ncols=88, nrows=20, mininterval=float(pause))
+        return std.tqdm(iterable, total=total, desc=desc, **how)
     return auto.tqdm(iterable, total=total, desc=desc)
 
 

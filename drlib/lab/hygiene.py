@@ -7,6 +7,8 @@ small cells, and that no path of somebody's machine is in an output.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import re
 import statistics
@@ -22,55 +24,41 @@ HEADINGS = (
     "Exercises", "At scale",
 )  # fmt: skip
 CELLS = range(25, 46)
-MEDIAN_LINES, MAX_LINES, MAX_COLUMNS = 6, 25, 80
+MEDIAN_LINES, MAX_LINES = 6, 25
 MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 300_000, 600_000
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/svg+xml")
+LINE_RULES = (
+    (r".{81}", "above 80 columns"),
+    (r"\s*(!|%%?[a-z])", "no shell or magic command (its exit status is ignored)"),
+    (r".*;\s*$", "a trailing `;` does not hide output under nbval: use plt.show()"),
+)
 
 
 def problems(path: Path, *, figures: Path = ROOT / "figures") -> list[str]:
     """Everything that is wrong with a notebook, one sentence each; empty when nothing is.
 
     A notebook in a folder `solutions` need not have the headings, the number of cells and the
-    parameters of a main one.
-
-    Args:
-        figures: the folder of the committed pictures.
+    parameters of a main one. `figures` is the folder of the committed pictures.
     """
     try:
         notebook = read(path)
     except NotebookError as fault:
         return [str(fault)]
-    found = [*_stored(notebook), *_code(notebook), *_size(notebook), *_private(notebook)]
-    found += _figures(notebook, path.stem[:2], figures)
-    if path.parent.name != "solutions":
-        found += _shape(notebook, path.stem[:2])
-    return found
+    number = path.stem[:2]
+    found = [*_stored(notebook), *_code(notebook), *_shown(copy.deepcopy(notebook))]
+    found += _figures(notebook, number, figures)
+    return found if path.parent.name == "solutions" else [*found, *_shape(notebook, number)]
 
 
 def _code_cells(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def _tags(cell) -> list[str]:
-    return cell.metadata.get("tags", [])
-
-
 def _stored(notebook) -> Iterator[str]:
     """Executed from top to bottom, without errors, normalised."""
-    executed = [cell for cell in _code_cells(notebook) if "skip-execution" not in _tags(cell)]
-    counts = [cell.execution_count for cell in executed]
-    if counts != list(range(1, len(executed) + 1)):
-        yield f"execution counts are {counts}, not 1..{len(executed)}: run `drlib.lab refresh`"
-    for index, cell in enumerate(notebook.cells):
-        tags = _tags(cell)
-        if ("skip-execution" in tags) != ("nbval-skip" in tags):
-            yield f"cell {index}: skip-execution and nbval-skip go together (each has one reader)"
-        errors = [o for o in cell.get("outputs", []) if o.output_type == "error"]
-        if errors and "raises-exception" not in tags:
-            yield f"cell {index} ends in {errors[0].ename} and is not tagged raises-exception"
-    for name in ("widgets", "papermill"):
-        if name in notebook.metadata:
-            yield f"metadata.{name} is stored: run `drlib.lab refresh`"
+    counts = [cell.execution_count for cell in _code_cells(notebook)]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"execution counts are {counts}, not 1..{len(counts)}: run `drlib.lab refresh`"
     if json.dumps(normalised(notebook), sort_keys=True) != json.dumps(notebook, sort_keys=True):
         yield "not normalised (cell ids, kernel, metadata, widget views): run `drlib.lab refresh`"
 
@@ -85,40 +73,31 @@ def _code(notebook) -> Iterator[str]:
             yield f"cell {index} is empty"
         if len(lines) > MAX_LINES:
             yield f"cell {index} has {len(lines)} lines, above {MAX_LINES}"
-        for line in lines:
-            where = f"cell {index}, {line.strip()[:30]!r}"
-            if len(line) > MAX_COLUMNS:
-                yield f"{where}: {len(line)} columns, above {MAX_COLUMNS}"
-            if re.match(r"\s*(!|%%?[a-z])", line):
-                yield f"{where}: no shell or magic command (its exit status is ignored)"
-            if line.rstrip().endswith(";"):
-                yield f"{where}: a trailing `;` does not hide output under nbval: use plt.show()"
+        for line, (pattern, fault) in itertools.product(lines, LINE_RULES):
+            if re.match(pattern, line):
+                yield f"cell {index}, {line.strip()[:30]!r}: {fault}"
 
 
-def _size(notebook) -> Iterator[str]:
-    shown = [o.get("data", {}) for cell in _code_cells(notebook) for o in cell.outputs]
-    images = sum(len(str(data.get(kind, ""))) for data in shown for kind in IMAGE_TYPES)
-    text = len(json.dumps(notebook)) - images
+def _shown(notebook) -> Iterator[str]:
+    """Outputs: no error, not too large, no path of this machine (each has another). Takes the
+    pictures out of `notebook`."""
+    images = 0
+    folders = (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())
+    places = sorted({f"{folder}/" for folder in folders} - {"//"})
+    for index, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                yield f"cell {index} ends in {output.ename}"
+            data = output.get("data", {})
+            images += sum(len(str(data.pop(kind, ""))) for kind in IMAGE_TYPES)
+            for place in places:
+                if place in json.dumps(output):
+                    yield f"cell {index}: a path of this machine is in the output ({place}...)"
+    text = len(json.dumps(notebook))
     if text > MAX_TEXT_BYTES:
         yield f"{text} bytes without pictures, above {MAX_TEXT_BYTES}"
     if images > MAX_IMAGE_BYTES:
         yield f"{images} bytes of pictures, above {MAX_IMAGE_BYTES}: fewer or smaller ones"
-
-
-def _private(notebook) -> Iterator[str]:
-    """An output with a path of this machine differs on every other one."""
-    folders = (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())
-    places = {f"{folder}/" for folder in folders} - {"//"}
-    for index, cell in enumerate(notebook.cells):
-        shown = json.dumps([_without_images(output) for output in cell.get("outputs", [])])
-        for place in sorted(places):
-            if place in shown:
-                yield f"cell {index}: a path of this machine is in the output ({place}...)"
-
-
-def _without_images(output) -> dict:
-    data = {k: v for k, v in output.get("data", {}).items() if k not in IMAGE_TYPES}
-    return {**output, "data": data}
 
 
 def _figures(notebook, number: str, figures: Path) -> Iterator[str]:
@@ -138,9 +117,9 @@ def _shape(notebook, number: str) -> Iterator[str]:
     """The same way through every notebook."""
     if len(notebook.cells) not in CELLS:
         yield f"{len(notebook.cells)} cells, not {CELLS.start} to {CELLS.stop - 1}"
-    lengths = [len(cell.source.splitlines()) for cell in _code_cells(notebook)]
-    if lengths and statistics.median(lengths) > MEDIAN_LINES:
-        yield f"the median code cell has {statistics.median(lengths)} lines, above {MEDIAN_LINES}"
+    median = statistics.median(len(cell.source.splitlines()) for cell in _code_cells(notebook))
+    if median > MEDIAN_LINES:
+        yield f"the median code cell has {median} lines, above {MEDIAN_LINES}"
     try:
         defaults(notebook)
     except NotebookError as fault:

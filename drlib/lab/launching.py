@@ -2,7 +2,7 @@
 
 A kernel that trains on several processes mixes their prints, cannot be interrupted cleanly and
 must not have touched CUDA. So a notebook calls `launch`, which runs a module by `python -m` or by
-torchrun, draws a bar from the JSON lines that the module writes, and leaves nothing running: on
+torchrun, draws a bar from the lines that the module writes, and leaves nothing running: on
 Ctrl-C the program is asked to stop (stages then save a checkpoint), and killed with all its
 descendants when it does not; when the kernel itself dies, the kernel of Linux tells the program.
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -28,12 +27,14 @@ import psutil
 
 from drlib.lab.display import ROOT, progress
 
+LOGS = ROOT / "runs" / "logs"
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
-REFRESH_POLLS = 5
+REDRAW_S = 1.0
 LOG_LINES = 30
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 class LaunchError(RuntimeError):
@@ -49,23 +50,16 @@ class LaunchError(RuntimeError):
         self.returncode, self.log = returncode, log
 
 
-def last_step(path: Path, before: int = 0) -> int:
-    """The "step" of the last whole line of a JSON-lines file that another process still writes.
+def steps_done(path: Path, before: int = 0) -> int:
+    """The whole lines of a file that a running stage writes, one a step.
 
-    The file may appear late, end in half a line, be cut back (a resumed stage drops the lines
-    after its checkpoint) or be renamed away when its stage is complete: where it has no step, the
-    answer is `before`.
+    It may appear late, end in half a line and be cut back by a stage that resumes; once the
+    complete stage has renamed its folder the answer is `before`.
     """
     try:
-        whole = path.read_bytes().rpartition(b"\n")[0]
+        return path.read_bytes().count(b"\n")
     except FileNotFoundError:
         return before
-    for line in reversed(whole.splitlines()):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # a line about something else
-    return before
 
 
 def launch(
@@ -85,7 +79,7 @@ def launch(
     Args:
         module: its dotted name.
         processes: above 1, torchrun starts that many on this machine (loopback only).
-        follow: JSON lines with a key "step" that the program writes; they move the bar.
+        follow: a file to which the program adds a line a step; they move the bar.
         total: the last step.
         desc: the bar's name; the module's where empty.
 
@@ -95,21 +89,23 @@ def launch(
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
     name = desc or module
-    log = _new_log(name)
-    with open(log, "wb") as output:
-        child = subprocess.Popen(
-            _command(module, arguments, processes), cwd=ROOT, env=_environment(),
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            process_group=0, preexec_fn=_stop_with_parent,
+    how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    handle, log = tempfile.mkstemp(prefix=f"{name.replace('/', '_')}-", suffix=".log", dir=LOGS)
+    with open(handle, "wb") as output:
+        child = psutil.Popen(
+            [sys.executable, *how, "-m", module, *map(str, arguments)], cwd=ROOT,
+            env=_environment(), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, process_group=0, preexec_fn=_stop_with_parent,
         )  # fmt: skip
-    family = [psutil.Process(child.pid)]
+    family: set[psutil.Process] = set()
     try:
         _watch(child, family, follow, total, name)
     finally:
         _end(child, family)
     if child.returncode:
-        raise LaunchError(name, child.returncode, log)
-    return log
+        raise LaunchError(name, child.returncode, Path(log))
+    return Path(log)
 
 
 def ensure(stage: str, config, *, runs: Path | None = None, processes: int | None = None) -> Path:
@@ -141,14 +137,6 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     return stages.folder(stage, config, runs)
 
 
-def _command(module: str, arguments: Sequence[str], processes: int) -> list[str]:
-    how = [
-        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={processes}",
-    ]  # fmt: skip
-    return [sys.executable, *(how if processes > 1 else ()), "-m", module, *map(str, arguments)]
-
-
 def _environment() -> dict[str, str]:
     """One thread a process; gloo and the rendezvous stay on loopback; drlib is importable.
 
@@ -164,15 +152,6 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _new_log(name: str) -> Path:
-    folder = ROOT / "runs" / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
-    handle, path = tempfile.mkstemp(prefix=f"{stem}-", suffix=".log", dir=folder)
-    os.close(handle)
-    return Path(path)
-
-
 def _stop_with_parent() -> None:
     """In the child before exec: SIGTERM when its parent dies, however that happens (Linux).
 
@@ -184,42 +163,43 @@ def _stop_with_parent() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _watch(child, family: list, follow: Path | None, total: int | None, desc: str) -> None:
-    """Move the bar until the child ends; keep `family` a list of all its living descendants."""
+def _watch(child, family: set, follow: Path | None, total: int | None, desc: str) -> None:
+    """Move the bar until the child ends; add all its descendants, while they live, to `family`."""
     with progress(total=total, desc=desc) as bar:
         if total is None:
             bar.bar_format = "{desc}: {elapsed}"
         if follow:  # what an interrupted run had done already says nothing about this one's pace
-            bar.initial = bar.n = last_step(follow)
+            bar.initial = bar.n = steps_done(follow)
+        pause = max(REDRAW_S, getattr(bar, "mininterval", 0))  # a silent bar has none
         for poll in itertools.count():
             if child.poll() is not None:
                 break
             time.sleep(POLL_S)
-            _remember(family)
-            if poll % REFRESH_POLLS == 0:  # the elapsed time too, also between two steps
-                bar.update(last_step(follow, bar.n) - bar.n if follow else 0)
+            _remember(child, family)
+            if poll % round(pause / POLL_S) == 0:  # the elapsed time too, also between two steps
+                bar.update(steps_done(follow, bar.n) - bar.n if follow else 0)
                 bar.refresh()
         if child.returncode == 0 and total is not None:
             bar.update(total - bar.n)
 
 
-def _remember(family: list) -> None:
+def _remember(child: psutil.Popen, family: set) -> None:
     """torchrun's workers are in sessions of their own, so a group id would not find them."""
-    with suppress(psutil.NoSuchProcess):  # it has just ended: those seen before are in the list
-        family += [p for p in family[0].children(recursive=True) if p not in family]
+    with suppress(psutil.NoSuchProcess):  # it has just ended: those seen before are known
+        family.update(child.children(recursive=True))
 
 
-def _end(child: subprocess.Popen, family: list) -> None:
+def _end(child: psutil.Popen, family: set) -> None:
     """Ask the group to stop, wait, then kill whatever of the family still runs."""
     try:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGINT)
             child.wait(GRACE_S)
-    except (ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+    except (ProcessLookupError, psutil.TimeoutExpired, KeyboardInterrupt):
         pass  # gone already, deaf, or the user pressed Ctrl-C again: kill
     finally:
-        _remember(family)
-        for process in family:
+        _remember(child, family)
+        for process in (child, *family):
             with suppress(psutil.NoSuchProcess):
                 process.kill()  # psutil compares start times: a reused id is not touched
         child.wait()

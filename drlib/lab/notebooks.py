@@ -1,25 +1,24 @@
-"""Run a notebook with other parameters, or refresh its stored outputs.
+"""Run a notebook with other parameters, or refresh its stored outputs; both by papermill.
 
-`run` is papermill with what papermill leaves open: unknown parameter names and wrong types are
-errors, the kernel starts in notebooks/ as under Jupyter and nbval, it uses this interpreter and
-private Jupyter folders, and bars and prints of the cells appear on the terminal. The executed copy
-gets its name when it is complete; a failed one stays beside it as NN_profile.failed.ipynb.
+`run` adds what papermill leaves open: unknown parameter names and wrong types are errors, the
+kernel starts in notebooks/ as under Jupyter and nbval, it uses this interpreter and private Jupyter
+folders, and bars and prints of the cells appear on the terminal. The executed copy gets its name
+when it is complete; a failed one stays beside it as NN_profile.failed.ipynb.
 
 `refresh` executes with the defaults (the ci profile) and writes outputs that are the same bytes on
 every run: no timings, no widget state, no random cell ids. A stripped notebook would pass nbval
-unchecked, so committed notebooks carry their outputs.
+unchecked, so committed notebooks carry their outputs. Left out: cells tagged raises-exception or
+skip-execution (papermill refuses the first, nbval checks nothing in the second).
 """
 
 from __future__ import annotations
 
 import ast
-import codecs
 import difflib
 import os
 import re
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,23 +35,20 @@ class NotebookError(RuntimeError):
     """A notebook cannot be found, read or executed; the message names it and the remedy."""
 
 
-def find(number: str | None, *, folder: Path | None = None, solutions: bool = False) -> list[Path]:
+def find(number: str | None, *, solutions: bool = False) -> list[Path]:
     """The notebook of a number ("5", "05" or "05_grpo_by_hand"); all notebooks for None.
 
     With `solutions` the exercise solutions of the same number follow.
     """
-    folder = FOLDER if folder is None else folder
-    existing = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    existing = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
     wanted = number and number.removesuffix(".ipynb").zfill(2)
     chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
     if number is not None and not chosen:
         names = ", ".join(p.stem for p in existing) or "none"
-        raise NotebookError(f"no notebook {number!r} in {folder.name}/: there are {names}")
-    if solutions:
-        numbers = {p.stem[:2] for p in chosen}
-        extra = sorted((folder / "solutions").glob("[0-9][0-9]_*.ipynb"))
-        chosen = chosen + [p for p in extra if p.stem[:2] in numbers]
-    return chosen
+        raise NotebookError(f"no notebook {number!r} in {FOLDER.name}/: there are {names}")
+    numbers = {p.stem[:2] for p in chosen} if solutions else ()
+    extra = sorted((FOLDER / "solutions").glob("[0-9][0-9]_*.ipynb"))
+    return chosen + [p for p in extra if p.stem[:2] in numbers]
 
 
 def read(path: Path):
@@ -68,16 +64,21 @@ def read(path: Path):
     return notebook
 
 
-def read_parameters(path: Path) -> dict:
-    """The `name: value` lines of a YAML file, not yet compared with any notebook."""
+def _yaml(text: str, what: str):
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(text)
+    except yaml.YAMLError as fault:
+        raise NotebookError(f"{what} is not YAML: {fault}") from None
+
+
+def read_parameters(path: Path) -> dict:
+    """The `name: value` lines of a YAML file, not yet compared with any notebook."""
+    try:
+        values = _yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as fault:
         raise NotebookError(f"cannot read the parameter file {path}: {fault.strerror}") from None
-    except yaml.YAMLError as fault:
-        raise NotebookError(f"{path} is not YAML: {fault}") from None
     if not isinstance(values, dict):
         raise NotebookError(f"{path} must hold `name: value` lines, got {values!r:.60}")
     return values
@@ -85,30 +86,19 @@ def read_parameters(path: Path) -> dict:
 
 def parse_pairs(pairs: list[list[str]]) -> dict:
     """Name and value as typed on a command line; values are read as YAML ("3" is an int)."""
-    import yaml
-
-    values = {}
-    for name, text in pairs:
-        try:
-            values[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise NotebookError(f"parameter {name}: {text!r} is not a YAML value") from None
-    return values
+    return {name: _yaml(text, f"parameter {name}: {text!r}") for name, text in pairs}
 
 
 def defaults(notebook) -> dict:
-    """Name -> default of the cell tagged `parameters`; Ellipsis where it is not a literal."""
+    """Name -> default of the cell tagged `parameters`, a line `name = literal` each."""
     cells = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     if len(cells) != 1:
         raise NotebookError(f"{len(cells)} cells are tagged `parameters`: exactly one must be")
-    found = {}
-    for node in ast.parse(cells[0].source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                found[node.targets[0].id] = ...
-    return found
+    try:
+        lines = ast.parse(cells[0].source).body
+        return {line.targets[0].id: ast.literal_eval(line.value) for line in lines}
+    except (SyntaxError, AttributeError, ValueError) as fault:
+        raise NotebookError(f"`parameters` must be lines `name = literal`: {fault}") from None
 
 
 def check_parameters(notebook, parameters: dict) -> dict:
@@ -119,41 +109,30 @@ def check_parameters(notebook, parameters: dict) -> dict:
             close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise NotebookError(f"unknown parameter {name!r}: {hint}Known: {', '.join(known)}")
-        default = known[name]
-        widened = type(default) is float and type(value) is int
-        if default not in (None, ...) and type(value) is not type(default) and not widened:
-            want, got = type(default).__name__, type(value).__name__
-            raise NotebookError(f"parameter {name!r} must be {want}, got {got} ({value!r})")
+        want, got = type(known[name]), type(value)
+        if known[name] is not None and got is not want and (want, got) != (float, int):
+            message = f"must be {want.__name__}, got {got.__name__} ({value!r})"
+            raise NotebookError(f"parameter {name!r} {message}")
     return known | parameters
 
 
-def run(number: str, parameters: dict, output: Path | None = None, *, folder=None) -> Path:
+def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     """Execute a copy of a notebook with `parameters`; returns the copy's path."""
-    from papermill import PapermillExecutionError, execute_notebook
-
     from drlib.config import Config
 
-    (source,) = find(number, folder=folder)
-    notebook = read(source)
-    values = check_parameters(notebook, parameters)
-    profile = values.get("profile", "ci")
+    (source,) = find(number)
+    profile = check_parameters(read(source), parameters).get("profile", "ci")
     Config.load(profile)  # an unknown profile fails here, before a kernel starts
     usual = ROOT / "runs" / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
     output = (output or usual).resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     failed = output.with_suffix(".failed.ipynb")
     pictures = os.environ.get("DRLIB_FIGURES") or str(output.parent / "figures")
+    pause = "0.5" if sys.stderr.isatty() else "60"  # a log file needs no moving bars
     print(f"{source.name}, profile {profile}: executing (the copy goes to {output})", flush=True)
-    with _terminal() as bars, private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TERMINAL=bars):
-        try:
-            execute_notebook(
-                source, failed, parameters, kernel_name="python3", language="python",
-                cwd=source.parent, progress_bar=False, stdout_file=sys.stdout,
-                on_cell_start=_announce, config=_kernel_settings(),
-            )  # fmt: skip
-        except PapermillExecutionError as fault:
-            what = f"cell [{fault.exec_count}], {fault.ename}: {fault.evalue}"
-            raise NotebookError(f"{source.name} failed in {what}\nThe copy: {failed}") from fault
+    with private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TEXT_BARS=pause):
+        _execute(source, failed, parameters, f"the copy is {failed}", stdout_file=sys.stdout,
+                 stderr_file=sys.stderr, on_cell_start=_announce)  # fmt: skip
     os.replace(failed, output)
     print(f"done: {output}, pictures in {pictures}", flush=True)
     return output
@@ -162,35 +141,35 @@ def run(number: str, parameters: dict, output: Path | None = None, *, folder=Non
 def refresh(path: Path) -> bool:
     """Execute in the ci profile and store normalised outputs; whether the file changed."""
     import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     from drlib.training.run import write_atomically
 
-    notebook = read(path)
-    with private_jupyter(DRLIB_HEADLESS="1"):
-        client = NotebookClient(
-            notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False,
-            store_widget_state=False, coalesce_streams=True, config=_kernel_settings(),
-            resources={"metadata": {"path": str(path.parent)}},
-        )  # fmt: skip
-        try:
-            client.execute()
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as fault:
-            raise NotebookError(f"{path.name} failed, nothing was written: {fault}") from fault
-    text = nbformat.writes(normalised(notebook)) + "\n"
+    with tempfile.TemporaryDirectory() as scratch, private_jupyter(DRLIB_HEADLESS="1"):
+        copy = Path(scratch) / path.name
+        _execute(path, copy, {}, "nothing was written", execution_timeout=CELL_TIMEOUT_S)
+        text = nbformat.writes(normalised(read(copy))) + "\n"
     if text == path.read_text(encoding="utf-8"):
         return False
     write_atomically(path, lambda p: p.write_text(text, encoding="utf-8"))
     return True
 
 
-def _kernel_settings():
-    """Time to stop, and encrypted channels where the installed Jupyter has them."""
+def _execute(source: Path, copy: Path, parameters: dict, left: str, **how) -> None:
+    """`left` says in the error what a failure has left behind; `how` goes to papermill."""
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from papermill import PapermillExecutionError, execute_notebook
     from traitlets.config import Config as Traits
 
+    # time to stop, and encrypted channels where the installed Jupyter has them
     manager = {"shutdown_wait_time": SHUTDOWN_S, "transport_encryption": "auto"}
-    return Traits({"KernelManager": manager})
+    try:
+        execute_notebook(
+            source, copy, parameters, kernel_name="python3", language="python", cwd=source.parent,
+            progress_bar=False, coalesce_streams=True, config=Traits({"KernelManager": manager}),
+            **how,
+        )  # fmt: skip
+    except (PapermillExecutionError, CellTimeoutError, DeadKernelError) as fault:
+        raise NotebookError(f"{source.name} failed, {left}: {fault}") from fault
 
 
 def normalised(notebook):
@@ -202,39 +181,33 @@ def normalised(notebook):
     import nbformat
 
     notebook = nbformat.from_dict(notebook)
-    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    notebook.metadata = nbformat.from_dict(metadata)
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
         cell.id = f"cell-{index:02d}"
         tags = cell.metadata.get("tags", [])
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        cell.metadata = {"tags": tags} if tags else {}
         for output in cell.get("outputs", []):
             if "data" in output:
                 output.data.pop(WIDGET_VIEW, None)
-                output.metadata = nbformat.from_dict({})
+                output.metadata = {}
     return notebook
 
 
 @contextmanager
 def private_jupyter(**more: str):
     """The environment of a kernel that neither sees nor touches the user's Jupyter and IPython."""
+    before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch:
         values = kernel_environment(Path(scratch)) | more
-        before = {name: os.environ.get(name) for name in values}
         try:
-            _set(values)
+            for name in values.keys() & before.keys():
+                del os.environ[name]
+            os.environ.update({name: value for name, value in values.items() if value is not None})
             yield
         finally:
-            _set(before)
-
-
-def _set(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def kernel_environment(scratch: Path) -> dict[str, str | None]:
@@ -253,34 +226,3 @@ def _announce(cell, cell_index) -> None:
     if cell.cell_type == "markdown":
         for title in re.findall(r"^##? (.+)", cell.source, re.M):
             print(f"== {title}", flush=True)
-
-
-@contextmanager
-def _terminal():
-    """A file for the bars of kernels, which have no terminal: what comes is shown on stderr."""
-    with tempfile.NamedTemporaryFile(prefix="drlib-bars-") as file:
-        done = threading.Event()
-        thread = threading.Thread(target=_relay, args=(file, done), daemon=True)
-        thread.start()
-        try:
-            yield file.name
-        finally:
-            done.set()
-            thread.join()
-
-
-def _relay(file, done: threading.Event) -> None:
-    """Copy what is appended; where stderr is no terminal, only the last state of each bar."""
-    alive, rest = sys.stderr.isatty(), b""
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may cut a character
-    while True:
-        last = done.wait(0.2)
-        data = file.read()
-        if not alive:
-            *lines, rest = (rest + data).split(b"\n")
-            data = b"".join(line.rpartition(b"\r")[2] + b"\n" for line in lines)
-        if data:
-            sys.stderr.write(decode(data, final=last))
-            sys.stderr.flush()
-        if last:
-            return

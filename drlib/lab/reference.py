@@ -1,4 +1,4 @@
-"""`python -m drlib.lab reference`: the whole line for several seeds, with its controls.
+"""`python -m drlib.lab reference|table`: the whole line for several seeds, and the README's table.
 
 Everything that figures and the README's table are drawn from is written to
 `figures/reference/tour/`: sums, outcomes, learning curves, a few trajectories, and the policies
@@ -6,34 +6,42 @@ of one seed after SFT and after RL. Each seed repeats everything, pre-training i
 
 With `--only STAGE...`, other settings and another folder it keeps a variation of some stages:
 `--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
+
+The README's numbers stand between two marker comments and are written here; a test compares them,
+so a number there can neither be typed nor grow old. The rest of the README is prose, by hand.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
-from drlib.config import Config
-from drlib.lab.display import ROOT
-from drlib.lab.launching import ensure
+import torch
 
-OUT = ROOT / "figures" / "reference" / "tour"
-CURVES = ("cpt", "sft", "sft_continued", "rl", "rl_random_reward")
-EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
+from drlib.analysis import tour
+from drlib.config import Config
+from drlib.evals.results import EVALUATED, TITLES, Results, gather
+from drlib.lab.display import REFERENCE, ROOT
+from drlib.lab.launching import ensure
+from drlib.policy.moe import load_policy, save_policy
+from drlib.training import stages
+from drlib.training.run import read_metrics, write_atomically
+
 THIN = 10  # supervised curves keep every tenth step
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
 def reference(
-    config: Config, seeds: list[int], runs: Path, out: Path = OUT, only: list[str] | None = None
-) -> Path:
+    config: Config, seeds: list[int], runs: Path, out: Path = REFERENCE,
+    only: list[str] | None = None,
+) -> Path:  # fmt: skip
     """Build what is missing, then write the reference files; returns their folder.
 
     `only`: the stages to evaluate and whose curves to keep; all of them, and policies, where None.
     """
-    from drlib.evals.results import gather
-    from drlib.training import stages
-
     names = [f"evaluate_{name}" for name in only or EVALUATED]
     for name in names:
         stages.stage(name)  # a misspelt one fails before anything is trained
@@ -43,7 +51,7 @@ def reference(
             ensure(name, each, runs=runs)
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each in configs:
-        for name in set(CURVES) & set(only or CURVES):
+        for name in set(tour.CURVES) & set(only or tour.CURVES):
             _copy_curve(name, each, runs, out)
     if only is None:
         _copy_policies(configs[0], runs, out)
@@ -52,21 +60,14 @@ def reference(
 
 def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None) -> str:
     """What makes this folder, as typed in the repository's folder."""
-    from drlib.training import stages
-
     words = ["python -m drlib.lab reference --profile", config.profile, "--seeds", *map(str, seeds)]
     words += stages.overrides(config)
     words += ["--only", *only] if only else []
-    if out.resolve() != OUT:
-        inside = out.resolve().is_relative_to(ROOT)
-        words += ["--out", str(out.resolve().relative_to(ROOT) if inside else out)]
+    words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != REFERENCE else []
     return " ".join(words)
 
 
 def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
-    from drlib.training import stages
-    from drlib.training.run import read_metrics, write_atomically
-
     rows = read_metrics(stages.folder(name, config, runs))
     if not name.startswith("rl"):
         rows = [r for r in rows if r["step"] % THIN == 0 or r["step"] == 1]
@@ -78,11 +79,6 @@ def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:
     """The first seed's policies in bf16, and the trajectories that they were seen to make."""
-    import torch
-
-    from drlib.policy.moe import load_policy, save_policy
-    from drlib.training import stages
-
     for name in ("sft", "rl"):
         model, tokenizer = load_policy(stages.folder(name, config, runs) / "policy")
         if (out / f"policy_{name}").exists():
@@ -91,3 +87,82 @@ def _copy_policies(config: Config, runs: Path, out: Path) -> None:
         seen = stages.folder(f"evaluate_{name}", config, runs)
         for decoding in ("greedy", "sampled"):
             shutil.copy(seen / f"{decoding}.parquet", out / f"{name}_{decoding}.parquet")
+
+
+# ---------------------------------------------------------------------------------------------
+# the README
+
+
+def results_block(results: Results) -> str:
+    """The claim and the table, as Markdown."""
+    return (
+        f"{_claim(results)}\n\n{_table(results)}\n\n"
+        f"All rows: `{results.command}` (or `make reference`). One row, when what it needs is "
+        "there: `python -m drlib.evals.evaluate STAGE`, with the stage's name from the last "
+        "column (the demonstrator's: `python -m drlib.training.data demonstrations`; it was asked "
+        "its own easy training questions)."
+    )
+
+
+def _claim(results: Results) -> str:
+    """Reinforcement learning against its control; every number is followed by its interval."""
+
+    def share(*what) -> str:
+        """`**69.4%** [64.1, 74.9]`."""
+        mean, _, interval = tour.percent(results.accuracy(*what)).partition(" ")
+        return f"**{mean}%** {interval}"
+
+    three = [share(stage, "search", "greedy", 3) for stage in ("rl", OVER)]
+    gains = {kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
+             for kind in ("search", "python", None)}  # fmt: skip
+    errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
+    return (
+        "What reinforcement learning adds to the same fine-tuning continued with its compute, on "
+        f"held-out questions ({tour.seeds(len(results.seeds))} of the whole line, 95% intervals "
+        "by question):\n\n"
+        f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} right, "
+        f"{gains['search']} points.\n"
+        f"- **Three look-ups**, which nobody demonstrated, greedy: {three[0]} right, against "
+        f"{three[1]}.\n"
+        f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} right, "
+        f"{gains['python']} points; both kinds together {gains[None]}.\n"
+        f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%."
+    )
+
+
+def _table(results: Results) -> str:
+    """Percent and interval; with its own n where that is not the column's."""
+    best = tour.pass_name(results)
+    shown = {"sampled": "sample", "greedy": "greedy", best: best}
+    columns = {f"{kind}, {title}": (kind, decoding, None)
+               for kind in ("python", "search") for title, decoding in shown.items()}  # fmt: skip
+    columns["three look-ups, greedy"] = ("search", "greedy", 3)
+    asked = {of: results.count("rl", *of)[1] for of in columns.values()}
+    heads = [f"{title} (n={asked[of]})" for title, of in columns.items()]
+    lines = ["| % right | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
+    for stage in results.stages:
+        line = f"| {TITLES[stage]} | "
+        for of, usual in asked.items():
+            n = results.count(stage, *of)[1]
+            own = "" if n in (0, usual) else f" (n={n})"
+            line += f"{tour.cell(results, stage, *of)}{own} | "
+        made = "demonstrations" if stage == "demonstrator" else f"evaluate_{stage}"
+        lines.append(f"{line}`{made}` |")
+    return "\n".join(lines)
+
+
+def with_block(text: str, block: str) -> str:
+    """`text` with `block` between the markers; ValueError when they are not there once each."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the README needs {BEGIN} and, after it, {END}, once each")
+    return f"{text.partition(BEGIN)[0]}{BEGIN}\n{block}\n{END}{text.partition(END)[2]}"
+
+
+def refresh_readme(readme: Path, folder: Path) -> bool:
+    """Write the results of the run in `folder` into `readme`; whether the file changed."""
+    text = readme.read_text(encoding="utf-8")
+    new = with_block(text, results_block(Results.load(folder)))
+    if new == text:
+        return False
+    write_atomically(readme, lambda p: p.write_text(new, encoding="utf-8"))
+    return True

@@ -33,8 +33,7 @@ class Decoder:
         dense = config.mlp_only_layers or config.decoder_sparse_step != 1
         if dense or not config.norm_topk_prob:
             raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
-        self.config, self.rows, self.max_context = config, rows, max_context
-        self.vocab_size = config.vocab_size
+        self.config, self.rows, self.vocab_size = config, rows, config.vocab_size
         self.dim, self.n_heads = config.head_dim, config.num_attention_heads
         self.n_kv = config.num_key_value_heads
         self.device = model.lm_head.weight.device
@@ -93,34 +92,80 @@ class Decoder:
 
     def decode(self, ids_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
         """Feed one token to each of rows 0..N-1 at its position; logits [N, V] of the next."""
-        n = len(ids_N)
-        blocks = self._row_blocks(positions_N)
-        rows = torch.arange(n, device=self.device)
-        turn = self.turn[positions_N]
-        x = self.embedding[ids_N]
-        for index, w in enumerate(self.layers):
-            q, keys, values = self._qkv(index, x, w, turn, rows, positions_N)
-            x = torch.addmm(x, self._attend_rows(q, keys, values, blocks), w["out"])
-            x = self._experts(x, w)
-        return self._logits(x)
+        kv, group, n = self.n_kv, self.n_heads // self.n_kv, len(ids_N)
+        blocks = []  # (first row, last row, length, additive mask)
+        for first in range(0, n, _ROW_BLOCK):
+            positions = positions_N[first : first + _ROW_BLOCK]
+            length = int(positions.max()) + 1
+            hidden = self.columns[:length] > positions[:, None]
+            mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+            mask = mask.repeat_interleave(kv, 0)[:, None]
+            blocks.append((first, first + len(positions), length, mask))
+
+        def attend(q, *cache):  # one query a row: the query heads of a KV head are a small matrix
+            q = q.reshape(-1, group, self.dim)
+            out = torch.empty_like(q)
+            for first, last, length, mask in blocks:
+                rows = slice(first * kv, last * kv)
+                k, v = (c[first:last].view(-1, *c.shape[2:])[:, :length] for c in cache)
+                scores = torch.baddbmm(mask, q[rows], k.transpose(1, 2))
+                torch.bmm(torch.softmax(scores, -1), v, out=out[rows])
+            return out.view(n, -1)
+
+        return self._forward(ids_N, torch.arange(n, device=self.device), positions_N, attend)
 
     def prefill(self, rows: list[int], starts: list[int], chunks: list) -> torch.Tensor:
         """Feed each chunk (numpy ids) into its row from `start` on; logits [M, V] after its end.
 
-        Linear layers see the tokens of all chunks end to end, with no padding; attention alone is
+        Linear layers see the T tokens of all chunks end to end, with no padding; attention alone is
         padded to the longest chunk. The last layer goes on with the last token of a chunk only.
         """
-        plan = _ChunkPlan(rows, starts, chunks, self.columns, self.device)
-        turn = self.turn[plan.positions_T]
-        x = self.embedding[plan.ids_T]
-        for index, w in enumerate(self.layers):
-            q, keys, values = self._qkv(index, x, w, turn, plan.rows_T, plan.positions_T)
-            if index == len(self.layers) - 1:
-                x, q = x[plan.last_M], q[plan.last_M]
-                plan.keep_last_token()
-            x = torch.addmm(x, self._attend_chunks(q, keys, values, plan), w["out"])
-            x = self._experts(x, w)
-        return self._logits(x)
+        lengths_M, starts_M, rows_M = (
+            torch.tensor(x, device=self.device) for x in ([len(c) for c in chunks], starts, rows)
+        )
+        each_M, ends_M = torch.arange(len(rows), device=self.device), lengths_M.cumsum(0)
+        chunk_T = torch.repeat_interleave(each_M, lengths_M)
+        offset_T = torch.arange(len(chunk_T), device=self.device) - (ends_M - lengths_M)[chunk_T]
+        reach_MC = starts_M[:, None] + self.columns[: int(lengths_M.max())]
+        length = int((starts_M + lengths_M).max())
+        visible = (self.columns[:length] <= reach_MC[..., None])[:, None]
+
+        def attend(q, keys, values):
+            at, mask = (chunk_T, offset_T), visible
+            if len(q) == len(rows):  # one query a chunk, at its last position
+                at = each_M, torch.zeros_like(each_M)
+                mask = visible[each_M, :, lengths_M - 1][:, :, None]
+            padded = q.new_zeros(len(rows), mask.shape[2], self.n_heads, self.dim)
+            padded[at] = q
+            out = F.scaled_dot_product_attention(
+                padded.transpose(1, 2), keys[rows_M, :, :length], values[rows_M, :, :length],
+                attn_mask=mask, scale=1.0, enable_gqa=True,
+            )  # fmt: skip
+            return out.transpose(1, 2)[at].flatten(1)
+
+        ids_T = torch.from_numpy(np.concatenate(chunks)).to(self.device)
+        positions_T = starts_M[chunk_T] + offset_T
+        return self._forward(ids_T, rows_M[chunk_T], positions_T, attend, ends_M - 1)
+
+    def _forward(self, ids_T, rows_T, positions_T, attend, last_M=None) -> torch.Tensor:
+        """Logits behind each token, or behind tokens `last_M` only; the tokens are cached.
+
+        attend(queries [T, heads, d] rotated and scaled, the layer's keys, its values): [T, heads d]
+        """
+        x, turn = self.embedding[ids_T], self.turn[positions_T]
+        n_rotated = self.n_heads + self.n_kv
+        for keys, values, w in zip(self.keys, self.values, self.layers):
+            qkv = torch.mm(self._norm(x), w["qkv"]).view(len(x), n_rotated + self.n_kv, self.dim)
+            qk = self._norm(qkv[:, :n_rotated]).mul_(w["qk_gain"])
+            pairs = torch.view_as_complex(qk.view(len(x), n_rotated, self.dim // 2, 2))
+            qk = torch.view_as_real(pairs * turn).view(len(x), n_rotated, self.dim)
+            keys[rows_T, :, positions_T] = qk[:, self.n_heads :]
+            values[rows_T, :, positions_T] = qkv[:, n_rotated:]
+            q = qk[:, : self.n_heads]
+            if last_M is not None and w is self.layers[-1]:
+                x, q = x[last_M], q[last_M]
+            x = self._experts(torch.addmm(x, attend(q, keys, values), w["out"]), w)
+        return F.linear(self._norm(x), self.head)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of a row to another row."""
@@ -130,62 +175,10 @@ class Decoder:
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange the first `length` cached tokens of two rows."""
         for cache in (self.keys, self.values):
-            kept = cache[:, a, :, :length].clone()
-            cache[:, a, :, :length] = cache[:, b, :, :length]
-            cache[:, b, :, :length] = kept
-
-    # ---- parts
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self._norm(x), self.head)
+            cache[:, [a, b], :, :length] = cache[:, [b, a], :, :length]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), eps=self.config.rms_norm_eps)
-
-    def _qkv(self, index, x, w, turn, rows_T, positions_T):
-        """Rotated, scaled queries [T, heads, d]; the layer's caches, with keys and values added."""
-        n_rotated = self.n_heads + self.n_kv
-        qkv = torch.mm(self._norm(x), w["qkv"]).view(len(x), n_rotated + self.n_kv, self.dim)
-        qk = self._norm(qkv[:, :n_rotated]).mul_(w["qk_gain"])
-        pairs = torch.view_as_complex(qk.view(len(x), n_rotated, self.dim // 2, 2))
-        qk = torch.view_as_real(pairs * turn).view(len(x), n_rotated, self.dim)
-        keys, values = self.keys[index], self.values[index]
-        keys[rows_T, :, positions_T] = qk[:, self.n_heads :]
-        values[rows_T, :, positions_T] = qkv[:, n_rotated:]
-        return qk[:, : self.n_heads], keys, values
-
-    def _row_blocks(self, positions_N):
-        """(first row, last row, length, additive mask) of each block of rows."""
-        blocks = []
-        for first in range(0, len(positions_N), _ROW_BLOCK):
-            positions = positions_N[first : first + _ROW_BLOCK]
-            length = int(positions.max()) + 1
-            hidden = self.columns[:length] > positions[:, None]
-            mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
-            mask = mask.repeat_interleave(self.n_kv, 0)[:, None]
-            blocks.append((first, first + len(positions), length, mask))
-        return blocks
-
-    def _attend_rows(self, q, keys, values, blocks):
-        """Attention of one query a row; the query heads of a KV head are one small matrix."""
-        kv, group, dim = self.n_kv, self.n_heads // self.n_kv, self.dim
-        q = q.reshape(-1, group, dim)
-        out = torch.empty_like(q)
-        for first, last, length, mask in blocks:
-            k = keys[first:last].view(-1, self.max_context, dim)[:, :length]
-            v = values[first:last].view(-1, self.max_context, dim)[:, :length]
-            scores = torch.baddbmm(mask, q[first * kv : last * kv], k.transpose(1, 2))
-            torch.bmm(torch.softmax(scores, -1), v, out=out[first * kv : last * kv])
-        return out.view(-1, self.n_heads * dim)
-
-    def _attend_chunks(self, q, keys, values, plan):
-        padded = q.new_zeros(len(plan.rows), plan.width, self.n_heads, self.dim)
-        padded[plan.chunk_T, plan.offset_T] = q
-        k, v = keys[plan.rows, :, : plan.length], values[plan.rows, :, : plan.length]
-        out = F.scaled_dot_product_attention(
-            padded.transpose(1, 2), k, v, attn_mask=plan.visible, scale=1.0, enable_gqa=True
-        )
-        return out.transpose(1, 2)[plan.chunk_T, plan.offset_T].flatten(1)
 
     def _experts(self, x, w):
         """x plus the weighted outputs of each token's top experts."""
@@ -207,31 +200,3 @@ class Decoder:
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
         return out.view(len(x), k, -1).sum(1).add_(x)
-
-
-class _ChunkPlan:
-    """Index tensors of one prefill call over ragged chunks (T tokens in M chunks)."""
-
-    def __init__(self, rows, starts, chunks, columns, device):
-        lengths = torch.tensor([len(chunk) for chunk in chunks])
-        total, ends = int(lengths.sum()), lengths.cumsum(0)
-        chunk_T = torch.repeat_interleave(torch.arange(len(chunks)), lengths)
-        offset_T = torch.arange(total) - (ends - lengths)[chunk_T]
-        starts_M = torch.tensor(starts)
-        self.rows = torch.tensor(rows, device=device)
-        self.chunk_T, self.offset_T = chunk_T.to(device), offset_T.to(device)
-        self.rows_T = self.rows[self.chunk_T]
-        self.positions_T = (starts_M[chunk_T] + offset_T).to(device)
-        self.ids_T = torch.from_numpy(np.concatenate(chunks)).to(device)
-        self.last_M = (ends - 1).to(device)
-        self.width = int(lengths.max())
-        self.length = int((starts_M + lengths).max())
-        reach_MC = starts_M.to(device)[:, None] + columns[: self.width]
-        self.visible = (columns[: self.length] <= reach_MC[..., None])[:, None]
-
-    def keep_last_token(self):
-        """From here on one query a chunk, at its last position."""
-        last = self.offset_T[self.last_M]
-        chunk = torch.arange(len(self.rows), device=self.rows.device)
-        self.visible = self.visible[chunk, :, last][:, :, None]
-        self.chunk_T, self.offset_T, self.width = chunk, torch.zeros_like(chunk), 1

@@ -7,15 +7,17 @@ the row is parked and the other rows go on. All per-token work is vectorised ove
 
 A request's randomness is its own: uniforms come from a Philox stream keyed by (seed, request key)
 and indexed by the number of tokens the request has sampled, so a sample does not depend on batch
-composition, number of slots, order or process (up to float rounding of the logits).
+composition, number of slots, order or process (up to float rounding of the logits). Tokens are
+drawn by inverse CDF and not with the Gumbel noise that libraries use, so one uniform a token is all
+the randomness there is, and no V random numbers a row have to be made.
 
 Left out: paged caches, preemption, speculative decoding, sharing of prefixes between different
-prompts (equal prompts, the GRPO case, are fed once and copied). For large models there is vLLM.
+prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p and penalties, which
+nobody here trains with. For large models there is vLLM.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -23,13 +25,41 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from drlib.policy.decoder import Decoder
-from drlib.policy.sampling import SamplingParams, sample
 
-_PREFILL_TOKENS = 4096  # at most so many tokens in one prefill call
+_PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
+_CDF_BLOCK = 64  # tokens summed together in the first of the two levels of a draw's search
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature=0` is greedy; `max_tokens` is a limit per turn.
+
+    A turn ends at one of `stop_ids` or when its last tokens equal one of `stop_sequences`; the
+    stop token or sequence is kept in the completion.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 72
+    stop_ids: tuple[int, ...] = ()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self):
+        for good, rule in (
+            (self.temperature >= 0, "temperature must be >= 0"),
+            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
+            (self.max_tokens >= 1, "max_tokens must be at least 1"),
+            (0 <= self.seed < 2**64, "seed must be in [0, 2**64)"),
+            (all(self.stop_sequences), "a stop sequence must hold at least one id"),
+        ):
+            if not good:
+                raise ValueError(f"{rule}: {self}")
 
 
 @dataclass
@@ -112,26 +142,21 @@ class LocalEngine:
             raise ValueError(
                 f"context={context} must be in [2, {self.max_context}] (the engine's max_context)"
             )
-        prompts = _checked_prompts(prompts, context, self._decoder.vocab_size)
+        prompts, vocab_size = [list(map(int, p)) for p in prompts], self._decoder.vocab_size
+        for i, prompt in enumerate(prompts):
+            if not 0 < len(prompt) < context:
+                raise ValueError(
+                    f"prompt {i} has {len(prompt)} tokens: give at least one, and leave room to "
+                    f"generate in a context of {context} (or raise max_context)"
+                )
+            _check_ids(prompt, vocab_size, f"prompt {i}")
         keys = list(range(len(prompts)) if keys is None else keys)
         if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
             raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
-        _check_ids(params.stop_ids, self._decoder.vocab_size, "stop_ids")
+        _check_ids(params.stop_ids, vocab_size, "stop_ids")
         run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
         with torch.inference_mode():
             run.run()
-
-
-def _checked_prompts(prompts, context: int, vocab_size: int) -> list[list[int]]:
-    prompts = [list(map(int, prompt)) for prompt in prompts]
-    for i, prompt in enumerate(prompts):
-        if not 0 < len(prompt) < context:
-            raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens: give at least one, and leave room to "
-                f"generate in a context of {context} (or raise max_context)"
-            )
-        _check_ids(prompt, vocab_size, f"prompt {i}")
-    return prompts
 
 
 def _check_ids(ids, vocab_size: int, what: str) -> None:
@@ -145,16 +170,12 @@ class _Run:
 
     def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
         self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
-        self.prompts, self.keys, self.context = prompts, keys, context
-        self.queue = deque(range(len(prompts)))
+        self.context, self.stop_ids = context, list(params.stop_ids)
+        self.queue = enumerate(zip(prompts, keys))
         self.futures: dict[int, Future] = {}
-        self.waited = 0
-        # Equal prompts get one number; its last logits are kept while such requests are queued.
-        numbers: dict[tuple[int, ...], int] = {}
+        numbers: dict[tuple[int, ...], int] = {}  # equal prompts get one number
         self.prompt_number = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
-        self.unfed = Counter(self.prompt_number)
-        self.prompt_logits: dict[int, torch.Tensor] = {}
-        rows = decoder.rows
+        rows = decoder.rows  # every array from here on has one entry a row and moves with it
         self.state = np.full(rows, _FREE)
         self.request = np.full(rows, -1)
         self.length = np.zeros(rows, np.int64)  # tokens of the row
@@ -162,59 +183,46 @@ class _Run:
         self.turn_start = np.zeros(rows, np.int64)
         self.sampled = np.zeros(rows, np.int64)  # index into the request's uniforms
         self.cached_prompt = np.full(rows, -1)  # number of the prompt the cache row begins with
-        self.tokens = np.zeros((rows, self.context), np.int64)
-        self.logprobs = np.zeros((rows, self.context), np.float32)
-        self.entropies = np.zeros((rows, self.context), np.float32)
-        self.uniforms = np.zeros((rows, self.context))
-        # what moves with a row: all arrays so far, so tables of the vocabulary come after this line
+        self.prompt_logits = np.zeros((rows, decoder.vocab_size), np.float32)  # behind that prompt
+        self.tokens = np.zeros((rows, context), np.int64)
+        self.logprobs = np.zeros((rows, context), np.float32)
+        self.entropies = np.zeros((rows, context), np.float32)
+        self.uniforms = np.zeros((rows, context))
         self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
-        self.stop_table = np.zeros(decoder.vocab_size, bool)
-        self.stop_table[list(params.stop_ids)] = True
-        self.tail_table = np.zeros(decoder.vocab_size, bool)
-        self.tail_table[[s[-1] for s in params.stop_sequences]] = True
 
     def run(self) -> None:
+        waited = 0
         while True:
             if not self.lockstep:
                 self._take([row for row, future in self.futures.items() if future.done()])
             self._admit()
-            waiting = np.flatnonzero(self.state == _WAITING)
-            active = bool((self.state == _ACTIVE).any())
-            idle = len(waiting) + (len(self.futures) if self.lockstep else 0)
-            if idle and (not active or self.waited >= _PATIENCE):
-                self._gather()
-                waiting = np.flatnonzero(self.state == _WAITING)
-                if len(waiting):
-                    self._prefill(waiting.tolist())
+            active = (self.state == _ACTIVE).any()
+            idle = int((self.state == _WAITING).sum()) + self.lockstep * len(self.futures)
+            if idle and (not active or waited >= _PATIENCE):
+                waited = 0
+                if self.lockstep:  # wait for every parked tool, in the order of rows
+                    self._take(sorted(self.futures))
+                    self._admit()
+                self._prefill(np.flatnonzero(self.state == _WAITING).tolist())
             elif active:
-                self.waited += idle
+                waited += idle
                 self._decode()
             elif self.futures:
                 wait(list(self.futures.values()), return_when=FIRST_COMPLETED)
             else:
                 return
 
-    def _gather(self) -> None:
-        """In lockstep: wait for every parked tool, in the order of rows, then go on with all."""
-        if self.lockstep:
-            self._take(sorted(self.futures))
-            self._admit()
-            self.waited = 0
-
     # ---- requests in and out of rows
 
     def _admit(self) -> None:
-        if not self.queue:
-            return
-        for row in np.flatnonzero(self.state == _FREE).tolist()[: len(self.queue)]:
-            request = self.queue.popleft()
-            prompt = self.prompts[request]
+        free = np.flatnonzero(self.state == _FREE).tolist()
+        for row, (request, (prompt, key)) in zip(free, self.queue):
             self.state[row], self.request[row] = _WAITING, request
             self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
             self.length[row] = self.turn_start[row] = len(prompt)
             self.tokens[row, : len(prompt)] = prompt
             if self.params.temperature > 0:
-                key = np.array([self.params.seed, self.keys[request]], np.uint64)
+                key = np.array([self.params.seed, key], np.uint64)
                 stream = np.random.Generator(np.random.Philox(key=key))
                 self.uniforms[row] = stream.random(self.context)
 
@@ -225,80 +233,53 @@ class _Run:
     def _accept(self, row: int, reply) -> None:
         """Take the environment's answer to the turn that ended in `row`."""
         request, length = int(self.request[row]), int(self.length[row])
-        if reply is None:
-            self._release(row)
-            return
         if isinstance(reply, Future):
             self.state[row], self.futures[row] = _PARKED, reply
             return
-        reply = list(map(int, reply))
-        _check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
-        if length + len(reply) >= self.context:
+        if reply is not None:
+            reply = list(map(int, reply))
+            _check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
+            if length + len(reply) < self.context:
+                self.tokens[row, length : length + len(reply)] = reply
+                self.length[row] = self.turn_start[row] = length + len(reply)
+                self.state[row] = _WAITING
+                return
             if self.respond(request, Completion(finish_reason="context")) is not None:
                 raise ValueError(f"respond must return None: the context of {request} is full")
-            self._release(row)
-            return
-        self.tokens[row, length : length + len(reply)] = reply
-        self.length[row] = self.turn_start[row] = length + len(reply)
-        self.state[row] = _WAITING
-
-    def _release(self, row: int) -> None:
         # feed = 0: a free row that is padded along feeds its first token, which changes nothing.
         self.state[row], self.request[row], self.feed[row] = _FREE, -1, 0
-
-    def _end_turn(self, row: int, reason: str) -> None:
-        span = slice(int(self.turn_start[row]), int(self.length[row]))
-        arrays = (self.tokens, self.logprobs, self.entropies)
-        completion = Completion(*(array[row, span].tolist() for array in arrays), reason)
-        self._accept(row, self.respond(int(self.request[row]), completion))
 
     # ---- the model
 
     def _prefill(self, waiting: list[int]) -> None:
         """Feed what the waiting rows lack; equal prompts once, then copied."""
-        leaders: dict[int, int] = {}
         fed, copies, logits = [], [], {}
         for row in waiting:
             number = self.prompt_number[self.request[row]]
-            if self.feed[row] > 0:
-                fed.append(row)
-                continue
-            self.unfed[number] -= 1
-            source = leaders.get(number)
-            if source is None and number in self.prompt_logits:
-                cached = np.flatnonzero(self.cached_prompt == number)
-                source = int(cached[0]) if len(cached) else None
-            if source is None:
-                leaders[number] = row
-                fed.append(row)
+            cached = np.flatnonzero(self.cached_prompt == number)
+            if self.feed[row] == 0 and len(cached):
+                copies.append((int(cached[0]), row))
             else:
-                copies.append((source, row, number))
-        for batch in self._batches(fed):
+                fed.append(row)
+            self.cached_prompt[row] = number
+        width, batches = self.length - self.feed, [[]]
+        for row in sorted(fed, key=width.__getitem__):
+            if batches[-1] and width[row] * (len(batches[-1]) + 1) > _PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(row)
+        for batch in filter(None, batches):
             starts = self.feed[batch].tolist()
             chunks = [self.tokens[r, s : self.length[r]] for r, s in zip(batch, starts)]
             logits.update(zip(batch, self.decoder.prefill(batch, starts, chunks)))
-        for number, row in leaders.items():
-            self.prompt_logits[number], self.cached_prompt[row] = logits[row], number
-        for source, row, number in copies:
+        for row in fed:
+            if self.feed[row] == 0:
+                self.prompt_logits[row] = logits[row].cpu().numpy()
+        for source, row in copies:
             self.decoder.copy_row(source, row, int(self.length[row]))
-            logits[row], self.cached_prompt[row] = self.prompt_logits[number], number
-        for number in {self.prompt_number[self.request[row]] for row in waiting}:
-            if not self.unfed[number]:
-                self.prompt_logits.pop(number, None)
-        self.waited = 0
-        self._sample(np.array(waiting), torch.stack([logits[row] for row in waiting]))
-
-    def _batches(self, rows: list[int]):
-        """Rows by the length of what they feed, at most _PREFILL_TOKENS padded tokens a batch."""
-        width = self.length - self.feed
-        batch: list[int] = []
-        for row in sorted(rows, key=width.__getitem__):
-            if batch and width[row] * (len(batch) + 1) > _PREFILL_TOKENS:
-                yield batch
-                batch = []
-            batch.append(row)
-        if batch:
-            yield batch
+            self.prompt_logits[row] = self.prompt_logits[source]
+            logits[row] = torch.from_numpy(self.prompt_logits[row]).to(self.decoder.device)
+        if waiting:
+            self._sample(np.array(waiting), torch.stack([logits[row] for row in waiting]))
 
     def _decode(self) -> None:
         """One token for every active row; the few other rows between them are padded along."""
@@ -344,15 +325,67 @@ class _Run:
         self.entropies[rows, at] = entropy.cpu().numpy()
         self.sampled[rows] += 1
         self.feed[rows], self.length[rows], self.state[rows] = at, at + 1, _ACTIVE
-        stop = self.stop_table[ids]
-        for i in np.flatnonzero(self.tail_table[ids] & ~stop).tolist():
-            stop[i] = self._ends_with_stop_sequence(int(rows[i]))
+        stop = np.isin(ids, self.stop_ids)
+        for i, row in enumerate(rows.tolist() if self.params.stop_sequences else ()):
+            turn = self.tokens[row, self.turn_start[row] : self.length[row]].tolist()
+            stop[i] |= any(turn[-len(s) :] == list(s) for s in self.params.stop_sequences)
         full = at + 1 >= self.context
         long = at + 1 - self.turn_start[rows] >= self.params.max_tokens
         for i in np.flatnonzero(stop | full | long).tolist():
-            reason = "stop" if stop[i] else "length" if long[i] else "context"
-            self._end_turn(int(rows[i]), reason)
+            row, reason = int(rows[i]), "stop" if stop[i] else "length" if long[i] else "context"
+            turn = slice(int(self.turn_start[row]), int(self.length[row]))
+            arrays = (self.tokens, self.logprobs, self.entropies)
+            completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
+            self._accept(row, self.respond(int(self.request[row]), completion))
 
-    def _ends_with_stop_sequence(self, row: int) -> bool:
-        turn = self.tokens[row, self.turn_start[row] : self.length[row]].tolist()
-        return any(turn[-len(s) :] == list(s) for s in self.params.stop_sequences)
+
+def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
+    """One token a row by inverse CDF: (ids [N], log-probs [N], entropies [N]).
+
+    `uniforms_N` are float64 in [0, 1). Log-prob and entropy (nats) are those of the distribution
+    that was sampled, after temperature and top-p; at temperature 0 (argmax) they are those of the
+    temperature-1 distribution, since the greedy one has neither.
+    """
+    if temperature == 0:
+        logp = torch.log_softmax(logits_NV, -1)
+        ids = logits_NV.argmax(-1)
+        return ids, logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    if temperature != 1:
+        logits_NV = logits_NV / temperature
+    probs = torch.softmax(logits_NV, -1)
+    if top_p < 1:
+        probs = _nucleus(probs, top_p)
+    ids = _inverse_cdf(probs, uniforms_N)
+    logp = probs.gather(1, ids[:, None])[:, 0].log()
+    if top_p < 1:
+        return ids, logp, -torch.xlogy(probs, probs).sum(-1)
+    # H = log Z - E[logit]: cheaper than a second pass through the logarithm of every token.
+    log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
+    return ids, logp, log_z - (probs * logits_NV).sum(-1)
+
+
+def _nucleus(probs_NV, top_p: float):
+    """Probabilities cut to the smallest set that holds at least `top_p`, renormalised."""
+    ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
+    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+    kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _inverse_cdf(probs_NV, uniforms_N):
+    """First id whose cumulated probability exceeds the uniform; two levels, to scan V once."""
+    n, v = probs_NV.shape
+    if v % _CDF_BLOCK:
+        probs_NV = F.pad(probs_NV, (0, _CDF_BLOCK - v % _CDF_BLOCK))
+    blocked = probs_NV.view(n, -1, _CDF_BLOCK)
+    cumulated = blocked.sum(-1).double().cumsum(-1)
+    target = (uniforms_N * cumulated[:, -1])[:, None]
+    block = torch.searchsorted(cumulated, target, right=True).clamp_(max=blocked.shape[1] - 1)
+    before = torch.where(block > 0, cumulated.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocked[torch.arange(n, device=probs_NV.device), block[:, 0]]
+    within = torch.searchsorted(inside.double().cumsum(-1), target - before, right=True)
+    within.clamp_(max=_CDF_BLOCK - 1)
+    # Rounding at a block's end may point at a token of probability zero; take the block's top.
+    dead = inside.gather(1, within) == 0
+    within = torch.where(dead, inside.argmax(-1, keepdim=True), within)
+    return (block * _CDF_BLOCK + within)[:, 0]

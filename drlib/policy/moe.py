@@ -93,12 +93,8 @@ def build_policy(
         moe_intermediate_size=shape.expert_hidden,
         max_position_embeddings=shape.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
         norm_topk_prob=True,
-        output_router_logits=False,
         tie_word_embeddings=True,
-        bos_token_id=None,
         eos_token_id=eos_id,
         pad_token_id=pad_id,
     )
@@ -116,10 +112,9 @@ def build_policy(
 def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> None:
     """Write an induction circuit into the model's first weights, in place.
 
-    This is a structured initialisation, not a pure one: it gives the model by hand what large
-    models learn early (look back for the last time the current token occurred, and copy what
-    came after it). The residual stream is divided by coordinates: one that is the same constant
-    for every token, a *store* for the previous token, and the *content* of the token itself.
+    The circuit looks back for the last time the current token occurred and copies what came after
+    it. The residual stream is divided by coordinates: one that is the same constant for every
+    token, a *store* for the previous token, and the *content* of the token itself.
 
     - Layer 0: queries and keys see the constant only, through the fastest RoPE pairs, with a
       phase that makes every head peak at offset -1; values carry content into the store.
@@ -132,85 +127,50 @@ def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> N
     config = model.config
     if config.num_hidden_layers < 2:
         raise ValueError("an induction circuit needs at least 2 layers")
-    plan = _residual_plan(config)
-    weight = model.model.embed_tokens.weight
-    weight.normal_(0.0, _STD, generator=generator)
-    weight[:, plan.store] *= 0.1
-    weight[:, plan.constant] = 2 * _STD
-    # Logits read content only: the store holds the previous token, which must not be predicted.
-    model.model.norm.weight[plan.store] = 0.1
-    model.model.norm.weight[plan.constant] = 0.0
-    for index, layer in enumerate(model.model.layers):
-        attention = layer.self_attn
-        for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            weight = getattr(attention, projection).weight
-            weight.normal_(0.0, _NOISE, generator=generator)
-        if index == 0:
-            _previous_token_heads(attention, plan)
-        else:
-            _content_match_heads(attention, plan, index)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which residual coordinates and RoPE pairs the circuit uses (lists of indices)."""
-
-    constant: int
-    store: list[int]  # where layer 0 writes the previous token
-    source: list[int]  # the content coordinates it copies there, same length
-    copied: list[list[int]]  # per layer from 1 on: content coordinates copied back
-    inv_freq: list[float]
-    slow: list[int]  # RoPE pairs for content
-    fast: list[int]  # RoPE pairs for position
-
-
-def _residual_plan(config: Qwen3MoeConfig) -> _Plan:
-    width = config.num_key_value_heads * config.head_dim
-    half, theta = config.head_dim // 2, config.rope_parameters["rope_theta"]
-    inv_freq = [theta ** (-i / half) for i in range(half)]
-    slow = [i for i in range(half) if inv_freq[i] * config.max_position_embeddings < _SLOWEST_TURN]
-    slow = slow or [half - 1]
+    dim, n_kv, n_copy = config.head_dim, config.num_key_value_heads, config.num_hidden_layers - 1
+    half, width, group = dim // 2, n_kv * dim, config.num_attention_heads // n_kv
+    # Residual coordinates: 0 holds the constant, then come the store and the content.
     n_store = min(width, config.hidden_size // 4)
-    content = list(range(1 + n_store, config.hidden_size))
-    n_copy = config.num_hidden_layers - 1
+    store, content = list(range(1, 1 + n_store)), list(range(1 + n_store, config.hidden_size))
     chunk = math.ceil(len(content) / n_copy)
     chunks = [content[i * chunk : (i + 1) * chunk] for i in range(n_copy)]
-    # Content that is matched on must stay clean until the last layer, so it is copied last.
-    source = (chunks[-1] + content)[:n_store] if n_copy > 1 else content[:n_store]
-    copied = []
-    for i, own in enumerate(chunks):
-        wanted = own + [c for c in content if c not in own]
-        if i < n_copy - 1:
-            wanted = [c for c in wanted if c not in source]
-        copied.append(wanted[:width])
+    # Content that is matched on (`source`) must stay clean until the last layer: copied last.
+    source = (chunks[-1] + content)[:n_store]
+    inv_freq = [config.rope_parameters["rope_theta"] ** (-i / half) for i in range(half)]
+    slow = [i for i in range(half) if inv_freq[i] * config.max_position_embeddings < _SLOWEST_TURN]
+    slow = slow or [half - 1]
     fast = [i for i in range(half) if i not in slow][:3] or [0]
-    return _Plan(0, list(range(1, 1 + n_store)), source, copied, inv_freq, slow, fast)
+    rows = [pair + part for pair in slow for part in (0, half)][:n_store]
 
-
-def _previous_token_heads(attention, plan: _Plan) -> None:
-    dim, half = attention.head_dim, attention.head_dim // 2
-    for pair in plan.fast:
-        # The query is turned back by one position, so that it meets the key at offset -1.
-        turn = plan.inv_freq[pair]
-        attention.q_proj.weight[pair::dim, plan.constant] = math.cos(turn)
-        attention.q_proj.weight[pair + half :: dim, plan.constant] = -math.sin(turn)
-        attention.k_proj.weight[pair::dim, plan.constant] = 1.0
-    _carry(attention, plan.source, plan.store, _PREVIOUS_SHARPNESS, 2)
-
-
-def _content_match_heads(attention, plan: _Plan, layer: int) -> None:
-    dim, half, group = attention.head_dim, attention.head_dim // 2, attention.num_key_value_groups
-    n_kv, n_source = attention.k_proj.out_features // dim, len(plan.source)
-    rows = [pair + part for pair in plan.slow for part in (0, half)]
-    for kv in range(n_kv):
-        start = ((layer - 1) * n_kv + kv) * len(rows)
-        for offset, row in enumerate(rows[:n_source]):
-            at = (start + offset) % n_source
-            attention.k_proj.weight[kv * dim + row, plan.store[at]] = 1.0
-            for head in range(kv * group, (kv + 1) * group):
-                attention.q_proj.weight[head * dim + row, plan.source[at]] = 1.0
-    copied = plan.copied[layer - 1]
-    _carry(attention, copied, copied, _MATCH_SHARPNESS, _COPY_GAIN)
+    weight = model.model.embed_tokens.weight
+    weight.normal_(0.0, _STD, generator=generator)
+    weight[:, store] *= 0.1
+    weight[:, 0] = 2 * _STD
+    # Logits read content only: the store holds the previous token, which must not be predicted.
+    model.model.norm.weight[store] = 0.1
+    model.model.norm.weight[0] = 0.0
+    for index, layer in enumerate(model.model.layers):
+        q, k, v, o = (getattr(layer.self_attn, f"{name}_proj").weight for name in "qkvo")
+        for weight in (q, k, v, o):
+            weight.normal_(0.0, _NOISE, generator=generator)
+        if index == 0:
+            for pair in fast:
+                # The query is turned back by one position: it meets the key at offset -1.
+                q[pair::dim, 0] = math.cos(inv_freq[pair])
+                q[pair + half :: dim, 0] = -math.sin(inv_freq[pair])
+                k[pair::dim, 0] = 1.0
+            carry = (layer.self_attn, source, store, _PREVIOUS_SHARPNESS, 2)
+        else:
+            for kv in range(n_kv):
+                start = ((index - 1) * n_kv + kv) * 2 * len(slow)
+                for offset, row in enumerate(rows):
+                    at = (start + offset) % n_store
+                    k[kv * dim + row, store[at]] = 1.0
+                    q.view(n_kv, group, dim, -1)[kv, :, row, source[at]] = 1.0
+            copied = chunks[index - 1] + [c for c in content if c not in chunks[index - 1]]
+            copied = [c for c in copied if index == n_copy or c not in source][:width]
+            carry = (layer.self_attn, copied, copied, _MATCH_SHARPNESS, _COPY_GAIN)
+        _carry(*carry)
 
 
 def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
@@ -218,11 +178,10 @@ def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
     dim, group = attention.head_dim, attention.num_key_value_groups
     for norm in (attention.q_norm, attention.k_norm):
         norm.weight.fill_(math.sqrt(sharpness / math.sqrt(dim)))
+    out = attention.o_proj.weight.unflatten(1, (-1, group, dim))
     for slot, (origin, target) in enumerate(zip(origins, targets)):
-        kv, row = divmod(slot, dim)
         attention.v_proj.weight[slot, origin] = 1.0
-        for head in range(kv * group, (kv + 1) * group):
-            attention.o_proj.weight[target, head * dim + row] = _STD * gain / group
+        out[target, slot // dim, :, slot % dim] = _STD * gain / group
 
 
 def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
@@ -234,23 +193,18 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    old = new.with_suffix(".old")
-    try:
-        if dtype is not None:
-            model = copy.deepcopy(model).to(dtype)
-        with _no_progress_bars():
-            model.save_pretrained(new)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(new)
-        new.chmod(0o755)
+    with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as scratch:
+        new, old = Path(scratch, "new"), Path(f"{scratch}.old")
+        try:
+            with _no_progress_bars():
+                (model if dtype is None else copy.deepcopy(model).to(dtype)).save_pretrained(new)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(new)
+        except SafetensorError as error:
+            raise OSError(f"could not write the checkpoint {path}: {error}") from error
         if path.exists():
             os.rename(path, old)
         os.rename(new, path)
-    except SafetensorError as error:
-        raise OSError(f"could not write the checkpoint {path}: {error}") from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     return path
 

@@ -29,12 +29,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-UNKNOWN = np.iinfo(np.uint16).max  # in `Trajectory.routed_experts`: a token without a record
 
 
 def _routers(module: nn.Module) -> list[nn.Module]:
@@ -112,8 +109,8 @@ class replay_routes(_Hooks):
     """Send tokens to the recorded experts in the forward passes inside the context.
 
     model: a Hugging Face model with softmax top-k routers (Qwen3-MoE), or a wrapper of one.
-    routes: experts_LNK of each forward pass, in order; one alone for one pass. R2: what
-        `record_routes` saw of the old policy; R3: `lay_out` of what the inference engine recorded.
+    routes: experts_LNK of each forward pass, in order; one alone for one pass: what `record_routes`
+        saw of the old policy (R2) or of the inference engine (R3).
 
     ValueError: layers, tokens, experts per token or an expert's number do not fit the model, or a
         token has an expert twice. RuntimeError: more or fewer forward passes than routes; gradient
@@ -156,36 +153,6 @@ class replay_routes(_Hooks):
             raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
         chosen_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
         return logits_NE, _scores(router, logits_NE, chosen_NK), chosen_NK
-
-
-def cut(
-    experts_LNK: Tensor, where: Sequence[tuple[int, int, int]], width: int
-) -> list[np.ndarray]:
-    """Each sequence's routes as `Trajectory.routed_experts`: uint16 [n, L, k].
-
-    where: (row, first token, length) of each in rows of `width` tokens, as `batches.Rows` has it.
-        Tokens past the row's end (sampled last, never fed) are `UNKNOWN`.
-    """
-    rows_LRTK = experts_LNK.cpu().int().unflatten(1, (-1, width))
-    rows_LRTK = nn.functional.pad(rows_LRTK, (0, 0, 0, width), value=-1)  # -1 wraps to UNKNOWN
-    rows_RTLK = rows_LRTK.permute(1, 2, 0, 3).numpy()
-    return [rows_RTLK[row, at : at + n].astype(np.uint16, order="C") for row, at, n in where]
-
-
-def lay_out(
-    routed: Sequence[np.ndarray], where: Sequence[tuple[int, int, int]], shape: tuple[int, int]
-) -> Tensor:
-    """The inverse of `cut`: experts_LNK of a batch of `shape` [R, T], -1 where no sequence lies.
-
-    Raises ValueError: a record is not [n, L, k] with its sequence's n, L or k differ, or there are
-    not as many records as sequences.
-    """
-    rows_RTLK = np.full((*shape, *routed[0].shape[1:]), -1, np.int32)
-    for i, ((row, at, n), own) in enumerate(zip(where, routed, strict=True)):
-        if own.shape != (want := (n, *routed[0].shape[1:])):
-            raise ValueError(f"routes of sequence {i} have shape {own.shape}, need {want}")
-        rows_RTLK[row, at : at + n] = np.where(own == UNKNOWN, -1, own.astype(np.int32))
-    return torch.from_numpy(rows_RTLK).flatten(0, 1).transpose(0, 1).contiguous()
 
 
 def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:

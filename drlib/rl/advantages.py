@@ -21,10 +21,8 @@ from drlib.rl.checks import require
 
 @dataclass(frozen=True)
 class _Groups:
-    """Rewards shifted to a smallest 0 within each group, with each rollout's group sums.
-
-    `shifted_N` is 0 where `valid_N` is False; `count_N` and `total_N` run over the valid members.
-    """
+    """Rewards shifted to a smallest 0 within each group (0 where not valid); each rollout's
+    group's number of valid members and sum over them."""
 
     shifted_N: Tensor
     count_N: Tensor
@@ -39,17 +37,12 @@ def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
     Equal to G/(G-1) times `group_mean`. The baseline does not contain R_i itself, so the gradient
     stays unbiased. No division by the standard deviation.
 
-    Args:
-        rewards_N: float, one reward per rollout (tensor, array or list).
-        groups_N: int, rollouts of one question share a number; order and gaps do not matter.
-        valid_N: bool or None (all). A False member (an environment fault, say) is in nobody's
-            baseline, its reward may be NaN, and its own advantage is 0.
+    rewards_N: float, a tensor, array or list. groups_N: int, rollouts of one question share a
+    number; order and gaps do not matter. valid_N: bool or None (all); a False member (an
+    environment fault, say) is in nobody's baseline, its reward may be NaN, its own advantage is 0.
 
-    Returns:
-        advantages_N, dtype of `rewards_N`; exactly 0 in a group of one or of equal rewards.
-
-    Raises:
-        ValueError: lengths differ, a valid reward is NaN or infinite, or a dtype is wrong.
+    Returns advantages_N, dtype of `rewards_N`; exactly 0 in a group of one or of equal rewards.
+    ValueError: lengths differ, a valid reward is NaN or infinite, or a dtype is wrong.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     others_N = (groups.count_N - 1).clamp(min=1)
@@ -58,10 +51,8 @@ def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
 
 
 def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
-    """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO).
-
-    Arguments, result and errors as `leave_one_out`.
-    """
+    """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO);
+    the rest as `leave_one_out`."""
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     return _finish(_centred(groups), groups, rewards_N)
 
@@ -69,9 +60,8 @@ def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
 def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4).
 
-    `std` is the sample standard deviation (divided by G-1), as TRL and verl compute it. It makes
-    rare successes and rare failures of very easy or very hard questions weigh more.
-    Arguments, result and errors as `leave_one_out`.
+    `std` is the sample's (divided by G-1), as TRL and verl compute it. It makes rare successes and
+    failures of very hard and easy questions weigh more. The rest as `leave_one_out`.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     centred_N = _centred(groups)
@@ -83,15 +73,13 @@ def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
 def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch").
 
-    One scale for all questions: like `group_mean`, with the step size held when rewards change
-    scale. Arguments, result and errors as `leave_one_out`.
+    One scale for all questions: `group_mean`, with the step size held when rewards change scale.
+    The rest as `leave_one_out`.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     kept = rewards_N.double()[groups.valid_N]
-    std = kept.std() if kept.numel() > 1 else torch.zeros((), dtype=torch.float64)
-    centred_N = _centred(groups)
-    std_N = std.to(centred_N.device).expand_as(centred_N)
-    return _finish(_divide(centred_N, std_N, epsilon), groups, rewards_N)
+    std = kept.std() if len(kept) > 1 else kept.new_zeros(())
+    return _finish(_divide(_centred(groups), std, epsilon), groups, rewards_N)
 
 
 def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
@@ -102,55 +90,43 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
     rows is ReSum's 1 / (number of segments), "token" the recipe's.
 
-    advantages_N: float, one per trajectory. trajectory_of_segment_S: int, the index of each
-    segment's trajectory, any order. Returns advantages_S, dtype of `advantages_N`.
-    ValueError: shapes, indices that are no integers or name no trajectory.
+    advantages_N: float. trajectory_of_segment_S: int, in any order. Returns advantages_S, dtype of
+    `advantages_N`. ValueError: shapes, indices that are no integers or name no trajectory.
     """
     advantages_N = torch.as_tensor(advantages_N)
     index_S = _integers(trajectory_of_segment_S, "trajectory_of_segment_S", advantages_N.device)
-    shapes = f"{tuple(advantages_N.shape)} and {tuple(index_S.shape)}"
+    shapes = f"{list(advantages_N.shape)} and {list(index_S.shape)}"
     require(advantages_N.dim() == index_S.dim() == 1, f"advantages_N and trajectory_of_segment_S "
-            f"need one entry each (shapes [N] and [S]); got {shapes}")  # fmt: skip
-    low, high = (int(bound) for bound in index_S.aminmax()) if len(index_S) else (0, -1)
-    inside = 0 <= low and high < len(advantages_N)
-    require(inside, f"trajectory_of_segment_S names trajectory {low} to {high}, but there are "
+            f"need shapes [N] and [S], got {shapes}")  # fmt: skip
+    unknown = index_S[(index_S < 0) | (index_S >= len(advantages_N))].tolist()
+    require(not unknown, f"trajectory_of_segment_S names {unknown[:3]}, but there are "
             f"{len(advantages_N)} advantages")  # fmt: skip
     return advantages_N[index_S]
 
 
 def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
-    rewards_N, groups_N, valid_N = _validated(rewards_N, groups_N, valid_N)
-    index_N = torch.unique(groups_N, return_inverse=True)[1]
-    exact_N = rewards_N.double()
-    candidates_N = exact_N.masked_fill(~valid_N, torch.inf)
-    smallest = torch.full((len(exact_N),), torch.inf, dtype=torch.float64, device=exact_N.device)
-    smallest = smallest.scatter_reduce(0, index_N, candidates_N, "amin")
-    shifted_N = torch.where(valid_N, exact_N - smallest[index_N], 0.0)
-    count_N = _group_sum(valid_N.double(), index_N)
-    total_N = _group_sum(shifted_N, index_N)
-    return rewards_N, _Groups(shifted_N, count_N, total_N, valid_N, index_N)
-
-
-def _validated(rewards_N, groups_N, valid_N) -> tuple[Tensor, Tensor, Tensor]:
+    """(float rewards, groups) of arguments that have been checked."""
     rewards_N = torch.as_tensor(rewards_N)
     if not rewards_N.is_floating_point():
         rewards_N = rewards_N.to(torch.get_default_dtype())
     groups_N = _integers(groups_N, "groups_N", rewards_N.device)
-    if valid_N is None:
-        valid_N = torch.ones_like(rewards_N, dtype=torch.bool)
-    valid_N = torch.as_tensor(valid_N, device=rewards_N.device)
-    if valid_N.numel() == 0:
-        valid_N = valid_N.bool()
-    boolean = valid_N.dtype == torch.bool
+    valid_N = torch.ones_like(rewards_N).bool() if valid_N is None else torch.as_tensor(valid_N)
+    boolean = valid_N.dtype == torch.bool or not valid_N.numel()
     require(boolean, f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
+    valid_N = valid_N.to(rewards_N.device, torch.bool)
     shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
-    got = "{}, {} and {}".format(*shapes)
     require(rewards_N.dim() == 1 and len(set(shapes)) == 1, "rewards_N, groups_N and valid_N need "
-            f"one entry per rollout (shape [N]); got shapes {got}")  # fmt: skip
+            "one entry per rollout (shape [N]); got shapes {}, {}, {}".format(*shapes))  # fmt: skip
     for i in torch.nonzero(valid_N & ~rewards_N.isfinite()).flatten().tolist():
         raise ValueError(f"rewards_N[{i}] is {rewards_N[i].item()}; mark a rollout that could not "
                          "be judged as False in valid_N instead")  # fmt: skip
-    return rewards_N, groups_N, valid_N
+    index_N = torch.unique(groups_N, return_inverse=True)[1]
+    exact_N = rewards_N.double()
+    candidates_N = exact_N.masked_fill(~valid_N, torch.inf)
+    smallest = torch.full_like(exact_N, torch.inf).scatter_reduce(0, index_N, candidates_N, "amin")
+    shifted_N = torch.where(valid_N, exact_N - smallest[index_N], 0.0)
+    sums = (_group_sum(values_N, index_N) for values_N in (valid_N.double(), shifted_N))
+    return rewards_N, _Groups(shifted_N, *sums, valid_N, index_N)
 
 
 def _integers(values, name: str, device) -> Tensor:
@@ -171,10 +147,9 @@ def _centred(groups: _Groups) -> Tensor:
     return groups.shifted_N - groups.total_N / groups.count_N.clamp(min=1)
 
 
-def _divide(centred_N: Tensor, std_N: Tensor, epsilon: float) -> Tensor:
+def _divide(centred_N: Tensor, std: Tensor, epsilon: float) -> Tensor:
     """centred / (std + epsilon), and 0 where the deviation is 0, also with epsilon = 0."""
-    spread_N = std_N > 0
-    return torch.where(spread_N, centred_N / torch.where(spread_N, std_N + epsilon, 1.0), 0.0)
+    return torch.where(std > 0, centred_N / torch.where(std > 0, std + epsilon, 1.0), 0.0)
 
 
 def _finish(advantages_N: Tensor, groups: _Groups, rewards_N: Tensor) -> Tensor:

@@ -2,7 +2,12 @@
 used. Messages are made whether they are needed or not: they must not fail on good arguments."""
 
 import math
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+# types of settings: `check_fields` holds a field to the interval that stands beside its type
+Positive = Annotated[float, "(0, inf]"]
+Coefficient = Annotated[float, "[0, inf)"]
+Count = Annotated[int, "[1, inf)"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -16,10 +21,28 @@ def finite(value: float, name: str) -> float:
     return float(value)
 
 
-def require_choices(config) -> None:
-    """ValueError where a dataclass has a value that the `Literal` of its field does not list."""
-    for name, kind in get_type_hints(type(config)).items():
-        known = get_args(kind) if get_origin(kind) is Literal else ()
-        if known and getattr(config, name) not in known:
-            listed = ", ".join(f'"{value}"' for value in known[:-1]) + f' or "{known[-1]}"'
-            raise ValueError(f"{name} must be {listed}, got {getattr(config, name)!r}")
+def within(value: float, interval: str, name: str) -> None:
+    """ValueError unless `value` lies in `interval`, such as "[0, 1)"; NaN lies in none."""
+    low, high = map(float, interval[1:-1].split(","))
+    inside = low <= value <= high and (value > low or interval[0] == "[")
+    inside = inside and (value < high or interval[-1] == "]")
+    require(inside, f"{name} must be in {interval}, got {value}")
+
+
+def one_of(value: Any, known: tuple, name: str) -> None:
+    listed = ", ".join(f'"{choice}"' for choice in known[:-1]) + f' or "{known[-1]}"'
+    require(value in known, f"{name} must be {listed}, got {value!r}")
+
+
+def check_fields(config) -> None:
+    """ValueError where a dataclass has a value that its field's type does not allow.
+
+    `Literal` lists the values, a string in `Annotated` is an interval; None passes the latter.
+    """
+    for name, kind in get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name, None)
+        if get_origin(kind) is Literal:
+            one_of(value, get_args(kind), name)
+        for part in (kind, *get_args(kind)):  # `Count | None` is a union of the two
+            if get_origin(part) is Annotated and value is not None:
+                within(value, part.__metadata__[0], name)

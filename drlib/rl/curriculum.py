@@ -7,18 +7,17 @@ DeepResearch's automatic data curation (report, section on RL data), `StagedCurr
 rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
 
 Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
-draws. Left out: the background process that tries questions, and weights that learn (bandits).
+draws. Left out: the background process that tries questions, weights that learn (bandits).
 """
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drlib.rl.checks import require
+from drlib.rl.checks import require, within
 from drlib.rl.staleness import Machine
 
 FLOOR = 0.04
@@ -51,120 +50,95 @@ class Curriculum:
 
 
 class Refresh(NamedTuple):
-    """An exchange: why ("steps", "live_share" or "asked"), and the question ids, sorted."""
+    """An exchange: the question ids, sorted."""
 
-    cause: str
     mastered: tuple[str, ...]
     hopeless: tuple[str, ...]
     added: tuple[str, ...]
 
 
-class DataCuration:
+class DataCuration(Machine):
     """An active set of questions of medium difficulty, renewed from a background pool.
 
     Args:
         solve_rates: share solved by the starting policy, for every question. Those strictly
             between 0 and 1 are the first active set; its size is what refreshes aim at.
         window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0.
-        every: steps after which to refresh. live_below: the `live_share` below which to. Or None.
+        every: steps after which to refresh; None: only when asked.
 
     ValueError (of all methods): unknown questions, rates outside 0..1, settings without sense.
     """
 
     def __init__(
-        self, solve_rates: Mapping[str, float], *, window: int = 8,
-        every: int | None = None, live_below: float | None = None,
-    ):  # fmt: skip
-        counted = window >= 2 and (every is None or every >= 1)
-        require(counted, f"window must be at least 2 and every 1, got {window} and {every}")
-        share = live_below is None or 0 < live_below <= 1
-        require(share, f"live_below is a share in (0, 1], got {live_below}")
-        self.window, self.every, self.live_below = window, every, live_below
+        self, solve_rates: Mapping[str, float], *, window: int = 8, every: int | None = None
+    ):
+        within(window, "[2, inf)", "window")
+        within(1 if every is None else every, "[1, inf)", "every")
+        self.window, self.every = window, every
         self.known = frozenset(solve_rates)
-        self.active = {q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1}
-        mixed = bool(self.active)
-        require(mixed, "every question is always or never solved; add easier or harder ones")
-        self.size, self.steps = len(self.active), 0
-        self.pool: dict[str, float] = {}
-        self.outcomes: dict[str, list[float]] = {}
+        active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
+        require(len(active) > 0, "every question is always or never solved; add others")
+        self.size = len(active)
+        self.state = {"active": active, "steps": 0, "pool": {}, "outcomes": {}}
 
     def draw(self, n: int, rng: random.Random) -> list[str]:
         """`n` active questions, each one once before any comes twice."""
-        drawn: list[str] = []
+        drawn, active = [], self.state["active"]
         while len(drawn) < n:
-            drawn += rng.sample(sorted(self.active), min(n - len(drawn), len(self.active)))
+            drawn += rng.sample(active, min(n - len(drawn), len(active)))
         return drawn
 
     def observe(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Take in (question, reward in 0..1) of a step's judged rollouts, late ones too."""
+        active, seen = {*self.state["active"]}, self.state["outcomes"]
         for question, solved in self._checked(outcomes):
-            if question in self.active:
-                seen = self.outcomes.setdefault(question, [])
-                seen.append(solved)
-                del seen[: -self.window]
+            if question in active:
+                seen[question] = [*seen.get(question, ()), solved][-self.window :]
 
     def probe(self, solve_rates: Mapping[str, float]) -> None:
         """Take in what the background process measured: what is medium enters the pool."""
+        active, pool = {*self.state["active"]}, self.state["pool"]
         for question, rate in self._checked(solve_rates.items()):
-            self.pool.pop(question, None)
-            if question not in self.active and 0 < rate < 1:
-                self.pool[question] = rate
-
-    def live_share(self) -> float:
-        """Of the active questions with a full window, those with a signal; 1 before there are."""
-        full = [q for q in self.active if len(self.outcomes.get(q, ())) >= self.window]
-        return sum(not self._settled(q) for q in full) / len(full) if full else 1.0
+            pool.pop(question, None)
+            if question not in active and 0 < rate < 1:
+                pool[question] = rate
 
     def end_step(self, *, ask: bool = False) -> Refresh | None:
-        """Count a step; refresh if a trigger fires (or `ask`: a reward plateau seen outside).
+        """Count a step; refresh if `every` is over (or `ask`: a reward plateau seen outside).
 
-        Questions nearest to a half fill the set up to its first size. It is never left empty;
-        None where nothing changed.
+        Questions nearest to a half fill the set up to its first size. It is never left empty.
         """
-        self.steps += 1
-        low = self.live_below is not None and self.live_share() < self.live_below
-        due = self.every is not None and self.steps >= self.every
-        if not (ask or due or low):
+        s = self.state
+        s["steps"] += 1
+        if not ask and (self.every is None or s["steps"] < self.every):
             return None
-        self.steps = 0
-        settled = sorted(q for q in self.active if self._settled(q))
-        if len(settled) == len(self.active) and not self.pool:
-            settled = []
-        room = self.size - len(self.active) + len(settled)
-        added = sorted(self.pool, key=lambda q: (abs(self.pool[q] - 0.5), q))[:room]
-        if not settled and not added:
+        s["steps"] = 0
+        full = {q: seen for q, seen in s["outcomes"].items() if len(seen) >= self.window}
+        mastered = sorted(q for q, seen in full.items() if min(seen) >= 1)
+        hopeless = sorted(q for q, seen in full.items() if max(seen) <= 0)
+        kept = sorted({*s["active"]} - {*mastered, *hopeless})
+        if not kept and not s["pool"]:
+            kept, mastered, hopeless = s["active"], [], []
+        nearest = sorted(s["pool"], key=lambda q: (abs(s["pool"][q] - 0.5), q))
+        added = sorted(nearest[: self.size - len(kept)])
+        if not (mastered or hopeless or added):
             return None
-        self.active = (self.active - {*settled}) | {*added}
-        self.pool = {q: rate for q, rate in self.pool.items() if q not in added}
-        last = {question: self.outcomes.pop(question)[-1] for question in settled}
-        mastered = tuple(q for q in settled if last[q] > 0)
-        hopeless = tuple(q for q in settled if last[q] <= 0)
-        cause = "asked" if ask else "steps" if due else "live_share"
-        return Refresh(cause, mastered, hopeless, tuple(sorted(added)))
+        s["active"] = sorted([*kept, *added])
+        s["pool"] = {q: rate for q, rate in s["pool"].items() if q not in added}
+        for question in (*mastered, *hopeless):
+            del s["outcomes"][question]
+        return Refresh(tuple(mastered), tuple(hopeless), tuple(added))
 
-    def state_dict(self) -> dict:
-        kept = ("active", "size", "steps", "pool", "outcomes")
-        state = {name: copy.deepcopy(getattr(self, name)) for name in kept}
-        return state | {"active": sorted(self.active)}
-
-    def load_state_dict(self, state: dict) -> None:
-        self._checked((question, 0) for name in ("active", "outcomes") for question in state[name])
-        self.pool = dict(self._checked(state["pool"].items()))
-        self.outcomes = {question: list(seen) for question, seen in state["outcomes"].items()}
-        self.active, self.size, self.steps = set(state["active"]), state["size"], state["steps"]
-
-    def _settled(self, question: str) -> bool:
-        """All of a full window solved, or none."""
-        seen = self.outcomes.get(question, [])
-        return len(seen) >= self.window and (min(seen) >= 1 or max(seen) <= 0)
+    def load_state_dict(self, state: Mapping) -> None:
+        named = (name for part in ("active", "pool", "outcomes") for name in state[part])
+        self._checked((question, 0) for question in named)
+        super().load_state_dict(state)
 
     def _checked(self, rates: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
         rates = [(question, float(rate)) for question, rate in rates]
         for question, rate in rates:
-            known = question in self.known
-            require(known, f"unknown question {question!r}; name it in solve_rates first")
-            share = 0 <= rate <= 1
-            require(share, f"the solve rate of {question!r} must be in 0..1, got {rate}")
+            require(question in self.known, f"unknown question {question!r}: not in solve_rates")
+            within(rate, "[0, 1]", f"the solve rate of {question!r}")
         return rates
 
 
@@ -184,15 +158,6 @@ RSTAR2_STAGES = (  # section 4: 510 steps in all
 )  # fmt: skip
 
 
-class StagedStep(NamedTuple):
-    """questions: the hard ones, None for all; reset: renew optimizer and reference first."""
-
-    index: int
-    stage: Stage
-    questions: tuple[str, ...] | None
-    reset: bool
-
-
 class StagedCurriculum(Machine):
     """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`."""
 
@@ -200,23 +165,14 @@ class StagedCurriculum(Machine):
         usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
         require(usable, f"stages need at least 1 step, token and turn each, got {stages}")
         self.stages = tuple(stages)
+        self.plan = [at for at, stage in enumerate(stages) for _ in range(stage.steps)]
         self.state = {"step": 0, "hard": {}}  # hard: index of the stage, as text -> questions
-
-    def _place(self) -> tuple[int, int]:
-        """(stage, step within it) of the next step; (len(stages), _) when all is done."""
-        inside = self.state["step"]
-        for at, stage in enumerate(self.stages):
-            if inside < stage.steps:
-                return at, inside
-            inside -= stage.steps
-        return len(self.stages), inside
 
     @property
     def filter_due(self) -> bool:
         """Whether `keep_hard` must be called before the next step."""
-        at, _ = self._place()
-        hard_only = at < len(self.stages) and self.stages[at].hard_only
-        return hard_only and str(at) not in self.state["hard"]
+        coming = self.plan[self.state["step"] :][:1]
+        return any(self.stages[at].hard_only and str(at) not in self.state["hard"] for at in coming)
 
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
@@ -225,19 +181,21 @@ class StagedCurriculum(Machine):
         require(tried, "a question was not tried; roll it out or leave it out")
         hard = tuple(sorted(q for q, solved in outcomes.items() if min(solved) < 1))
         require(bool(hard), "the policy solves every question every time; bring harder ones")
-        self.state["hard"][str(self._place()[0])] = list(hard)
+        self.state["hard"][str(self.plan[self.state["step"]])] = list(hard)
         return hard
 
-    def begin_step(self) -> StagedStep | None:
-        """What the next step is to do; None after the last one."""
-        due = self.filter_due
+    def begin_step(self) -> tuple[Stage, tuple[str, ...] | None] | None:
+        """The next step's stage, with `reset` at its first step only, and the hard questions (None:
+        all of them); None after the last step."""
+        due, step = self.filter_due, self.state["step"]
         require(not due, "the stage trains on hard questions only: call keep_hard first")
-        at, inside = self._place()
-        if at == len(self.stages):
+        if step == len(self.plan):
             return None
         self.state["step"] += 1
+        at = self.plan[step]
         stage, hard = self.stages[at], self.state["hard"].get(str(at))
-        return StagedStep(at, stage, hard and tuple(hard), stage.reset and inside == 0)
+        first = at not in self.plan[:step]
+        return stage._replace(reset=stage.reset and first), hard and tuple(hard)
 
 
 class TaskMixture(Machine):

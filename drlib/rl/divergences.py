@@ -18,12 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import require
+from drlib.rl.checks import one_of, require, within
 
 MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 ESTIMATORS = ("k1", "k2", "k3")
-LEVELS = ("token", "sequence")
-SCOPES = ("batch", "sequence")
 # The published ranges of old / behaviour: TIS and MIS cap at 2, IcePop keeps [1/2, 2] (GLM-5,
 # section 3.2), the geometric mean of a sequence stays within 1 % (SkyRL).
 CORRECTION_BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5, 2.0),
@@ -55,26 +53,19 @@ def kl_estimate(
     logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
     under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
     """
-    known = estimator in ESTIMATORS
-    require(known, f"kl_estimator must be one of {ESTIMATORS}, got {estimator!r}")
+    one_of(estimator, ESTIMATORS, "kl_estimator")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
-    if estimator == "k1":
-        return delta_BT
-    if estimator == "k2":
-        return delta_BT.square() / 2
-    return torch.expm1(-delta_BT) + delta_BT
+    if estimator == "k3":
+        return torch.expm1(-delta_BT) + delta_BT
+    return delta_BT if estimator == "k1" else delta_BT.square() / 2
 
 
 @torch.no_grad()
 def importance_correction(
-    old_logp_BT: Tensor,
-    behaviour_logp_BT: Tensor,
-    mask_BT: Tensor,
-    kind: Literal["truncate", "mask", "icepop", "geometric"],
-    *,
-    bounds: tuple[float, float] | None = None,
-    level: Literal["token", "sequence"] = "token",
-) -> Tensor:
+    old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT: Tensor,
+    kind: Literal["truncate", "mask", "icepop", "geometric"], *,
+    bounds: tuple[float, float] | None = None, level: Literal["token", "sequence"] = "token",
+) -> Tensor:  # fmt: skip
     """The weight that undoes a rollout engine's mismatch, from rho = pi_old / pi_behaviour.
 
     "truncate" (TIS): min(max(rho, low), high). "mask" (MIS): rho up to `high`, 0 beyond; "icepop"
@@ -87,12 +78,11 @@ def importance_correction(
     whatever their mismatch a token; the geometric mean has no such bias.
 
     old_logp_BT, behaviour_logp_BT: float, nats, of the same tokens. mask_BT: bool. bounds: (low,
-    high) of rho; `CORRECTION_BOUNDS[kind]` when None. level: over what rho is taken; "geometric" is
-    always over the sequence. Returns weights_BT, float, no gradient; 0 outside the mask.
-    ValueError: an unknown kind or level, bounds out of order, values not finite in the mask.
+    high) of rho; `CORRECTION_BOUNDS[kind]` when None. Returns weights_BT, float, no gradient; 0
+    outside the mask. ValueError: unknown kind or level, bounds out of order, values not finite.
     """
     low, high = correction_bounds(kind, bounds)
-    require(level in LEVELS, f"level must be one of {LEVELS}, got {level!r}")
+    one_of(level, ("token", "sequence"), "level")
     check_tokens(old_logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT)
     old_BT = in_loss("old_logp_BT", old_logp_BT, mask_BT)
     behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT, mask_BT)
@@ -111,8 +101,7 @@ def importance_correction(
 
 def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[float, float]:
     """(low, high) of a correction, published ones when None; ValueError if they make no range."""
-    known = tuple(CORRECTION_BOUNDS)
-    require(kind in known, f"correction must be one of {known}, got {kind!r}")
+    one_of(kind, tuple(CORRECTION_BOUNDS), "correction")
     low, high = CORRECTION_BOUNDS[kind] if bounds is None else bounds
     require(0 <= low <= 1 <= high < math.inf, "correction_bounds must be (low, high) with 0 <= low "
             f"<= 1 <= high, got {bounds}; equal engines have a ratio of 1")  # fmt: skip
@@ -121,36 +110,30 @@ def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[fl
 
 @torch.no_grad()
 def top_entropy_mask(
-    entropies_BT: Tensor,
-    mask_BT: Tensor,
-    share: float,
-    scope: Literal["batch", "sequence"] = "batch",
+    entropies_BT: Tensor, mask_BT: Tensor, share: float, scope: str = "batch"
 ) -> Tensor:
     """The `share` of the masked tokens with the highest entropy (arXiv 2506.01939, "80/20").
 
     Exactly ceil(share n) of n tokens, ties to the earlier position (row by row): a quantile
     threshold keeps every tied token, and `torch.quantile` refuses more than 2^24 of them.
 
-    Args:
-        entropies_BT: float, nats. mask_BT: bool.
-        share: above 0, up to 1, read as the decimal it is written as (0.28 of 25 is 7, not 8).
-        scope: n counts the masked tokens of the whole batch, or of each sequence apart. A
-            micro-batch is a batch of its own; select over the step first if that is meant.
+    entropies_BT: float, nats. mask_BT: bool. share: above 0, up to 1, read as the decimal it is
+    written as (0.28 of 25 is 7, not 8). scope: n counts the masked tokens of the whole "batch" (a
+    micro-batch is one of its own), or of each "sequence" apart.
 
     Returns bool [B, T], a subset of `mask_BT`. ValueError: `share` outside (0, 1], an unknown
     scope, shapes, an entropy not finite.
     """
-    require(0 < share <= 1, f"share (top_entropy) must be above 0 and at most 1, got {share}")
-    require(scope in SCOPES, f"entropy_scope must be one of {SCOPES}, got {scope!r}")
+    within(share, "(0, 1]", "share (top_entropy)")
+    one_of(scope, ("batch", "sequence"), "entropy_scope")
     check_tokens(entropies_BT, mask_BT, name="entropies_BT")
     in_loss("entropies_BT", entropies_BT, mask_BT)
     shape = (1, -1) if scope == "batch" and mask_BT.numel() else mask_BT.shape
     mask_RK = mask_BT.reshape(shape)
     entropies_RK = entropies_BT.reshape(shape).masked_fill(~mask_RK, -torch.inf)
     order_RK = entropies_RK.sort(dim=1, descending=True, stable=True).indices
-    exact = Fraction(str(share))
-    counts = [math.ceil(exact * n) for n in mask_RK.sum(dim=1).tolist()]
-    counts_R1 = torch.tensor(counts, dtype=torch.long, device=order_RK.device)[:, None]
+    counts = [[math.ceil(Fraction(str(share)) * n)] for n in mask_RK.sum(dim=1).tolist()]
+    counts_R1 = torch.tensor(counts, device=order_RK.device).reshape(-1, 1)  # also without rows
     rank_K = torch.arange(mask_RK.shape[1], device=order_RK.device)
     # a boolean mask: an integer one would index tokens 0 and 1, as an early public version did
     chosen_RK = torch.zeros_like(mask_RK).scatter(1, order_RK, rank_K < counts_R1)
@@ -175,8 +158,7 @@ def weight_metrics(log_weight_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
 def mismatch_metrics(old_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
     """mismatch_kl: KL(behaviour || old) by k3 on the behaviour's samples; mismatch_max: of rho."""
     delta_K = log_ratio(old_BT[mask_BT], behaviour_BT[mask_BT]).double()
-    if not len(delta_K):
-        delta_K = torch.zeros(1, dtype=torch.float64)
+    delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
     kl = kl_estimate(-delta_K, torch.zeros_like(delta_K), "k3").mean().item()
     return {"mismatch_kl": kl, "mismatch_max": delta_K.max().exp().item()}
 
@@ -218,9 +200,8 @@ def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
     dtype = like_BT.dtype if like_BT.is_floating_point() else torch.float64
     if weights_B is None:
         return torch.ones(like_BT.shape[0], dtype=dtype, device=like_BT.device)
-    got, rows = tuple(weights_B.shape), like_BT.shape[0]
-    need = f"weights_B needs one weight per sequence, shape [{rows}], got {got}"
-    require(got == (rows,), need)
+    got, need = list(weights_B.shape), list(like_BT.shape[:1])
+    require(got == need, f"weights_B needs one weight per sequence, shape {need}, got {got}")
     usable = bool(((weights_B >= 0) & weights_B.isfinite()).all())
     require(usable, "weights_B must be finite and >= 0; 0 leaves a sequence out")
     return weights_B.detach().to(device=like_BT.device, dtype=dtype)

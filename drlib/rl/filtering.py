@@ -12,11 +12,11 @@ by the environment enters neither. Two more switches, both off in the recipe:
   negative: that would push the right answer down too. Wrong answers after one stay failures.
 - `pipeline=Pipeline(...)`: the selective filtering pipeline that public notes on Tongyi
   DeepResearch draw. The boxes are theirs, what each checks is ours: the report prints only the
-  over-length example. Labels are then "high" (weight 1), "low" (`low_weight`) and "drop" (0).
+  over-length example. Replaying, judging again and scoring under the trainer are the caller's
+  work and arrive as `Evidence`.
 
 Left out: filters of whole groups (`drlib.rl.resampling`; `drop_equal_groups` is exported here
-too), repetition rules (rStar2-Agent saw them hit honest re-checking). Replaying, judging again and
-scoring under the trainer are the caller's work: they arrive as `Evidence`.
+too), repetition rules (rStar2-Agent saw them hit honest re-checking).
 """
 
 import json
@@ -24,20 +24,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import finite, require, require_choices
-from drlib.rl.resampling import assistant_texts, drop_equal_groups
+from drlib.rl.checks import Coefficient, Count, check_fields, finite, require
+from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
 
-__all__ = ["Evidence", "FilterConfig", "Pipeline", "Verdict", "apply_filter", "classify",
-           "drop_equal_groups", "hallucinated"]  # fmt: skip
-
+Real = Annotated[float, "[-inf, inf]"]
 FOREIGN_TAGS = ("<tool_response>", "</tool_response>", "<|im_start|>")
 # what the agent answers to such a turn (`drlib.chat.FORMAT_REASONS`; that room loads transformers)
 FOREIGN_REASONS = ("policy wrote a tool response.", "policy wrote a chat marker.")
@@ -58,54 +56,42 @@ class Pipeline:
     Diversity: max_alike rollouts are kept of one group, one outcome and the same actions.
     """
 
-    low_weight: float = 1.0
+    low_weight: Annotated[float, "(0, 1]"] = 1.0
     validation: Literal["none", "replay"] = "none"
-    max_format_errors: int | None = 0
-    max_tool_errors: float | None = None
-    ambiguous_from: float | None = None
-    max_log_ratio: float | None = None
+    max_format_errors: Coefficient | None = 0
+    max_tool_errors: Coefficient | None = None
+    ambiguous_from: Real | None = None
+    max_log_ratio: Coefficient | None = None
     two_judges: bool = False
-    max_alike: int | None = None
+    max_alike: Count | None = None
 
     def __post_init__(self):
-        require_choices(self)
-        require(0 < self.low_weight <= 1, f"low_weight must be in (0, 1], got {self.low_weight}")
-        for name in ("max_format_errors", "max_tool_errors", "max_log_ratio", "max_alike"):
-            limit, least = getattr(self, name), int(name == "max_alike")
-            require(limit is None or limit >= least, f"{name} must be >= {least}, got {limit}")
-        known = self.ambiguous_from is None or not math.isnan(self.ambiguous_from)
-        require(known, "ambiguous_from is NaN; give a reward below positive_from, or None")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class FilterConfig:
     """The filter's switches; the defaults are the recipe.
 
-    overlong: "exclude" leaves unanswered failures that hit a limit out of the loss and keeps their
-        reward in the baseline; "keep" trains on them as on any failure.
-    limits: the terminations that count as hitting a limit.
+    overlong: "exclude" leaves unanswered failures that hit one of `limits` out of the loss.
     positive_from: a reward from here on is a success, below it a failure.
     hallucination: "exclude" leaves a success after an imagined tool response or turn out of the
-        loss; "keep" trains on it. A pipeline always excludes it.
+        loss; a pipeline always does.
     baseline: "all" keeps the reward of what is left out of the loss in the baseline (Tongyi's
         over-long rule, as E-GRPO spells it out); "kept" takes it out.
-    pipeline: the selective filtering pipeline; None is off.
     """
 
     overlong: Literal["exclude", "keep"] = "exclude"
     limits: tuple[Termination, ...] = (Termination.LENGTH,)
-    positive_from: float = 0.5
+    positive_from: Real = 0.5
     hallucination: Literal["keep", "exclude"] = "keep"
     baseline: Literal["all", "kept"] = "all"
     pipeline: Pipeline | None = None
 
     def __post_init__(self):
-        require_choices(self)
+        check_fields(self)
         known = {Termination.LENGTH, Termination.TURNS, Termination.WALL_CLOCK, Termination.LOOP}
-        unknown = [limit for limit in self.limits if limit not in known]
-        require(not unknown, f"limits may hold {sorted(known)}, not {unknown}")
-        named = not math.isnan(self.positive_from)
-        require(named, "positive_from is NaN; give the smallest reward of a success")
+        require(known >= {*self.limits}, f"limits may hold {sorted(known)}, not {self.limits}")
         if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a Pipeline or None, got {self.pipeline!r}")
 
@@ -115,7 +101,6 @@ class Evidence:
     """What a trajectory does not know of itself; only the checks switched on ask for it.
 
     log_ratio: mean over generated tokens of trainer's minus rollout's log-probability, nats.
-    second_reward: a second judge's reward.
     replayed: whether its actions, run again, gave the same observations and verdict.
     """
 
@@ -129,11 +114,8 @@ class Verdict:
     """What becomes of a trajectory.
 
     label: "positive" or "negative" by its reward, "excluded" when its loss_weight is 0; under a
-        pipeline "high", "low" or "drop" (loss_weight 0).
-    loss_weight: 0 leaves its tokens out of the loss.
-    in_baseline: whether its reward enters the group's baseline.
-    reasons: why it is excluded ("overlong", "env_fault", "unjudged", "hallucination"); under a
-        pipeline why it is low or dropped; empty otherwise.
+        pipeline "high", "low" or "drop" (loss_weight 0). reasons: why it is excluded, low or
+        dropped, such as "overlong", "env_fault", "unjudged", "hallucination"; else empty.
     """
 
     label: Literal["positive", "negative", "excluded", "high", "low", "drop"]
@@ -177,32 +159,27 @@ def apply_filter(
     config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
 ) -> tuple[Tensor, Tensor, dict]:
-    """Classify a batch.
+    """Classify a batch; its order does not matter.
 
-    Args:
-        evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
+    evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
 
-    Returns:
-        (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members of
-        the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
-        `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
-        `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline
-        also `reasons_by_label`. The order of the batch does not matter.
-
-    Raises:
-        ValueError: as `classify`, or `evidence` has another length.
+    Returns (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members
+    of the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
+    `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
+    `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline also
+    `reasons_by_label`. ValueError as `classify`, or `evidence` has another length.
     """
     config = config or FilterConfig()
     evidence = [None] * len(trajectories) if evidence is None else evidence
-    counts = len(evidence), len(trajectories)
-    require(counts[0] == counts[1], f"{counts[0]} pieces of evidence for {counts[1]} trajectories")
-    verdicts = [classify(t, config, e) for t, e in zip(trajectories, evidence, strict=True)]
+    got, needed = len(evidence), len(trajectories)
+    require(got == needed, f"{got} pieces of evidence for {needed} trajectories")
+    verdicts = [classify(t, config, e) for t, e in zip(trajectories, evidence)]
     if config.pipeline:
-        verdicts = _compare_within_groups(trajectories, verdicts, config)
+        _compare_within_groups(trajectories, verdicts, config)
     tokens = [int(trajectory.generated.sum()) for trajectory in trajectories]
-    lost = sum(n for n, verdict in zip(tokens, verdicts, strict=True) if not verdict.loss_weight)
+    lost = sum(n for n, verdict in zip(tokens, verdicts) if not verdict.loss_weight)
     judged = [t.reward for t in trajectories if t.reward is not None and not has_env_fault(t)]
-    kept = [t.reward for t, v in zip(trajectories, verdicts, strict=True) if v.loss_weight]
+    kept = [t.reward for t, v in zip(trajectories, verdicts) if v.loss_weight]
     report = {
         "labels": dict(sorted(Counter(verdict.label for verdict in verdicts).items())),
         "reasons": dict(sorted(Counter(r for v in verdicts for r in v.reasons).items())),
@@ -211,22 +188,19 @@ def apply_filter(
         "reward_mean_in_loss": sum(kept) / len(kept) if kept else None,
     }
     if config.pipeline:
-        by_label = defaultdict(Counter)
-        for verdict in verdicts:
-            by_label[verdict.label].update(verdict.reasons or ("clean",))
-        table = {label: dict(sorted(counts.items())) for label, counts in by_label.items()}
-        report["reasons_by_label"] = dict(sorted(table.items()))
+        report["reasons_by_label"] = {
+            label: dict(sorted(Counter(r for v in verdicts if v.label == label
+                                       for r in v.reasons or ("clean",)).items()))
+            for label in report["labels"]
+        }  # fmt: skip
     weights_N = torch.tensor([verdict.loss_weight for verdict in verdicts])
     in_baseline_N = torch.tensor([verdict.in_baseline for verdict in verdicts], dtype=torch.bool)
     return weights_N, in_baseline_N, report
 
 
 def hallucinated(trajectory: Trajectory) -> bool:
-    """Whether the policy wrote a tool response or another speaker's turn itself.
-
-    Any of three signs: a sampled token inside a tool response, such a tag in an assistant message,
-    the format error that the agent answered with.
-    """
+    """Whether the policy wrote a tool response or another speaker's turn itself, by any of three
+    signs: a sampled token inside one, a tag in its message, the agent's format error."""
     refused = [result.text for result in trajectory.tool_results if result.tool == "format"]
     return (
         bool((trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)).any())
@@ -239,63 +213,54 @@ def _grade(
     trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
 ) -> Verdict:
     """The pipeline's verdict on a judged trajectory that no earlier rule took."""
-    broken = _inconsistencies(trajectory, positive, config, evidence)
-    flaws = broken or _quality_flaws(trajectory, positive, config.pipeline)
-    if not flaws:
-        return Verdict("high", 1.0, True)
-    if not broken and config.pipeline.validation == "replay":
-        if not _needed(trajectory, evidence, "replayed", "validation"):
-            flaws, broken = [*flaws, "replay_failed"], True
-    if broken:
-        return Verdict("drop", 0.0, config.baseline == "all", tuple(flaws))
-    return Verdict("low", config.pipeline.low_weight, True, tuple(flaws))
+    pipeline, results = config.pipeline, trajectory.tool_results
 
+    def needed(name: str, check: str):
+        value, who = getattr(evidence, name), f"trajectory {trajectory.id}"
+        remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
+        require(value is not None, f"{who}: {remedy}")
+        return value
 
-def _inconsistencies(
-    trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
-) -> list[str]:
-    pipeline, found = config.pipeline, []
-    if len(np.unique(trajectory.versions[trajectory.generated])) > 1:
-        found.append("mixed_versions")
-    if pipeline.max_log_ratio is not None:
-        gap = _needed(trajectory, evidence, "log_ratio", "max_log_ratio")
-        if not abs(gap) <= pipeline.max_log_ratio:  # NaN is a mismatch too
-            found.append("log_ratio")
-    if pipeline.two_judges:
-        second = _needed(trajectory, evidence, "second_reward", "two_judges")
-        if (second >= config.positive_from) != positive:
-            found.append("judges_disagree")
-    return found
-
-
-def _quality_flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> list[str]:
-    results, unparsed = trajectory.tool_results, trajectory.termination == Termination.FORMAT
+    gap = 0.0 if pipeline.max_log_ratio is None else needed("log_ratio", "max_log_ratio")
+    second = needed("second_reward", "two_judges") if pipeline.two_judges else trajectory.reward
+    broken = {
+        "mixed_versions": len(np.unique(trajectory.versions[trajectory.generated])) > 1,
+        "log_ratio": not abs(gap) <= _limit(pipeline.max_log_ratio),  # NaN is a mismatch too
+        "judges_disagree": (second >= config.positive_from) != positive,
+    }
     refused = sum(result.tool == "format" for result in results)
     failed = sum(not result.ok for result in results) / max(len(results), 1)
-    formats, tools = pipeline.max_format_errors, pipeline.max_tool_errors
-    doubtful = pipeline.ambiguous_from
-    flaws = {
-        "format": formats is not None and (refused > formats or unparsed),
-        "tool_errors": tools is not None and failed > tools,
-        "ambiguous": not positive and doubtful is not None and trajectory.reward >= doubtful,
+    if trajectory.termination == Termination.FORMAT:
+        refused = math.inf
+    flawed = {
+        "format": refused > _limit(pipeline.max_format_errors),
+        "tool_errors": failed > _limit(pipeline.max_tool_errors),
+        "ambiguous": not positive and trajectory.reward >= _limit(pipeline.ambiguous_from),
         "no_answer": not positive and trajectory.answer is None,
         "hallucination": not positive and hallucinated(trajectory),
     }
-    return [flaw for flaw, found in flaws.items() if found]
+    drop = any(broken.values())
+    reasons = [name for name, found in (broken if drop else flawed).items() if found]
+    if not reasons:
+        return Verdict("high", 1.0, True)
+    if not drop and pipeline.validation == "replay" and not needed("replayed", "validation"):
+        drop, reasons = True, [*reasons, "replay_failed"]
+    if drop:
+        return Verdict("drop", 0.0, config.baseline == "all", tuple(reasons))
+    return Verdict("low", pipeline.low_weight, True, tuple(reasons))
 
 
-def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str):
-    value, who = getattr(evidence, name), f"trajectory {trajectory.id}"
-    remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
-    require(value is not None, f"{who}: {remedy}")
-    return value
+def _limit(threshold: float | None) -> float:
+    """A threshold that is None is never passed."""
+    return math.inf if threshold is None else threshold
 
 
 def _compare_within_groups(
     trajectories: Sequence[Trajectory], verdicts: list[Verdict], config: FilterConfig
-) -> list[Verdict]:
-    """One world, and not too many alike; quality, then the id decides who stays."""
-    members, verdicts = defaultdict(list), list(verdicts)
+) -> None:
+    """Drop, in `verdicts`, those of another world and too many alike; quality, then the id decides
+    who stays."""
+    members = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         members[trajectory.group_id].append(i)
     for group in members.values():
@@ -312,7 +277,6 @@ def _compare_within_groups(
                 if kept[alike] > config.pipeline.max_alike:
                     reasons = (*verdict.reasons, "duplicate")
                     verdicts[i] = Verdict("drop", 0.0, config.baseline == "all", reasons)
-    return verdicts
 
 
 def _actions(trajectory: Trajectory) -> frozenset:

@@ -1,4 +1,4 @@
-"""The policy-gradient loss: the recipe, its published relatives as switches, and the NLL.
+"""The policy-gradient loss, its published relatives as switches, and losses that imitate.
 
 `policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the tokens that
 the model generated, summed over the batch and divided by one global number of tokens. The switches
@@ -11,21 +11,23 @@ of `LossConfig` are orthogonal. Three choices that implementations get wrong in 
   not shrink the step. A weight of 2 equals two copies of the sequence.
 - Positions outside the mask never enter the arithmetic, whatever stands there (NaN too).
 
-A row is a sequence. ReSum's segments are rows: "sequence" then divides by their number (its
-1 / sum n_g), "token" does not see where a trajectory was cut.
+Imitation is a policy gradient in disguise, and the tests hold that: SFT is REINFORCE on the
+demonstration with advantage 1 / pi hidden in it, DFT takes that 1 / pi out again, and on-policy
+distillation is `policy_loss` with the teacher's opinion of each token as its advantage.
 
-Left out: an entropy bonus, dual clipping of negative advantages, value losses.
+Left out: an entropy bonus, dual clipping of negative advantages, value losses; divergences from a
+teacher over the whole vocabulary, teachers with another tokenizer.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import require, require_choices
+from drlib.rl.checks import Coefficient, Count, check_fields, require
 from drlib.rl.divergences import (
     check_tokens, check_weights, correction_bounds, importance_correction, in_loss, kl_estimate,
     log_ratio, mean_per_row, mismatch_metrics, top_entropy_mask, weight_metrics,
@@ -61,57 +63,41 @@ class LossConfig:
 
     clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
     aggregate: Literal["token", "sequence", "constant"] = "token"
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.28
-    constant_tokens: int | None = None
+    epsilon_low: Annotated[float, "[0, 1)"] = 0.2
+    epsilon_high: Coefficient = 0.28
+    constant_tokens: Count | None = None
     _: KW_ONLY
     level: Literal["token", "sequence"] = "token"
     correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
     correction_bounds: tuple[float, float] | None = None
     correction_level: Literal["token", "sequence"] = "token"
-    kl_coef: float = 0.0
+    kl_coef: Coefficient = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_unbiased: bool = False
-    top_entropy: float = 1.0
+    top_entropy: Annotated[float, "(0, 1]"] = 1.0
     entropy_scope: Literal["batch", "sequence"] = "batch"
     denominator: Literal["kept", "all"] = "kept"
 
     def __post_init__(self):
-        require_choices(self)
-        low, share, tokens = self.epsilon_low, self.top_entropy, self.constant_tokens
-        require(0 <= low < 1, f"epsilon_low must be in [0, 1), got {low}")
-        for name in ("epsilon_high", "kl_coef"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name} must be finite and >= 0, got {value}")
-        both = self.clip != "double_sided" or min(low, self.epsilon_high) > 0
+        check_fields(self)
+        both = self.clip != "double_sided" or min(self.epsilon_low, self.epsilon_high) > 0
         require(both, 'clip="double_sided" needs both epsilons above 0: at 0 it masks every token')
-        paired = (self.aggregate == "constant") == (tokens is not None)
+        paired = (self.aggregate == "constant") == (self.constant_tokens is not None)
         require(paired, 'constant_tokens (longest allowed sequence) go with aggregate="constant"')
-        require(tokens is None or tokens >= 1, f"constant_tokens must be at least 1, got {tokens}")
-        require(0 < share <= 1, f"top_entropy must be above 0 and at most 1, got {share}")
         if self.correction == "none":
-            given = self.correction_bounds is not None
-            require(not given, 'correction_bounds go with a correction; it is "none"')
+            require(self.correction_bounds is None, 'correction_bounds go with a correction')
             return
         correction_bounds(self.correction, self.correction_bounds)
-        single = self.clip != "double_sided"
-        require(single, 'clip="double_sided" weighs by pi / pi_behaviour itself; a correction '
-                "would count the mismatch twice (use another clip)")  # fmt: skip
+        require(self.clip != "double_sided", 'clip="double_sided" weighs by pi / pi_behaviour; '
+                "a correction would count the mismatch twice (use another clip)")  # fmt: skip
 
 
 def policy_loss(
-    logp_BT: Tensor,
-    behaviour_logp_BT: Tensor,
-    advantages_B: Tensor,
-    mask_BT: Tensor,
-    config: LossConfig | None = None,
-    *,
-    old_logp_BT: Tensor | None = None,
-    reference_logp_BT: Tensor | None = None,
-    entropies_BT: Tensor | None = None,
-    weights_B: Tensor | None = None,
-    denominator: float | Tensor | None = None,
-) -> tuple[Tensor, dict[str, float]]:
+    logp_BT: Tensor, behaviour_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor,
+    config: LossConfig | None = None, *, old_logp_BT: Tensor | None = None,
+    reference_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
+    weights_B: Tensor | None = None, denominator: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """The clipped policy-gradient loss (Tongyi DeepResearch eq. 4), to be minimised.
 
     Args:
@@ -119,24 +105,19 @@ def policy_loss(
         behaviour_logp_BT: float, as the rollout engine recorded them; no gradient.
         advantages_B: float, one per sequence, shared by its tokens, or one per token [B, T].
         mask_BT: bool, True on tokens that the model generated.
-        config: switches; the recipe's when None.
         old_logp_BT: float, the same tokens under the training engine before the update. The clip
             ratio is then against it instead of the behaviour (except clip "double_sided").
-        reference_logp_BT: float, under the reference policy; needed for kl_coef > 0.
-        entropies_BT: float, nats, of the policy at each token; needed for top_entropy < 1.
+        reference_logp_BT: float, under the reference policy. entropies_BT: float, nats.
         weights_B: float >= 0, a sequence's weight; 0 leaves it out of the loss. 1 each when None.
         denominator: what `loss_denominator` gives, summed over all micro-batches and ranks of the
             step; this batch's own when None.
 
-    Returns:
-        (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0 (unweighted):
-        tokens, ratio_mean/min/max (at `level`), abs_dlogp (mean |log r|), clip_high and clip_low:
-        shares above and below the range that lost their gradient (cispo: above, capped).
-        weight_mean, weight_square_mean, ess: of pi / pi_behaviour per token, and the effective
-        share of the sample, mean^2 / mean of squares. With the arguments or switches concerned:
-        mismatch_kl, mismatch_max (behaviour against old), kl, dropped_correction, dropped_entropy,
-        and for "double_sided" clip_high_positive (share with A > 0), clip_low_positive.
-        Combine several batches' with `merge_metrics`.
+    Returns (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0
+    (unweighted; several batches': `merge_metrics`): tokens, ratio_mean/min/max (at `level`),
+    abs_dlogp (mean |log r|), clip_high and clip_low: shares above and below the range that lost
+    their gradient (cispo: above, capped); those of `weight_metrics` for pi / pi_behaviour. With the
+    arguments or switches concerned: mismatch_kl, mismatch_max (behaviour against old), kl,
+    dropped_correction, dropped_entropy, clip_high_positive (share with A > 0), clip_low_positive.
 
     Raises:
         ValueError: shapes or dtypes do not fit, a value used is not finite, a switch lacks its
@@ -184,16 +165,63 @@ def sft_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss).
 
-    logp_BT: float, log-probability of each token. mask_BT: bool, True on the tokens to learn (the
-    model's own in SFT, all in CPT). denominator: tokens of the whole step over micro-batches and
-    ranks; this batch's when None. Returns (loss, metrics): a scalar tensor; floats `tokens` and
-    `nll` (this batch's own mean). ValueError as `policy_loss`.
+    logp_BT: float, of each token. mask_BT: bool, the tokens to learn (the model's own in SFT, all
+    in CPT). denominator: tokens of the whole step; this batch's when None. Returns (loss, metrics):
+    a scalar, and floats `tokens` and `nll` (this batch's own mean). ValueError as `policy_loss`.
     """
     check_tokens(logp_BT, mask_BT)
     nll_BT = -in_loss("logp_BT", logp_BT, mask_BT)
     loss = _aggregate(nll_BT, mask_BT, check_weights(None, logp_BT), LossConfig(), denominator)
     tokens = int(mask_BT.sum())
     return loss, {"tokens": float(tokens), "nll": nll_BT.detach().sum().item() / max(tokens, 1)}
+
+
+def dft_loss(
+    logp_BT: Tensor, mask_BT: Tensor, denominator: float | Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """Dynamic fine-tuning (arXiv 2508.05629): each token's NLL times its constant probability.
+
+    The gradient is - p grad log p = - grad p: a token that the model holds impossible pulls little.
+    As `sft_loss`, with the mean `probability` among the metrics.
+    """
+    check_tokens(logp_BT, mask_BT)
+    masked_BT = in_loss("logp_BT", logp_BT, mask_BT)
+    probability_BT = masked_BT.detach().exp()
+    loss, _ = sft_loss(probability_BT * masked_BT, mask_BT, denominator)
+    metrics = sft_loss(masked_BT.detach(), mask_BT)[1]
+    mass = (probability_BT * mask_BT).double().sum().item()
+    return loss, metrics | {"probability": mass / max(metrics["tokens"], 1.0)}
+
+
+@torch.no_grad()
+def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """A_t = log pi_teacher - log pi, without gradient (GLM-5, section 3.5, eq. 2); 0 outside.
+
+    In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher): no
+    group and no baseline is needed, every token is judged by itself. Arguments: float, nats, of
+    the same tokens, and bool. ValueError as `policy_loss`.
+    """
+    check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
+    teacher_BT = in_loss("teacher_logp_BT", teacher_logp_BT, mask_BT)
+    return -log_ratio(in_loss("logp_BT", logp_BT, mask_BT), teacher_BT, "teacher_logp")
+
+
+def distillation_loss(
+    logp_BT: Tensor, behaviour_logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor,
+    config: LossConfig | None = None, **arguments,
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    """On-policy distillation: `policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
+
+    Arguments and errors as there. Returns (loss, metrics), and among these `teacher_kl`: the k1
+    estimate of KL(pi || teacher), nats per token of the mask.
+    """
+    check_tokens(logp_BT, mask_BT)
+    mask_BT = mask_BT & (check_weights(arguments.get("weights_B"), logp_BT) > 0)[:, None]
+    advantages_BT = distillation_advantages(logp_BT, teacher_logp_BT, mask_BT)
+    tensors = logp_BT, behaviour_logp_BT, advantages_BT, mask_BT
+    loss, metrics = policy_loss(*tensors, config, **arguments)
+    total = advantages_BT[mask_BT].double().sum().item()
+    return loss, metrics | {"teacher_kl": -total / max(int(mask_BT.sum()), 1)}
 
 
 def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
@@ -205,26 +233,20 @@ def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
     lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
     float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.
     """
-    usable = 0 < buffer <= limit
-    require(usable, f"need 0 < buffer <= limit, got buffer {buffer} and limit {limit}")
+    require(0 < buffer <= limit, f"need 0 < buffer <= limit, got {buffer} and {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
     require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0, numbers of tokens")
     return ((limit - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)
 
 
 def kept_tokens(
-    mask_BT: Tensor,
-    config: LossConfig,
-    *,
-    behaviour_logp_BT: Tensor | None = None,
-    old_logp_BT: Tensor | None = None,
-    entropies_BT: Tensor | None = None,
-) -> Tensor:
+    mask_BT: Tensor, config: LossConfig, *, behaviour_logp_BT: Tensor | None = None,
+    old_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
 
-    None of it depends on the gradient, so it can be had for all micro-batches before the step:
-    with `denominator` "kept", pass this to `loss_denominator`. Arguments and errors as
-    `policy_loss`; leave sequences of weight 0 out of the mask.
+    It needs no gradient, so it can be had for all micro-batches before the step: with `denominator`
+    "kept", pass it to `loss_denominator`. As `policy_loss`; leave weights of 0 out of the mask.
     """
     _check_needs(config, old_logp_BT, True, entropies_BT)
     given = config.correction == "none" or behaviour_logp_BT is not None
@@ -235,13 +257,11 @@ def kept_tokens(
 def loss_denominator(
     mask_BT: Tensor, weights_B: Tensor | None = None, config: LossConfig | None = None
 ) -> float:
-    """What the loss of a batch is divided by: its (weighted) tokens or sequences.
+    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any.
 
-    Sum it over the micro-batches and ranks of a step and give the sum to each of them. Sequences
-    without any masked token are not counted.
-
-    mask_BT: bool, True on generated tokens (`kept_tokens` of them where a switch drops some).
-    weights_B: float or None. config: for `aggregate`.
+    Sum it over the micro-batches and ranks of a step and give the sum to each of them.
+    mask_BT: bool, generated tokens (`kept_tokens` of them where a switch drops some). weights_B:
+    float or None. config: for `aggregate`.
     """
     config = config or LossConfig()
     weights_B = check_weights(weights_B, mask_BT)
@@ -251,23 +271,18 @@ def loss_denominator(
 
 
 def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One dict for several: token-weighted means, smallest _min, largest _max, summed tokens.
-
-    Raises ValueError on an empty list or on dicts with different keys.
-    """
+    """One dict for several: token-weighted means, smallest _min, largest _max, summed tokens;
+    ValueError on an empty list or on dicts with different keys."""
     alike = parts and all(part.keys() == parts[0].keys() for part in parts)
     require(alike, "merge_metrics needs at least one dict, all with the same keys")
     tokens = sum(part["tokens"] for part in parts)
     live = [part for part in parts if part["tokens"] > 0] or list(parts[:1])
-    merged = {}
+    merged = {**parts[0], "tokens": tokens}
     for key in parts[0]:
-        if key == "tokens":
-            merged[key] = tokens
-        elif key.endswith(("_min", "_max")):
+        if key.endswith(("_min", "_max")):
             merged[key] = (min if key.endswith("_min") else max)(part[key] for part in live)
-        else:
-            weighted = sum(part[key] * part["tokens"] for part in live)
-            merged[key] = weighted / tokens if tokens else parts[0][key]
+        elif tokens and key != "tokens":
+            merged[key] = sum(part[key] * part["tokens"] for part in live) / tokens
     if "ess" in merged:  # a ratio of means, not a mean
         merged["ess"] = merged["weight_mean"] ** 2 / merged["weight_square_mean"]
     return merged
@@ -301,21 +316,21 @@ def _select(
     used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT
 ) -> tuple[Tensor | None, Tensor, dict[str, float]]:
     """(correction weights or None, tokens kept, share of the tokens dropped by each switch on)."""
-    correction_BT, kept_BT, dropped = None, used_BT, {}
-    tokens = max(float(used_BT.sum()), 1.0)
+    correction_BT, kept_BT, chosen = None, used_BT, {}
     if config.correction != "none":
         correction_BT = importance_correction(
             old_BT, behaviour_BT, used_BT, config.correction,
             bounds=config.correction_bounds, level=config.correction_level,
         )  # fmt: skip
-        kept_BT = kept_BT & (correction_BT > 0)
-        dropped["dropped_correction"] = float((used_BT & ~kept_BT).sum()) / tokens
+        chosen["dropped_correction"] = correction_BT > 0
     if config.top_entropy < 1:
         share, scope = config.top_entropy, config.entropy_scope
-        chosen_BT = top_entropy_mask(entropies_BT, used_BT, share, scope)
-        dropped["dropped_entropy"] = float((used_BT & ~chosen_BT).sum()) / tokens
+        chosen["dropped_entropy"] = top_entropy_mask(entropies_BT, used_BT, share, scope)
+    tokens = max(float(used_BT.sum()), 1.0)
+    for chosen_BT in chosen.values():
         kept_BT = kept_BT & chosen_BT
-    return correction_BT, kept_BT, dropped
+    shares = {name: float((used_BT & ~some_BT).sum()) / tokens for name, some_BT in chosen.items()}
+    return correction_BT, kept_BT, shares
 
 
 def _aggregate(
@@ -341,18 +356,16 @@ def _ratio_metrics(
     delta_BT: Tensor, advantages_BT: Tensor, used_BT: Tensor, config: LossConfig
 ) -> dict[str, float]:
     delta_K = delta_BT[used_BT].double()  # K tokens in the loss
-    if not len(delta_K):
-        delta_K = torch.zeros(1, dtype=torch.float64)
+    delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
     ratio_BT, clip, positive_BT = delta_BT.exp(), config.clip, advantages_BT > 0
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    high_BT = used_BT & ((ratio_BT >= high) if clip == "double_sided" else (ratio_BT > high))
-    low_BT = used_BT & ((ratio_BT <= low) if clip == "double_sided" else (ratio_BT < low))
+    high_BT, low_BT = used_BT & (ratio_BT > high), used_BT & (ratio_BT < low)
     if clip == "ppo":
         high_BT, low_BT = high_BT & positive_BT, low_BT & (advantages_BT < 0)
-    shares = {
-        "clip_high": high_BT & (clip != "none"),
-        "clip_low": low_BT & (clip not in ("none", "cispo")),
-    }
+    elif clip == "double_sided":
+        high_BT, low_BT = used_BT & (ratio_BT >= high), used_BT & (ratio_BT <= low)
+    shares = {"clip_high": high_BT & (clip != "none"),
+              "clip_low": low_BT & (clip not in ("none", "cispo"))}  # fmt: skip
     if clip == "double_sided":
         shares |= {f"{key}_positive": out_BT & positive_BT for key, out_BT in shares.items()}
     tokens = float(used_BT.sum())
@@ -367,14 +380,13 @@ def _ratio_metrics(
 
 def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT):
     """ValueError for a switch whose argument is missing."""
-    needs = (
-        (config.correction != "none", f'correction="{config.correction}"', "old_logp_BT", old_BT),
-        (config.kl_coef > 0, f"kl_coef={config.kl_coef}", "reference_logp_BT", reference_BT),
-        (config.top_entropy < 1, f"top_entropy={config.top_entropy}", "entropies_BT", entropies_BT),
-    )
-    for on, switch, name, given in needs:
-        remedy = f"pass it or switch {switch.split('=')[0]} off"
-        require(not on or given is not None, f"{switch} needs {name}; {remedy}")
+    for on, switch, name, given in (
+        (config.correction != "none", "correction", "old_logp_BT", old_BT),
+        (config.kl_coef > 0, "kl_coef", "reference_logp_BT", reference_BT),
+        (config.top_entropy < 1, "top_entropy", "entropies_BT", entropies_BT),
+    ):
+        message = f"{switch}={getattr(config, switch)!r} needs {name}; pass it or switch it off"
+        require(not on or given is not None, message)
 
 
 def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
@@ -382,7 +394,6 @@ def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
     got, need = list(advantages.shape), list(used_BT.shape)
     require(got in (need[:1], need), f"advantages_B needs one value per sequence, shape "
             f"{need[:1]}, or per token, {need}; got {tuple(got)}")  # fmt: skip
-    advantages = advantages.detach().to(used_BT.device)
     if advantages.dim() == 1:
         advantages, used_BT = advantages[:, None], used_BT.any(dim=1, keepdim=True)
-    return in_loss("advantages_B", advantages, used_BT)
+    return in_loss("advantages_B", advantages.detach().to(used_BT.device), used_BT)

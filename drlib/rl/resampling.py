@@ -3,12 +3,12 @@
 Three answers to the same waste, all off in the recipe:
 
 - Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter),
-  `missing_groups` and `first_live_groups` say how many more to roll out until a batch is full of
-  live ones (DAPO's dynamic sampling), `fill_with_live_groups` puts copies of live groups in their
-  place (WebSailor's DUPO), which is much the same as a larger weight, and cheap.
-- Successes with broken tool calls teach broken tool calls. `resample_on_correct` rolls out more
-  than it keeps and prefers clean successes (rStar2-Agent's GRPO-RoC, arXiv 2508.20722, section
-  2.2.3): rewards stay as they are, and failures stay as varied as they came.
+  `missing_groups` and `first_live_groups` fill a batch with live ones (DAPO's dynamic sampling),
+  `fill_with_live_groups` puts copies of live groups in their place (WebSailor's DUPO), which is
+  much the same as a larger weight, and cheap.
+- Successes with broken tool calls teach broken tool calls. `resample_on_correct` keeps fewer than
+  were rolled out and prefers clean successes (rStar2-Agent's GRPO-RoC, arXiv 2508.20722, section
+  2.2.3): rewards stay as they are, and failures as varied as they came.
 
 RoC's paper samples successes with probability inverse to their penalty, its code takes the
 cleanest: `mode` chooses. Where the code takes the first failures we draw (the first to finish are
@@ -16,7 +16,6 @@ the short ones), and where it counts the word "error" we count `ToolResult.ok`. 
 rollouts, and a cache of surplus live groups.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from drlib.rl.advantages import group_mean
-from drlib.rl.checks import require
+from drlib.rl.checks import finite, one_of, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 
@@ -69,14 +68,9 @@ def roc_quotas(negatives: int, positives: int, keep: int) -> tuple[int, int]:
 
 
 def resample_on_correct(
-    group: Sequence[Trajectory],
-    keep: int,
-    mode: Literal["sample", "sort"] = "sample",
-    epsilon: float = 1e-6,
-    generator: torch.Generator | None = None,
-    *,
-    positive_from: float = 0.5,
-) -> list[int]:
+    group: Sequence[Trajectory], keep: int, mode: Literal["sample", "sort"] = "sample",
+    epsilon: float = 1e-6, generator: torch.Generator | None = None, *, positive_from: float = 0.5,
+) -> list[int]:  # fmt: skip
     """Which `keep` rollouts of one question to train on (GRPO-RoC).
 
     Failures are drawn uniformly. Successes: "sample" draws without replacement, each next one with
@@ -84,17 +78,21 @@ def resample_on_correct(
     ties at random. Compute advantages over the kept ones only. Rollouts that an environment fault
     spoilt or nobody judged are kept, the first ones first, only when the others run out.
 
-    Args:
-        epsilon: > 0; what a clean success counts as. The paper leaves it open and it matters: a
-            small one is nearly "sort", 1 nearly uniform.
-        generator: of the draws; None is torch's global one.
-        positive_from: as in `FilterConfig`.
+    epsilon: > 0; what a clean success counts as. The paper leaves it open and it matters: a small
+    one is nearly "sort", 1 nearly uniform. generator: of the draws; None is torch's global one.
+    positive_from: as in `FilterConfig`.
 
     Returns `keep` different indices into `group`, ascending. ValueError: keep is not in
     0..len(group), several groups, a reward that is not finite, an unknown mode or epsilon.
     """
-    _check_roc(group, keep, mode, epsilon)
+    one_of(mode, ("sample", "sort"), "mode")
+    within(epsilon, "(0, inf)", "epsilon")
+    require(0 <= keep <= len(group), f"cannot keep {keep} of {len(group)} rollouts; roll out more")
+    names = {trajectory.group_id for trajectory in group}
+    require(len(names) < 2, f"resample one group at a time, got {sorted(names)}")
     judged = [i for i, t in enumerate(group) if t.reward is not None and not has_env_fault(t)]
+    for t in group:
+        finite(t.reward or 0.0, f"trajectory {t.id}: reward (None: not judged)")
     positives = [i for i in judged if group[i].reward >= positive_from]
     negatives = [i for i in judged if group[i].reward < positive_from]
     quotas = roc_quotas(len(negatives), len(positives), min(keep, len(judged)))
@@ -112,19 +110,6 @@ def resample_on_correct(
     return sorted(kept + spoilt[: keep - len(kept)])
 
 
-def _check_roc(group: Sequence[Trajectory], keep: int, mode: str, epsilon: float) -> None:
-    require(mode in ("sample", "sort"), f'mode must be "sample" or "sort", got {mode!r}')
-    require(0 < epsilon < math.inf, f"epsilon must be positive and finite, got {epsilon}")
-    enough = 0 <= keep <= len(group)
-    require(enough, f"cannot keep {keep} of {len(group)} rollouts; roll out more")
-    names = {trajectory.group_id for trajectory in group}
-    require(len(names) < 2, f"resample one group at a time, got {sorted(names)}")
-    for trajectory in group:
-        judged = trajectory.reward is None or math.isfinite(trajectory.reward)
-        require(judged, f"trajectory {trajectory.id}: reward is {trajectory.reward}; "
-                "use None where it could not be judged")  # fmt: skip
-
-
 def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
 
@@ -133,24 +118,18 @@ def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     """
     spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
     groups_N = torch.as_tensor(groups_N, device=spread_N.device)
-    index_N = torch.unique(groups_N, return_inverse=True)[1]
-    live_N = torch.zeros_like(spread_N).index_add(0, index_N, spread_N)[index_N] > 0
+    live_N = torch.isin(groups_N, groups_N[spread_N > 0])
     return live_N if valid_N is None else live_N & torch.as_tensor(valid_N, device=live_N.device)
 
 
 def missing_groups(rewards_N, groups_N, want: int, valid_N=None) -> int:
-    """How many live groups are missing to `want` of them: `while missing_groups(...): roll out`.
-
-    Arguments and errors as `drop_equal_groups`.
-    """
+    """How many live groups are missing to `want` of them: `while missing_groups(...): roll out`."""
     return max(0, want - len(_members(rewards_N, groups_N, valid_N)[1]))
 
 
 def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
-    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending.
-
-    ValueError while groups are missing.
-    """
+    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending;
+    ValueError while groups are missing."""
     members, live = _members(rewards_N, groups_N, valid_N)
     require(len(live) >= want, f"only {len(live)} of {want} live groups; roll out more questions")
     chosen = sorted(i for group in live[:want] for i in members[group])
@@ -164,8 +143,8 @@ def fill_with_live_groups(
 
     Arguments and errors as `leave_one_out`. generator: of the choice; None is torch's global one.
     Returns (indices_M, groups_M), int64: which rollout stands in each place, and the number of its
-    slot. A copy has its own slot, or it would enter the baseline of its original. Both are empty
-    when no group is live: there is nothing to learn from, skip the step.
+    slot (a copy has its own, or it would enter the baseline of its original). Both are empty when
+    no group is live: skip the step.
     """
     members, live = _members(rewards_N, groups_N, valid_N)
     indices, slots = [], []

@@ -24,10 +24,7 @@ from drlib.trajectory import Termination, Trajectory
 
 @dataclass(frozen=True)
 class RewardResult:
-    """A trajectory's reward; `value` is None when it cannot be judged.
-
-    `parts` holds the terms that made up the value, by name.
-    """
+    """A trajectory's reward, None when it cannot be judged, and the terms that made it up."""
 
     value: float | None
     parts: dict[str, float] = field(default_factory=dict)
@@ -51,11 +48,8 @@ def exact_match() -> Reward:
 
 
 def random_reward(seed: int = 0) -> Reward:
-    """The control: a fair coin per trajectory, keyed by (seed, trajectory id).
-
-    The same trajectory gets the same coin in any order, batch and process. The coin knows nothing
-    of the answer; ids must differ between steps or the coins repeat.
-    """
+    """The control: a fair coin keyed by (seed, trajectory id), the same in any order, batch and
+    process. Ids must differ between steps or the coins repeat."""
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
@@ -72,8 +66,7 @@ REWARDS: dict[str, Callable[..., Reward]] = {"exact_match": exact_match, "random
 
 def make_reward(name: str, **settings) -> Reward:
     """The reward called `name` in REWARDS; ValueError listing the names when there is none."""
-    known = ", ".join(sorted(REWARDS))
-    require(name in REWARDS, f"no reward is called {name!r}; there are {known}")
+    require(name in REWARDS, f"no reward is called {name!r}; there are {', '.join(REWARDS)}")
     return REWARDS[name](**settings)
 
 

@@ -17,22 +17,17 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import finite, require, require_choices
+from drlib.rl.checks import Coefficient, Count, Positive, finite, require, within
 from drlib.rl.rewards import has_env_fault
-from drlib.rl.staleness import Machine, StalenessFilter, fresh
+from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401
 from drlib.trajectory import Termination, Trajectory
 
-__all__ = ["AdaptiveLearningRate", "Alarm", "DriftDetector", "EmergencyStop", "HistogramShift",
-           "KLController", "PageHinkley", "ReferenceReset", "StalenessFilter", "ema", "psi",
-           "rollout_signals", "sync_reference"]  # fmt: skip
 COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
-
-# ---------------------------------------------------------------- divergence and reference
 
 
 @dataclass(frozen=True)
@@ -43,32 +38,26 @@ class KLController(Machine):
     "proportional": times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) (1909.08593, 2.2).
     """
 
-    coef: float = 0.0
-    target: float | None = None
+    coef: Coefficient = 0.0
+    target: Annotated[float, "(0, inf)"] | None = None
     rule: Literal["threshold", "proportional"] = "threshold"
     state: dict = fresh(coef=0.0)
 
     def __post_init__(self):
-        require_choices(self)
-        low, high = COEF_RANGE
-        if self.target is not None:
-            require(0 < self.target < math.inf, f"target must be positive, got {self.target}")
-            require(low <= self.coef <= high, f"coef must lie in {COEF_RANGE}, got {self.coef}: "
-                    "the rules multiply, so they cannot leave 0")  # fmt: skip
-        require(0 <= self.coef < math.inf, f"coef must be finite and >= 0, got {self.coef}")
+        super().__post_init__()
+        usable = self.target is None or COEF_RANGE[0] <= self.coef <= COEF_RANGE[1]
+        require(usable, f"coef must lie in {COEF_RANGE}, got {self.coef}: the rules multiply, so "
+                "they cannot leave 0")  # fmt: skip
         self.state["coef"] = self.coef
 
     def update(self, kl: float) -> float:
         """The next step's coefficient, from a step's mean KL (nats; an estimate may be below 0)."""
-        if self.target is None:
-            return self.state["coef"]
-        ratio = finite(kl, "the KL divergence") / self.target
-        if self.rule == "proportional":
-            change = 1 + 0.1 * min(max(ratio - 1, -0.2), 0.2)
-        else:
+        if self.target is not None:
+            ratio, (low, high) = finite(kl, "the KL divergence") / self.target, COEF_RANGE
             change = 2.0 if ratio > 1.5 else 0.5 if ratio < 1 / 1.5 else 1.0
-        low, high = COEF_RANGE
-        self.state["coef"] = min(max(self.state["coef"] * change, low), high)
+            if self.rule == "proportional":
+                change = 1 + 0.1 * min(max(ratio - 1, -0.2), 0.2)
+            self.state["coef"] = min(max(self.state["coef"] * change, low), high)
         return self.state["coef"]
 
 
@@ -80,29 +69,24 @@ class ReferenceReset(Machine):
     since the last reset. None: never. Progress after a reset is measured from the score at it.
     """
 
-    patience: int | None = None
-    min_delta: float = 0.0
-    every: int | None = None
+    patience: Count | None = None
+    min_delta: Coefficient = 0.0
+    every: Count | None = None
     state: dict = fresh(steps=0, since=0, best=None, stale=0, resets=[])
-
-    def __post_init__(self):
-        counted = all(n is None or n >= 1 for n in (self.patience, self.every))
-        require(counted, f"patience and every start at 1: {self.patience}, {self.every}")
-        require(0 <= self.min_delta < math.inf, f"min_delta is {self.min_delta}, not >= 0")
 
     def update(self, score: float | None = None) -> str | None:
         """After a step, with its validation score if there was one: "stagnation" or "period" if a
         reset is due, else None. `state["resets"]` lists the steps."""
         s, cause = self.state, None
         s["steps"], s["since"] = s["steps"] + 1, s["since"] + 1
+        if self.every is not None and s["since"] >= self.every:
+            cause = "period"
         if score is not None:
             score = finite(score, "the validation score")
             better = s["best"] is None or score > s["best"] + self.min_delta
             s["best"], s["stale"] = (score, 0) if better else (s["best"], s["stale"] + 1)
             if self.patience is not None and s["stale"] >= self.patience:
                 cause = "stagnation"
-        if cause is None and self.every is not None and s["since"] >= self.every:
-            cause = "period"
         if cause is not None:
             s.update(since=0, stale=0, best=s["best"] if score is None else score)
             s["resets"].append(s["steps"])
@@ -110,11 +94,9 @@ class ReferenceReset(Machine):
 
 
 def ema(reference: Tensor, policy: Tensor, decay: float) -> Tensor:
-    """decay * reference + (1 - decay) * policy, a new tensor of the reference's dtype.
-
-    Exact at 0 and 1. In bfloat16 a decay near 1 rounds the change away: keep it in float32.
-    """
-    require(0 <= decay <= 1, f"decay is a share in 0..1, got {decay}")
+    """decay * reference + (1 - decay) * policy, a new tensor of the reference's dtype, exact at 0
+    and 1. In bfloat16 a decay near 1 rounds the change away: keep it in float32."""
+    within(decay, "[0, 1]", "decay")
     return torch.lerp(reference, policy.to(reference), 1 - decay)
 
 
@@ -122,28 +104,23 @@ def ema(reference: Tensor, policy: Tensor, decay: float) -> Tensor:
 def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     """Move the reference to the policy in place (`ema`), and empty the optimizers' state.
 
-    reference, policy: anything with `parameters()` and, for what is copied as it is, `buffers()`,
-    in the same order. optimizers: anything with a `state` mapping, such as AdamW, whose moments and
-    step count belong to the old objective; none given, they stay.
-    ValueError, before anything is changed, where the models do not match or share a tensor.
+    reference, policy: modules; buffers are copied as they are. optimizers: anything with a `state`
+    mapping, such as AdamW, whose moments and step count belong to the old objective; none given,
+    they stay. ValueError, before anything is changed, where the models do not match or share a
+    tensor.
     """
-    moved = list(reference.parameters()), list(policy.parameters())
-    copied = [list(getattr(model, "buffers", list)()) for model in (reference, policy)]
-    for ours, theirs in (moved, copied):
-        shapes = [[tuple(t.shape) for t in side] for side in (ours, theirs)]
-        require(shapes[0] == shapes[1], "reference and policy differ in their tensors' shapes")
-        shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
-        require(not shared, "reference and policy share a tensor; make one with copy.deepcopy")
-    require(0 <= decay <= 1, f"decay is a share in 0..1, got {decay}")
+    within(decay, "[0, 1]", "decay")
+    ours, theirs = ([*model.parameters(), *model.buffers()] for model in (reference, policy))
+    alike = [t.shape for t in ours] == [t.shape for t in theirs]
+    require(alike, "reference and policy differ in their tensors' shapes")
+    shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
+    require(not shared, "reference and policy share a tensor; make one with copy.deepcopy")
     states = [optimizer.state for optimizer in optimizers]
-    for sides, share in ((moved, decay), (copied, 0.0)):
-        for ours, theirs in zip(*sides):
-            ours.copy_(ema(ours, theirs, share) if share else theirs)
+    trained = len([*reference.parameters()])
+    for at, (old, new) in enumerate(zip(ours, theirs)):
+        old.copy_(ema(old, new, decay) if decay and at < trained else new)
     for state in states:
         state.clear()
-
-
-# ---------------------------------------------------------------- drift of the environment
 
 
 def rollout_signals(
@@ -183,19 +160,15 @@ class PageHinkley(Machine):
 
     With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
     smallest value so far exceeds `threshold`; "down" with the signs turned. delta: half of the
-    smallest shift worth an alarm. A larger shift is seen after some threshold / (shift - delta)
+    smallest shift worth an alarm. A larger one is seen after some threshold / (shift - delta)
     steps; false alarms fall like exp(-2 delta threshold / variance). None in the first `warmup`
     steps; after an alarm all starts again.
     """
 
-    delta: float = 0.0
-    threshold: float = math.inf
+    delta: Coefficient = 0.0
+    threshold: Positive = math.inf
     warmup: int = 10
     state: dict = fresh(n=0, mean=0.0, up=0.0, down=0.0)
-
-    def __post_init__(self):
-        usable = 0 <= self.delta < math.inf and self.threshold > 0
-        require(usable, f"delta >= 0, threshold > 0: got {self.delta}, {self.threshold}")
 
     def update(self, value: float) -> str | None:
         s = self.state
@@ -235,13 +208,13 @@ class HistogramShift(Machine):
     window 200 and 5 bins chance exceeds 0.25 in about one of 20,000 windows, at 64 in one of ten.
     """
 
-    above: float = math.inf
+    above: Positive = math.inf
     window: int = 200
     bins: int = 5
     state: dict = fresh(reference=[], current=[], psi=0.0)
 
     def __post_init__(self):
-        require(self.above > 0, f"above must be positive, got {self.above}")
+        super().__post_init__()
         require(2 <= self.bins <= self.window, f"2 <= bins <= {self.window}, got {self.bins}")
 
     def update(self, values: Iterable[float]) -> str | None:
@@ -275,28 +248,24 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True)
 class DriftDetector(Machine):
-    """A monitor a signal (copied), running averages of all numbers, identity of what answers.
-
-    monitors: `PageHinkley` for a number a step, `HistogramShift` for a list a step.
-    """
+    """A monitor a signal (copied: `PageHinkley` for a number a step, `HistogramShift` for a list),
+    running averages of all numbers, identity of what answers."""
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
-    memory: float = 0.9  # of the running averages, a step
+    memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
     state: dict = fresh(step=0, averages={}, identity={}, monitors={})
 
     def __post_init__(self):
-        require(0 <= self.memory < 1, f"memory is a share in [0, 1), got {self.memory}")
+        super().__post_init__()
         object.__setattr__(self, "monitors", copy.deepcopy(dict(self.monitors)))
 
     def update(
         self, signals: Mapping[str, float | Sequence[float] | None],
         identity: Mapping[str, str] | None = None,
     ) -> list[Alarm]:  # fmt: skip
-        """After a step: its alarms. ValueError where a monitored signal is missing or not finite.
-
-        signals: as of `rollout_signals`; None: not measured in this step.
-        identity: versions of world, index and tools; an alarm when one is not as it was last.
-        """
+        """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
+        versions of world, index and tools; an alarm when one is not as it was last. ValueError
+        where a monitored signal is missing or not finite."""
         s, alarms = self.state, []
         missing = sorted(set(self.monitors) - set(signals))
         require(not missing, f"signals lack {missing}; give None where none was measured")
@@ -326,9 +295,6 @@ class DriftDetector(Machine):
             monitor.load_state_dict(state["monitors"][name])
 
 
-# ---------------------------------------------------------------- responses
-
-
 @dataclass(frozen=True)
 class AdaptiveLearningRate(Machine):
     """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
@@ -337,16 +303,11 @@ class AdaptiveLearningRate(Machine):
     lead back in equal parts. Never above 1, never below `floor`. factor 1: always exactly 1.
     """
 
-    factor: float = 1.0
-    hold: int = 10
-    recovery: int = 10
-    floor: float = 0.01
+    factor: Annotated[float, "(0, 1]"] = 1.0
+    hold: Count = 10
+    recovery: Count = 10
+    floor: Annotated[float, "[0, 1]"] = 0.01
     state: dict = fresh(low=1.0, age=0, scale=1.0)
-
-    def __post_init__(self):
-        require(0 < self.factor <= 1, f"factor must be in (0, 1], got {self.factor}")
-        require(0 <= self.floor <= 1, f"floor is a share in 0..1, got {self.floor}")
-        require(min(self.hold, self.recovery) >= 1, "hold and recovery are at least one step")
 
     def update(self, alarm: bool) -> float:
         """The factor for the next step."""
@@ -370,16 +331,16 @@ class EmergencyStop(Machine):
     """
 
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    window: int = 5
-    patience: int = 3
+    window: Count = 5
+    patience: Count = 3
     state: dict = fresh()
 
     def __post_init__(self):
+        super().__post_init__()
         for name, (fine, collapsed) in self.limits.items():
             ordered = 0 < fine <= collapsed < 1
             require(ordered, f"{name}: 0 < fine <= collapsed < 1, got {fine} and {collapsed}")
             self.state[name] = {"recent": [], "armed": False, "above": 0}
-        require(min(self.window, self.patience) >= 1, "window and patience are at least one step")
 
     def update(self, signals: Mapping[str, float | None]) -> str | None:
         """The reason to stop after this step, or None. A signal of None leaves all as it was."""

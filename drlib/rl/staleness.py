@@ -7,9 +7,9 @@ copies as long as more than half of it is left. `ReplayBuffer` and `replay_weigh
 replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
 draws without a formula (its report has none of them; strictly on-policy training needs none).
 
-As constructed without arguments both classes are off. Left out: queues and partial rollouts (the
-engine's), prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the
-base of `drlib.rl.stability` and of two curricula as well.
+Without arguments both classes are off. Left out: queues and partial rollouts (the engine's),
+prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the base of
+`drlib.rl.stability` and of the curricula as well.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import random
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import require
+from drlib.rl.checks import check_fields, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
+
+Age = Annotated[int, "[0, inf)"]
 
 
 def fresh(**initial):
@@ -37,14 +40,15 @@ def fresh(**initial):
 class Machine:
     """`state` out and in; the settings are not part of it: construct the same ones again."""
 
+    def __post_init__(self):
+        check_fields(self)
+
     def state_dict(self) -> dict:
         return copy.deepcopy(self.state)
 
     def load_state_dict(self, state: Mapping) -> None:
-        require(
-            set(state) == set(self.state),
-            f"{type(self).__name__} keeps {sorted(self.state)}, the state has {sorted(state)}",
-        )
+        keeps = f"{type(self).__name__} keeps {sorted(self.state)}"
+        require(set(state) == set(self.state), f"{keeps}, the state has {sorted(state)}")
         self.state.update(copy.deepcopy(dict(state)))
 
 
@@ -70,16 +74,11 @@ def refusal(
 
 @dataclass(frozen=True)
 class StalenessFilter(Machine):
-    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off).
+    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off), and
+    counts the reasons over the run."""
 
-    `state` counts ages (for a histogram; as text, like all keys of JSON) and reasons, over the run.
-    """
-
-    max_age: int | None = None
-    state: dict = fresh(ages={}, reasons={})
-
-    def __post_init__(self):
-        require(self.max_age is None or self.max_age >= 0, f"max_age is {self.max_age}, below 0")
+    max_age: Age | None = None
+    state: dict = fresh(reasons={})
 
     def update(
         self, trajectories: Sequence[Trajectory], now: int, worlds: Collection[str] | None = None
@@ -88,10 +87,8 @@ class StalenessFilter(Machine):
         if self.max_age is None:
             return [True] * len(trajectories)
         reasons = [refusal(t, now, self.max_age, worlds) for t in trajectories]
-        seen = {"ages": [str(age(t, now)) for t in trajectories],
-                "reasons": [reason for reason in reasons if reason]}  # fmt: skip
-        for name, values in seen.items():
-            self.state[name] = dict(Counter(self.state[name]) + Counter(values))
+        counts = Counter(self.state["reasons"]) + Counter(filter(None, reasons))
+        self.state["reasons"] = dict(counts)
         return [reason is None for reason in reasons]
 
 
@@ -101,10 +98,10 @@ def repair_groups(
     """Whole groups of `size` again (GLM-5, 4.1): more than half valid: pad with copies of the
     valid ones, in turn; otherwise drop the group.
 
-    groups: the group of each of N samples; samples lost on the way need not be among them. valid:
-    whether it may train. Returns (indices, report): which samples train, group after group, copies
-    last; the numbers of groups "complete", "repaired" and "dropped", and of "copies". GLM-5's
-    baseline is the group mean; leave-one-out would leave the copy of a sample in its baseline.
+    groups: of each of N samples; those lost on the way need not be among them. valid: whether it
+    may train. Returns (indices, report): which samples train, group after group, copies last; the
+    numbers of groups "complete", "repaired" and "dropped", and of "copies". GLM-5's baseline is the
+    group mean; leave-one-out would leave the copy of a sample in its baseline.
     ValueError: a group has more than `size` samples, or the lengths differ.
     """
     require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
@@ -129,17 +126,14 @@ def repair_groups(
 class ReplayBuffer(Machine):
     """The last `capacity` groups of rollouts, to train on again (0: off).
 
-    A unit is a whole group: the baseline of a rollout is made of those sampled with it. Only
-    groups of which every rollout passes `refusal` are drawn (temporal consistency).
-    `state["groups"]` holds the trajectories themselves: `save_trajectories` keeps them exactly.
+    Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
+    every rollout passes `refusal` are drawn (temporal consistency). `state["groups"]` holds the
+    trajectories themselves: `save_trajectories` keeps them exactly.
     """
 
-    capacity: int = 0
-    max_age: int = 1
+    capacity: Age = 0
+    max_age: Age = 1
     state: dict = fresh(groups=[])
-
-    def __post_init__(self):
-        require(self.capacity >= 0 and self.max_age >= 0, "capacity and max_age start at 0")
 
     def add(self, group: Sequence[Trajectory]) -> None:
         """Keep a group; the oldest goes when there are more than `capacity`."""
@@ -151,15 +145,13 @@ class ReplayBuffer(Machine):
     def draw(
         self, n: int, now: int, rng: random.Random, *, worlds: Collection[str] | None
     ) -> tuple[list[Trajectory], Tensor]:
-        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do.
-
-        worlds: the versions that still answer as they did; None if none ever changes. What is
-        too old for `now` is forgotten, as it will not become younger.
-        """
-        refused = [[refusal(t, now, self.max_age, worlds) for t in g] for g in self.state["groups"]]
-        judged = list(zip(self.state["groups"], refused))
+        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
+        is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
+        if none ever changes."""
+        judged = [(group, {refusal(t, now, self.max_age, worlds) for t in group})
+                  for group in self.state["groups"]]  # fmt: skip
         self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
-        fitting = [group for group, reasons in judged if not any(reasons)]
+        fitting = [group for group, reasons in judged if reasons == {None}]
         drawn = [t for group in rng.sample(fitting, min(n, len(fitting))) for t in group]
         return drawn, torch.tensor([age(t, now) for t in drawn], dtype=torch.int64)
 
@@ -170,23 +162,21 @@ def replay_weights(
 ) -> Tensor:  # fmt: skip
     """Loss weights min(cap, exp(log_ratio)) * decay^age, without gradient.
 
-    Args:
-        ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's
-            minus the sampling policy's log-probability, nats (a mean: no length bias).
-        normalize: scale to mean 1 (self-normalised). The scale is the batch's: give fresh and
-            replayed rollouts together, or equally old ones lose their decay.
+    ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's minus
+    the sampling policy's log-probability, nats (a mean: no length bias). normalize: scale to mean 1
+    over the batch: give fresh and replayed rollouts together, or equally old ones lose their decay.
 
     Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
     below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
     """
     require(ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape,
             f"one age and one ratio a rollout: {ages_N.shape}, {log_ratio_N.shape}")  # fmt: skip
-    require(0 < decay <= 1 and 0 < cap < math.inf, f"decay in (0, 1], cap > 0: {decay}, {cap}")
+    within(decay, "(0, 1]", "decay"), within(cap, "(0, inf)", "cap")
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
     ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()
     weights_N = ratio_N * decay ** ages_N.to(ratio_N.dtype)
-    if not normalize or not len(weights_N):
-        return weights_N
-    require(bool(weights_N.sum() > 0), "all weights underflow to 0: the rollouts are too old")
-    return weights_N / weights_N.mean()
+    if normalize and len(weights_N):
+        require(bool(weights_N.sum() > 0), "all weights underflow to 0: the rollouts are too old")
+        weights_N = weights_N / weights_N.mean()
+    return weights_N

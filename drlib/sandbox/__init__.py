@@ -2,7 +2,8 @@
 
 `layers` puts limits, credentials, Landlock and seccomp in place; `trials` tries them; `zygote` is
 the warm template and `child` one call inside it; `probing` says what this machine can isolate and
-`pool` is what the rest of drlib uses.
+`pool` is what the rest of drlib uses; `service`, `client` and `ray` carry it to other processes and
+hosts.
 """
 
 from drlib.sandbox.pool import Sandbox, Snapshot

@@ -8,6 +8,7 @@ that an uncaught MemoryError exits with `EXIT_MEMORY`.
 
 from __future__ import annotations
 
+import array
 import ast
 import atexit
 import builtins
@@ -16,6 +17,7 @@ import linecache
 import marshal
 import os
 import random
+import socket
 import sys
 import threading
 import traceback
@@ -23,12 +25,12 @@ import types
 from collections.abc import Callable, Sequence
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
-READY, REQUEST = 3, 4  # descriptors of a child
+LINE, REQUEST = 3, 4  # descriptors of a child
 CODE_NAME = "<python>"
 
 
 def prepare() -> None:
-    """In the template: all that children would otherwise make anew, at the cost of touched pages."""
+    """In the template: what children would otherwise make anew, at the cost of touched pages."""
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins
     sys.modules["__main__"] = main
@@ -63,30 +65,35 @@ class Child:
     def __init__(self, template, layers: types.ModuleType) -> None:
         self.template, self.layers = template, layers
 
-    def main(self, fds: Sequence[int], steps: list, then=None) -> None:
-        """Take the steps, report, run the code; never returns.
+    def main(self, fds: Sequence[int], first: int, steps: list, then=None) -> None:
+        """Take the steps, wait for the call, report, run the code; never returns.
 
-        `fds` become descriptors 0, 1, ...: the streams, the pipe for the report, and the request's
-        memory file, which is read only here: nothing of one call is ever in the memory that the
-        next is forked from. A session (sessions.py) has other descriptors and calls `then` instead.
+        `fds` become descriptors `first`, `first` + 1, ...; the plain child has the line to the
+        template alone, over which it gets the request and its streams: nothing of one call is ever
+        in the memory that the next is forked from. A session (sessions.py) gives all descriptors
+        now, and what to do `then`.
         """
         exit_now = os._exit  # generated code may replace the name
         try:
-            for target, fd in enumerate(fds):
+            for target, fd in enumerate(fds, first):
                 os.dup2(fd, target)
             self.layers.take(steps)
+            if not then:
+                _receive_files()
             if os.getppid() not in (0, self.template.pid):  # 0: seen from its own PID namespace
                 exit_now(EXIT_SETUP)
             gc.enable()
             if self.template.filter:
                 self.listener = self.template.filter.install()
-            os.write(READY, b"1\n")
+            os.write(LINE, b"1\n")
             if not then:
-                os.close(READY)
+                os.close(LINE)
                 self.request = _read_request()
         except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
-            os.write(READY, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
-            exit_now(EXIT_SETUP)
+            try:
+                os.write(LINE, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
+            finally:  # whoever asked may be gone
+                exit_now(EXIT_SETUP)
         try:
             exit_now((then or self._run)())
         except BaseException:  # noqa: BLE001 - the template's own code must never go on in here
@@ -122,6 +129,20 @@ def run_cell(request: tuple, after: Callable[[], None]) -> int:
     after()
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
+
+
+def _receive_files() -> None:
+    """Wait for the call; its memory files become descriptors 4 and 0 to 2."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=LINE)
+    _, received, _, _ = line.recvmsg(1, 64)
+    line.detach()
+    if not received:  # the template has gone
+        os._exit(EXIT_SETUP)
+    request, *streams = array.array("i", received[0][2])
+    os.dup2(request, REQUEST)  # the first free number, most often itself
+    for target, fd in enumerate(streams):
+        os.dup2(fd, target)
+    os.closerange(REQUEST + 1, 16)
 
 
 def _read_request() -> tuple:

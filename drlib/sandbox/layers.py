@@ -26,7 +26,6 @@ import fcntl
 import functools
 import os
 import platform
-import signal
 import struct
 from collections.abc import Callable, Iterable
 
@@ -40,49 +39,25 @@ NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = (
     0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 MS_PRIVATE = 0x4000 | 0x40000  # with everything below: no mount of ours shows outside
 
-# name:number on x86-64:number on aarch64 ("-": the architecture has no such call)
-_ALLOWED = """
-read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69
-pwritev:296:70 preadv2:327:286 pwritev2:328:287 lseek:8:62 close:3:57 close_range:436:436 open:2:-
-openat:257:56 creat:85:- stat:4:- fstat:5:80 lstat:6:- newfstatat:262:79 statx:332:291 access:21:-
-faccessat:269:48 faccessat2:439:439 readlink:89:- readlinkat:267:78 getdents:78:-
-getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 mkdir:83:- mkdirat:258:34 rmdir:84:-
-unlink:87:- unlinkat:263:35 rename:82:- renameat:264:38 renameat2:316:276 link:86:- linkat:265:37
-symlink:88:- symlinkat:266:36 truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223
-fsync:74:82 fdatasync:75:83 flock:73:32 umask:95:166 statfs:137:43 fstatfs:138:44 dup:32:23
-dup2:33:- dup3:292:24 pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 select:23:- pselect6:270:72
-epoll_create:213:- epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22
-epoll_pwait2:441:441 eventfd:284:- eventfd2:290:19 timerfd_create:283:85 timerfd_settime:286:86
-timerfd_gettime:287:87 sendfile:40:71 copy_file_range:326:285 splice:275:76 tee:276:77 mmap:9:222
-munmap:11:215 mprotect:10:226 mremap:25:216 madvise:28:233 mincore:27:232 msync:26:227 brk:12:214
-rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136
-rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 pause:34:- alarm:37:-
-setitimer:38:103 getitimer:36:102 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
-timer_getoverrun:225:109 timer_delete:226:111 futex:202:98 set_robust_list:273:99
-set_tid_address:218:96 rseq:334:293 membarrier:324:283 restart_syscall:219:128 sched_yield:24:124
-sched_getaffinity:204:123 getcpu:309:168 gettid:186:178 getpid:39:172 getppid:110:173
-getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150
-getgroups:115:158 getpgid:121:155 getpgrp:111:- getsid:124:156 getrlimit:97:163 getrusage:98:165
-times:100:153 uname:63:160 sysinfo:99:179 gettimeofday:96:169 time:201:- clock_gettime:228:113
-clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 getrandom:318:278 exit:60:93
-exit_group:231:94 wait4:61:260 waitid:247:95 arch_prctl:158:- sendto:44:206 recvfrom:45:207
-shutdown:48:210 getsockname:51:204 getsockopt:55:209
-"""
-
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH, table column
 
-# Calls whose arguments are looked at, as (x86-64, aarch64) numbers.
-_CLONE, _CLONE3, _PRLIMIT64 = (56, 220), (435, 435), (302, 261)
-_KILL, _TGKILL, _SOCKETPAIR = (62, 129), (234, 131), (53, 199)
-# call -> (argument index, permitted low 32 bits)
-_PERMITTED_ARGUMENTS = {
-    (157, 167): (0, (3, 15, 16, 39, 0x53564D41)),  # prctl: names, read-outs, naming of memory
-    (16, 29): (1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # ioctl: isatty, FIONREAD...
-    (72, 25): (1, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)),  # fcntl: no owner, no lease
-    _PRLIMIT64: (0, (0,)),  # only of the caller itself
-}
 _THREAD_FLAGS = 0x100 | 0x800 | 0x10000  # CLONE_VM, CLONE_SIGHAND, CLONE_THREAD
-_FORBIDDEN_FLAGS = 0x7E020000 | 0x2000  # CLONE_NEW*, CLONE_PTRACE
+_CLONE_FLAGS = _THREAD_FLAGS | 0x7E020000 | 0x2000  # with CLONE_NEW* and CLONE_PTRACE
+_ALL, _PID = 0xFFFFFFFF, 0xFFFFFFF1  # _PID stands for the process id until `install`
+# Calls whose arguments are looked at, as (x86-64, aarch64) numbers: for each argument its number, a
+# mask, and the permitted values of its low half. All arguments must fit.
+_CONDITIONS = {
+    (56, 220): [(0, _CLONE_FLAGS, (_THREAD_FLAGS,))],  # clone: threads only
+    # socketpair: the connected AF_UNIX stream that asyncio wakes itself with; a datagram pair could
+    # address any other socket of the machine
+    (53, 199): [(0, _ALL, (1,)), (1, 0xF, (1,))],
+    (157, 167): [(0, _ALL, (3, 15, 16, 39, 0x53564D41))],  # prctl: names, naming of memory
+    (16, 29): [(1, _ALL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],  # ioctl: isatty, ...
+    (72, 25): [(1, _ALL, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032))],  # fcntl: no owner
+    (302, 261): [(0, _ALL, (0,))],  # prlimit64: only of the caller itself
+    (62, 129): [(0, _ALL, (_PID,))], (234, 131): [(0, _ALL, (_PID,))],  # kill, tgkill
+}
+_CLONE, _CLONE3 = (56, 220), (435, 435)
 
 _LOAD, _JEQ, _JGE, _JGT, _AND, _RET = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
 _RET_ALLOW, _RET_KILL, _RET_ASK = 0x7FFF0000, 0x80000000, 0x7FC00000
@@ -307,14 +282,6 @@ def _instruction(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("=HBBI", code, yes, no, k & 0xFFFFFFFF)
 
 
-def _load_argument(index: int) -> bytes:
-    return _instruction(_LOAD, 16 + 8 * index)  # its low half; both machines are little-endian
-
-
-def _for_call(number: int, body: list[bytes]) -> list[bytes]:
-    return [_instruction(_JEQ, number, 0, len(body)), *body]
-
-
 class SeccompFilter:
     """An allow-list of system calls, assembled once; `install` only fills in the process id.
 
@@ -335,51 +302,45 @@ class SeccompFilter:
         for low, high in self._ranges():
             code += [_instruction(_JGE, low, 0, 2), _instruction(_JGT, high, 1, 0),
                      _instruction(_RET, _RET_ALLOW)]
-        self._pid_slots: list[int] = []
-        for block in self._conditional_blocks():
-            code += block
+        code += self._for_call(_CLONE3, [_instruction(_RET, _RET_ABSENT)])
+        if ask_to_fork:
+            code += self._for_call(_CLONE, [
+                _instruction(_LOAD, 16), _instruction(_AND, _CLONE_FLAGS),
+                _instruction(_JEQ, 0, 0, 1), _instruction(_RET, _RET_ASK), _instruction(_LOAD, 0),
+            ])
+        for call, conditions in _CONDITIONS.items():
+            code += self._for_call(call, self._body(conditions))
         code.append(_instruction(_RET, _RET_DENY))
-        for index, instruction in enumerate(code):
-            if instruction == _instruction(_JEQ, 0xFFFFFFF1, 0, 1):
-                self._pid_slots.append(index * 8 + 4)
+        slot = _instruction(_JEQ, _PID, 1, 0)
+        self._pid_slots = [8 * i + 4 for i, each in enumerate(code) if each == slot]
         self.instructions = len(code)
         self._program = ctypes.create_string_buffer(b"".join(code))
 
+    def _for_call(self, numbers: tuple[int, int], body: list[bytes]) -> list[bytes]:
+        return [_instruction(_JEQ, numbers[self._column], 0, len(body)), *body]
+
+    @staticmethod
+    def _body(conditions: list[tuple[int, int, tuple[int, ...]]]) -> list[bytes]:
+        body = []
+        for argument, mask, values in conditions:
+            # its low half: both machines are little-endian
+            body += [_instruction(_LOAD, 16 + 8 * argument), _instruction(_AND, mask)]
+            for after, value in zip(range(len(values), 0, -1), values):
+                body.append(_instruction(_JEQ, value, after, 0))  # past the others and the denial
+            body.append(_instruction(_RET, _RET_DENY))
+        return [*body, _instruction(_RET, _RET_ALLOW)]
+
     def _ranges(self) -> list[tuple[int, int]]:
-        columns = (entry.split(":")[1 + self._column] for entry in _ALLOWED.split())
+        with open(os.path.join(os.path.dirname(__file__), "syscalls.txt")) as file:
+            entries = [word for line in file if line[0] != "#" for word in line.split()]
+        numbers = sorted(int(n) for e in entries if (n := e.split(":")[1 + self._column]) != "-")
         ranges: list[tuple[int, int]] = []
-        for number in sorted(int(c) for c in columns if c != "-"):
+        for number in numbers:
             if ranges and number == ranges[-1][1] + 1:
                 ranges[-1] = (ranges[-1][0], number)
             else:
                 ranges.append((number, number))
         return ranges
-
-    def _conditional_blocks(self) -> list[list[bytes]]:
-        allow, deny = _instruction(_RET, _RET_ALLOW), _instruction(_RET, _RET_DENY)
-        ask = _instruction(_RET, _RET_ASK)
-        fork = [_instruction(_JEQ, 0, 0, 1), ask] if self._ask_to_fork else []
-        blocks = [
-            _for_call(_CLONE3[self._column], [_instruction(_RET, _RET_ABSENT)]),
-            _for_call(_CLONE[self._column], [
-                _load_argument(0), _instruction(_AND, _THREAD_FLAGS | _FORBIDDEN_FLAGS),
-                _instruction(_JEQ, _THREAD_FLAGS, 0, 1), allow, *fork, deny,
-            ]),
-            # A connected AF_UNIX stream pair, which asyncio needs to wake itself: a datagram pair
-            # could address any other socket of the machine.
-            _for_call(_SOCKETPAIR[self._column], [
-                _load_argument(0), _instruction(_JEQ, 1, 0, 4),
-                _load_argument(1), _instruction(_AND, 0xF), _instruction(_JEQ, 1, 0, 1), allow,
-                deny,
-            ]),
-        ]
-        for call, (argument, values) in _PERMITTED_ARGUMENTS.items():
-            tests = [t for v in values for t in (_instruction(_JEQ, v, 0, 1), allow)]
-            blocks.append(_for_call(call[self._column], [_load_argument(argument), *tests, deny]))
-        for call in (_KILL, _TGKILL):  # 0xFFFFFFF1 stands for the process id until `install`
-            body = [_load_argument(0), _instruction(_JEQ, 0xFFFFFFF1, 0, 1), allow, deny]
-            blocks.append(_for_call(call[self._column], body))
-        return blocks
 
     def install(self) -> int:
         """Filter this (single-threaded) process from now on; only itself may it signal.
@@ -401,8 +362,9 @@ def answer_fork(listener: int, allow: bool) -> None:
     question = bytearray(80)
     try:
         fcntl.ioctl(listener, 0xC0502100, question)
-        answer = (struct.unpack_from("=Q", question)[0], 0, 0 if allow else -errno.EPERM, int(allow))
-        fcntl.ioctl(listener, 0xC0182101, struct.pack("=QqiI", *answer))
+        (number,) = struct.unpack_from("=Q", question)
+        verdict = (0, 0, 1) if allow else (0, -errno.EPERM, 0)
+        fcntl.ioctl(listener, 0xC0182101, struct.pack("=QqiI", number, *verdict))
     except FileNotFoundError:  # killed while it waited
         pass
 
@@ -415,57 +377,3 @@ def take_descriptor(pid: int, fd: int) -> int:
                         ctypes.c_uint(0))
     finally:
         os.close(process)
-
-
-# --- cleaning ---------------------------------------------------------------------------------
-
-
-def wipe(folder: str) -> None:
-    """Empty `folder`, however deep the tree in it and whatever its modes, following no link.
-
-    Sub-folders are moved up to `folder` and emptied there, so that no path grows too long.
-    """
-    while entries := list(os.scandir(folder)):
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
-                continue
-            os.chmod(entry.path, 0o700)
-            for child in list(os.scandir(entry.path)):
-                if child.is_dir(follow_symlinks=False):
-                    os.chmod(child.path, 0o700)  # moving a folder rewrites its ".."
-                    os.rename(child.path, os.path.join(folder, os.urandom(8).hex()))
-                else:
-                    os.unlink(child.path)
-            os.rmdir(entry.path)
-
-
-def reap() -> None:
-    """Collect every child that has ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def kill_children(keep: frozenset[int] | set[int] = frozenset()) -> None:
-    """Kill and reap every child and adopted descendant (where no filter forbids processes), but
-    those in `keep`."""
-    while os.path.exists("/proc/thread-self/children"):
-        with open("/proc/thread-self/children") as file:
-            pids = [_own_number(word) for word in file.read().split()]
-        if not (pids := [pid for pid in pids if pid and pid not in keep]):
-            return
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _own_number(pid: str) -> int:
-    """The process id that /proc (of an outer PID namespace) calls `pid`, as we see it."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return next(int(line.split()[-1]) for line in file if line.startswith("NSpid"))
-    except FileNotFoundError:
-        return 0

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -44,7 +45,9 @@ def check_call(
     code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
 ) -> dict[str, Any]:
     """The request that a call amounts to; TypeError or ValueError names the argument."""
-    history = [history] if isinstance(history, str) else list(history)
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise TypeError(f"history must be a list of texts, not {type(history).__name__}.")
+    history = list(history)
     for name, text in (("code", code), ("stdin", stdin), *(("history", h) for h in history)):
         if not isinstance(text, str):
             raise TypeError(f"{name} must be text, not {type(text).__name__}.")
@@ -57,6 +60,7 @@ def check_call(
 class Runner(AbstractContextManager):
     """What runs code, here or elsewhere: everything in terms of `submit` and `close`."""
 
+    @abstractmethod
     def submit(
         self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
     ) -> Future:
@@ -69,7 +73,6 @@ class Runner(AbstractContextManager):
                 namespace before `code` (rStar2-Agent's replayed sessions).
             echo: also print the value of an expression that ends `code`, as a notebook does.
         """
-        raise NotImplementedError
 
     def run(
         self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
@@ -87,9 +90,9 @@ class Runner(AbstractContextManager):
         """Run several independent calls, as many at a time as there are workers; in order."""
         return [future.result() for future in [self.submit(code) for code in codes]]
 
+    @abstractmethod
     def close(self) -> None:
         """End everything that belongs to this runner."""
-        raise NotImplementedError
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -107,7 +110,7 @@ class Sandbox(Runner):
         timeout_s: wall clock of one call, seconds (CPU time may reach it rounded up plus 1).
         memory_mb: address space of one call beyond the template's own; calls wait while the
             machine has less left than all that run may use.
-        min_level: the least isolation to accept: "strong", "standard", or "weak" by explicit choice.
+        min_level: the least isolation to accept: "strong", "standard", or by choice "weak".
         output_chars: characters kept of each of stdout and stderr.
         queue_timeout_s: a call that has not begun by then has the status queue_timeout; None waits.
         long_s: after so many seconds a call leaves its place to the next one...

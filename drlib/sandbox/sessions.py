@@ -75,7 +75,7 @@ class Keeper:
         self.files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
         self.told, tell = os.pipe()
         pipes = [os.pipe() for _ in range(HOLDERS + 1)]  # the last one: the cell to run
-        self.writers = [write for _, write in pipes]
+        self.readers, self.writers = zip(*pipes)
         for write in self.writers:
             os.set_blocking(write, False)  # a process that code has broken does not read
         self.holders: dict[int, int] = {}  # slot -> process id
@@ -85,16 +85,18 @@ class Keeper:
         template.child = os.fork()
         if not template.child:
             first = zygote.child.Child(template, zygote.layers)
-            fds = [*self.files, tell, *(read for read, _ in pipes)]
+            fds = [*self.files, tell, *self.readers]
             fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, zygote.HIGH) for fd in fds]
-            first.main(fds, template.child_steps(len(fds), False), lambda: _first(first))
+            steps = template.child_steps(len(fds), False)
+            first.main(fds, 0, steps, lambda: _first(first))
         self.holders[0], template.child = template.child, 0
-        for fd in (tell, *(read for read, _ in pipes)):
-            os.close(fd)
+        os.close(tell)
         if (word := self._hear(zygote.SETUP_SECONDS)) != "1":
             raise RuntimeError(f"the session's first process could not lock itself in: {word[1:]}")
         self.listener = self.layers.take_descriptor(self.holders[0], int(self._hear(TELL_SECONDS)))
         os.write(self.writers[0], b"!")
+        self._hear(TELL_SECONDS)
+        self._stop(0)
         self.forks = 0  # to consent to
         template.also[self.listener] = self._consent
 
@@ -106,34 +108,37 @@ class Keeper:
             reply = self.call(request, fds) if fds else self.release(request["release"])
             for fd in fds:
                 os.close(fd)
-            self.layers.kill_children(keep=set(self.holders.values()))
-            self.layers.wipe(self.template.work)
+            self.zygote.cleanup.kill_children(keep=set(self.holders.values()))
+            self.zygote.cleanup.wipe(self.template.work)
             self.zygote.send_frame(channel, reply)
 
     def call(self, request: dict, fds: list[int]) -> dict:
         """Run one cell from the state in slot `request["at"]`; `fds` as in `Template.call`."""
+        at, here = request["at"], self.template.work
         free = [s for s in range(HOLDERS) if s not in self.holders]
         keep = free[0] if request["keep"] and free else HOLDERS
-        at, self.forks = self.holders.get(request["at"]), 2 if keep == HOLDERS else 4
+        for fd in (self.told, *self.readers):  # shared with whatever ran before
+            os.set_blocking(fd, True)
+            while select.select([fd], [], [], 0)[0]:
+                os.read(fd, 1 << 16)
         for fd in self.files:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
         _copy(fds[1], self.files[0])
-        here = self.template.work
-        if at is None or not self._copy_tree(self._files_of(request["at"]), here):
+        if at not in self.holders or not self._copy_tree(self._files_of(at), here):
             return {"status": "lost"}
-        if not _write(self.writers[request["at"]], b"!", TELL_SECONDS):
-            return {"status": "lost"}
-        pid = self._child(TELL_SECONDS)
+        pid = self._runner(at, 2 if keep == HOLDERS else 4)
         cell = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
         cell = bytes([keep]) + len(cell).to_bytes(4, "big") + cell
         if pid is None or not _write(self.writers[HOLDERS], cell, TELL_SECONDS):
+            self.release(at)  # its code has broken it
             return {"status": "lost"}
         self.template.child = pid
         reply = self.template.outcome(*self.files[1:])
-        done = keep < HOLDERS and reply["exit_code"] >= 0  # else it cannot have come so far
-        if done and (pid := self._child(HELD_SECONDS)) is not None:
+        born = keep < HOLDERS and self.zygote.cleanup.children(self.holders.values())
+        if born and (pid := self._child(HELD_SECONDS)) is not None and reply["exit_code"] >= 0:
             self.holders[keep] = pid
+            self._stop(keep)
             if self._copy_tree(here, self._files_of(keep)):
                 reply["held"] = keep
             else:
@@ -142,13 +147,30 @@ class Keeper:
             _copy(ours, theirs)
         return reply
 
+    def _runner(self, at: int, forks: int) -> int | None:
+        """The process that the holder in slot `at` forks; the holder runs no longer than that."""
+        self.forks = forks
+        os.kill(self.holders[at], signal.SIGCONT)
+        told = _write(self.writers[at], b"!", TELL_SECONDS)
+        pid = self._child(TELL_SECONDS) if told else None
+        self._stop(at)
+        return pid
+
+    def _stop(self, slot: int) -> None:
+        """Halt a holder until it is asked: what its code has left running in it could write into
+        the output of others."""
+        os.kill(self.holders[slot], signal.SIGSTOP)
+        _, status = os.waitpid(self.holders[slot], os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            del self.holders[slot]  # it had ended
+
     def release(self, slot: int) -> dict:
         """Forget the state in `slot`."""
         pid = self.holders.pop(slot, None)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            self.layers.wipe(self._files_of(slot))
+            self.zygote.cleanup.wipe(self._files_of(slot))
         return {"released": slot}
 
     def _files_of(self, slot: int) -> str:
@@ -159,9 +181,10 @@ class Keeper:
         try:
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
             if self.template.config["drop"] == "setuid":
+                owner = (self.layers.NOBODY,) * 2
                 for folder, folders, files in os.walk(target):
                     for name in folders + files:
-                        os.lchown(os.path.join(folder, name), self.layers.NOBODY, self.layers.NOBODY)
+                        os.lchown(os.path.join(folder, name), *owner)
         except (OSError, RecursionError):
             return False
         return True
@@ -199,6 +222,7 @@ def _first(child) -> None:
     os.write(TELL, b"%d\n" % child.listener)
     _read(READERS, 1)
     os.close(child.listener)  # or code could consent to itself
+    os.write(TELL, b"holding\n")
     hold(0)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from drlib.sandbox import layers
+from drlib.sandbox import cleanup
 from drlib.sandbox.probing import START_SECONDS, environment, python, scratch
 
 _HERE = Path(__file__).parent
@@ -162,7 +162,7 @@ class Template:
             if not os.path.exists(self._folder):  # as usual: the template has removed it itself
                 break
             try:
-                layers.wipe(self._folder)
+                cleanup.wipe(self._folder)
                 os.rmdir(self._folder)
             except OSError:  # a child of a killed template may still be dying in there
                 time.sleep(0.02)

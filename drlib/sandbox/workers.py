@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -36,9 +37,9 @@ def available_bytes() -> int:
     """Memory that the machine, or the control group of this process, has left."""
     left = psutil.virtual_memory().available
     try:
-        with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as now:
-            if (limit := most.read().strip()) != "max":
-                left = min(left, int(limit) - int(now.read()))
+        group = Path("/sys/fs/cgroup")
+        if (limit := (group / "memory.max").read_text().strip()) != "max":
+            left = min(left, int(limit) - int((group / "memory.current").read_text()))
     except FileNotFoundError:  # no control group of the second version
         pass
     return left
@@ -214,7 +215,7 @@ class Workers:
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
             os.lseek(files[1], 0, os.SEEK_SET)
-            reply = self._template(index, True).call(files, lambda: None, 0.0)
+            reply = self._template(index, True).call(files, *late)
         return reply
 
     def _template(self, index: int, heavy: bool) -> Template:
@@ -242,10 +243,11 @@ class _Lane:
 
     def turn_long(self) -> None:
         with self.workers.lane:
-            self.is_long = True
-            self.workers.short -= 1
-            self.workers.long += 1
-            self.workers.lane.notify_all()
+            if not self.is_long:
+                self.is_long = True
+                self.workers.short -= 1
+                self.workers.long += 1
+                self.workers.lane.notify_all()
 
     def leave(self) -> None:
         with self.workers.lane:

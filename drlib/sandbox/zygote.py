@@ -3,21 +3,22 @@
 `template.py` starts this file by its path (never as a module of drlib), with an environment of a
 few harmless variables, in an empty folder, and talks to it over one socket with frames of a 4-byte
 length and JSON. A call is four memory files (the request and the three streams) that pass through
-unread, for what is in this process's memory is in that of every later child. Then: fork, put every
-layer in place, tell the template "ready" through a pipe, read the request, run the code, exit. What became of the call is read from the kernel (exit status, signal,
-resource usage, size of the output files), never from what the child prints. A child that does not
-get as far as "ready" has `setup_failed`, whatever its exit code is: generated code cannot forge a
-fault of the environment.
+unread, for what is in this process's memory is in that of every later child. A child is forked
+before anybody asks: it puts every layer but the last in place and waits for its one call; then it
+installs the filter, tells the template "ready", reads the request, runs the code, exits. What
+became of the call is read from the kernel (exit status, signal, resource usage, size of the output
+files), never from what the child prints. A child that does not get as far as "ready" has
+`setup_failed`, whatever its exit code: generated code cannot forge a fault of the environment.
 
 Output goes to memory files bounded by RLIMIT_FSIZE, so no pump thread is needed and no pipe can
 fill up. Random generators are seeded from the call's own text: equal calls see equal numbers.
-Left out: spare pre-forked children (lower throughput under load, measured). Standard library only,
-and no import of drlib: the child must not see the repository.
+Standard library only, and no import of drlib: the child must not see the repository.
 """
 
 from __future__ import annotations
 
 import _signal  # signal.signal wraps it in enums: hundreds of touched pages a call
+import contextlib
 import fcntl
 import gc
 import importlib.machinery
@@ -38,7 +39,6 @@ CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
 OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
 OPEN_FILES, THREADS = 64, 512
-FIRST_FREE = 5  # a child has stdin, stdout, stderr, "ready" and its request
 HIGH, MOST_DESCRIPTORS = 64, 256  # above all numbers that descriptors get in a child; the limit
 
 
@@ -51,7 +51,7 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
-child, layers, sessions = load("child"), load("layers"), load("sessions")
+child, cleanup, layers, sessions = map(load, ("child", "cleanup", "layers", "sessions"))
 
 
 # --- frames -----------------------------------------------------------------------------------
@@ -131,6 +131,7 @@ class Template:
 
     def __init__(self, config: dict) -> None:
         self.config, self.pid, self.child = config, os.getpid(), 0
+        self.spare: tuple[int, socket.socket] | None = None  # the next child and the line to it
         self.channel = socket.socket(fileno=config["fd"])
         self.folder = os.getcwd()
         # At level "strong" a file system of the call's own hides `work`, and Landlock's rule must
@@ -166,7 +167,7 @@ class Template:
             self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
-        self.steps = self.child_steps(FIRST_FREE, self.home >= 0)
+        self.steps = self.child_steps(child.LINE + 1, self.home >= 0)
         child.prepare()
         gc.collect()
         gc.freeze()
@@ -218,8 +219,9 @@ class Template:
                     continue
                 reply = self.call(frame[1])
                 if self.home < 0:
-                    layers.wipe(self.work)
+                    cleanup.wipe(self.work)
                 send_frame(self.channel, reply)
+                self.prepare_child()
         finally:
             if os.getpid() == self.pid:
                 try:  # a caller that dies is noticed twice, by its closed socket and by SIGTERM
@@ -232,30 +234,41 @@ class Template:
         sys.exit(0)
 
     def _clear(self) -> None:
-        if self.child:
-            self._kill()
+        for self.child in (self.child, self.spare and self.spare[0]):
+            if self.child:
+                self._kill()
         os.chmod(self.box, 0o700)
-        layers.wipe(self.folder)
+        cleanup.wipe(self.folder)
         os.rmdir(self.folder)  # a caller that was killed cannot do it
 
     def call(self, fds: list[int]) -> dict:
-        """Fork a child for one request and describe how it ended; closes `fds`: the request's
-        memory file, and the child's stdin, stdout and stderr."""
-        fds += os.pipe()
-        request, stdin, out, err, ready_r, ready_w = fds
+        """Hand one request to the child that waits and describe how it ended; closes `fds`: the
+        request's memory file, and the child's stdin, stdout and stderr."""
+        if not self.spare:
+            self.prepare_child()
+        (self.child, line), self.spare = self.spare, None
         try:
-            self.fork()
-            if not self.child:
-                child.Child(self, layers).main((stdin, out, err, ready_w, request), self.steps)
-            os.close(fds.pop())  # the child's end: its death must read as end of file
-            return self._outcome_after_setup(ready_r, out, err)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has told why
+                socket.send_fds(line, [b"."], fds)
+            return self._outcome_after_setup(line.fileno(), *fds[2:])
         finally:
+            line.close()
             for fd in fds:
                 os.close(fd)
 
+    def prepare_child(self) -> None:
+        """Fork the child of the next call, which puts its layers in place and waits: ready before
+        anybody asks, and still used once."""
+        ours, theirs = socket.socketpair()
+        self.fork()
+        if not self.child:
+            child.Child(self, layers).main([theirs.fileno()], child.LINE, self.steps)
+        theirs.close()
+        self.spare, self.child = (self.child, ours), 0
+
     def fork(self) -> None:
         """A child, at level "strong" as process 1 of a PID namespace of its own."""
-        layers.reap()  # sessions that were closed
+        cleanup.reap()  # sessions that were closed
         if self.home >= 0:
             layers.new_pid_namespace(self.home)
         self.child = os.fork()
@@ -280,7 +293,7 @@ class Template:
         duration = time.monotonic() - began
         self.child = 0
         if "seccomp" not in self.config["layers"]:
-            layers.kill_children()
+            cleanup.kill_children()
         code = os.waitstatus_to_exitcode(status)
         if not cause and max(os.fstat(out).st_size, os.fstat(err).st_size) >= OUTPUT_BYTES:
             cause = "output_limit"
@@ -374,9 +387,7 @@ def die_with_parent(number: int, parent: int) -> None:
 
 def start(config: dict) -> None:
     """Serve in this process, or, where namespaces need it, as process 1 of a PID namespace."""
-    for number in {*range(3, FIRST_FREE)} - {config["fd"]}:
-        os.dup2(0, number)  # taken, so that what arrives never has the numbers it gets in a child
-    layers.take(layers.limits({"NOFILE": MOST_DESCRIPTORS}))  # children close every descriptor below it
+    layers.take(layers.limits({"NOFILE": MOST_DESCRIPTORS}))  # children close all below it
     if config["drop"] == "userns":
         layers.enter_user_namespace()
         if "namespaces" in config["layers"]:  # only a namespace of our own can be returned to

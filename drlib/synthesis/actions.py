@@ -19,7 +19,7 @@ agentic CPT), cut down to what a policy of a million weights can use.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drlib.chat import ChatIds, render_call
@@ -60,50 +60,37 @@ def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
     """Chat messages as the ids a rollout would have seen; loss on what the assistant wrote."""
     pieces: Pieces = [(chat.prompt(messages[0]["content"]), False)]
     for message in messages[1:]:
-        if message["role"] == "assistant":
-            pieces.append((chat.encode(message["content"]) + [chat.end_id], True))
-        else:
-            pieces.append((chat.tool_turn(message["content"]), False))
+        own, text = message["role"] == "assistant", message["content"]
+        pieces.append((chat.encode(text) + [chat.end_id] if own else chat.tool_turn(text), own))
     return join(pieces)
 
 
 class ActionData:
-    """The endless stream of pre-training documents; `sample(rng)` draws one.
-
-    Args:
-        names: the words for invented names.
-        chat: turns text into ids.
-        results: how many hits a search shows, as in the policy's toolbox.
-    """
+    """The endless stream of pre-training documents, with names made of the words of `names`; a
+    search shows `results` hits, as in the policy's toolbox."""
 
     def __init__(self, names: Names, chat: ChatIds, results: int = 2):
         self.names, self.chat, self.results = names, chat, results
         self._text = chat.encode
-        self._make: dict[str, Callable[[random.Random], Sample]] = {
-            "copy": self._copy, "read": self._read, "search": self._search, "python": self._python,
-        }  # fmt: skip
         self._world: tuple[World, SearchQuestions] | None = None
 
     def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
         """Documents for ever, the same for the same seed; a fresh world every few documents.
-
-        `shares`: kind of document -> its weight in the mixture.
-        """
+        `shares`: kind of document -> its weight in the mixture."""
         rng = random.Random(f"cpt-{seed}")
         while True:
             world = fictional_world(rng.getrandbits(60), self.names)
             self._world = world, SearchQuestions(world, None, CPT_MAX_HOPS)
             for _ in range(DOCUMENTS_PER_WORLD):
-                yield self._make[rng.choices(list(shares), list(shares.values()))[0]](rng)
+                kind = rng.choices(list(shares), list(shares.values()))[0]
+                yield getattr(self, f"_{kind}")(rng)
 
     def _copy(self, rng: random.Random) -> Sample:
         taken: set[str] = set()
-        names = [
+        text = "; ".join(
             rng.choice(self.names.codes) if rng.random() < 0.1
-            else invent_name(rng, self.names, taken)
-            for _ in range(rng.randint(3, 12))
-        ]  # fmt: skip
-        text = "; ".join(names) + "."
+            else invent_name(rng, self.names, taken) for _ in range(rng.randint(3, 12))
+        ) + "."  # fmt: skip
         again = self._text(text) + [self.chat.end_id]
         return join([(self._text(f"{text}\n"), False), (again, True)])
 
@@ -141,16 +128,14 @@ class ActionData:
             observation = self.observation(world, here, rng)
             pieces += self._turn(thought, "search", {"query": [here]}, observation)
             here = world.graph[here].facts[relation]
-        thought = rng.choice(LAST).format(r=task.relations[-1], v=here)
-        return join(pieces + self._closing(thought))
+        return join(pieces + self._closing(rng.choice(LAST).format(r=relation, v=here)))
 
     def observation(self, world: World, title: str, rng: random.Random) -> str:
         """What `search` would show for an exact title: the page, then distractors."""
         others = [t for t in rng.sample(sorted(world.graph), self.results) if t != title]
         shown = [title, *others][: self.results]
-        return "\n".join(
-            f"{i}. [{t}](cldr:{t})\n{snippet(world.graph[t])}" for i, t in enumerate(shown, 1)
-        )
+        lines = (f"[{t}](cldr:{t})\n{snippet(world.graph[t])}" for t in shown)
+        return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
 
     def _python(self, rng: random.Random) -> Sample:
         task: Task = python_task(rng)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from drlib.chat import render_answer, render_call
 from drlib.synthesis.questions import Task, is_correct
@@ -32,53 +32,41 @@ COMPUTED = ("That is the result.", "The output is the answer.")
 AGAIN = ("That failed. Try again.", "An error. Fix it.")
 
 
-@dataclass
 class Episode:
     """One attempt: messages from the question on, tool results in order, the answer or None."""
 
-    task: Task
-    messages: list[dict] = field(default_factory=list)
-    tool_results: list[ToolResult] = field(default_factory=list)
-    answer: str | None = None
+    def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
+        self.task, self._toolbox, self._world = task, toolbox, world
+        self.messages = [{"role": "user", "content": task.question}]
+        self.tool_results: list[ToolResult] = []
+        self.answer: str | None = None
 
     @property
     def correct(self) -> bool:
         return self.answer is not None and is_correct(self.answer, self.task)
 
-
-def read_fact(observation: str, title: str, relation: str) -> str | None:
-    """The value of `relation` that a search observation gives for `title`, or None."""
-    for match in _RESULT.finditer(observation):
-        if match["title"].casefold() == title.casefold():
-            for fact in match["facts"].rstrip(".").split("; "):
-                if fact.startswith(relation + " "):
-                    return fact[len(relation) + 1 :]
-    return None
-
-
-class Hand:
-    """Writes one episode: keeps messages and tool results together."""
-
-    def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
-        self.episode = Episode(task, [{"role": "user", "content": task.question}])
-        self._toolbox, self._world = toolbox, world
-
     def call(self, thought: str, name: str, arguments: dict) -> str:
         """One tool turn; returns the observation's text."""
         result = self._toolbox.call(name, arguments, world=self._world)
-        self.episode.tool_results.append(result)
+        self.tool_results.append(result)
         content = f"<think>{thought}</think>{render_call(name, arguments)}"
-        self.episode.messages += [
-            {"role": "assistant", "content": content},
-            {"role": "tool", "content": result.text},
-        ]
+        self.messages += [{"role": "assistant", "content": content},
+                          {"role": "tool", "content": result.text}]  # fmt: skip
         return result.text
 
-    def answer(self, thought: str, text: str) -> Episode:
-        content = f"<think>{thought}</think>{render_answer(text)}"
-        self.episode.messages.append({"role": "assistant", "content": content})
-        self.episode.answer = text
-        return self.episode
+    def finish(self, thought: str, answer: str) -> Episode:
+        content = f"<think>{thought}</think>{render_answer(answer)}"
+        self.messages.append({"role": "assistant", "content": content})
+        self.answer = answer
+        return self
+
+
+def read_fact(observation: str, title: str, relation: str) -> str | None:
+    """The value of `relation` that a search observation gives for `title`, or None."""
+    shown = [m["facts"] for m in _RESULT.finditer(observation)
+             if m["title"].casefold() == title.casefold()]  # fmt: skip
+    facts = [fact for line in shown for fact in line.rstrip(".").split("; ")]
+    return next((f[len(relation) + 1 :] for f in facts if f.startswith(f"{relation} ")), None)
 
 
 @dataclass(frozen=True)
@@ -101,52 +89,46 @@ class Demonstrator:
     def play(
         self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
     ) -> Episode:
-        hand = Hand(task, toolbox, world)
+        hand = Episode(task, toolbox, world)
         if _happens(self.faults.guess, rng):
             guess = str(rng.randint(10, 9999)) if task.kind == "python" else rng.choice(self._names)
-            return hand.answer("I know this.", guess)
+            return hand.finish("I know this.", guess)
         if _happens(self.faults.loop, rng):
-            return self._loop(hand, task, rng)
-        if task.kind == "python":
-            return self._compute(hand, task, rng)
-        return self._search(hand, task, rng)
+            python = task.kind == "python"
+            thought = rng.choice(COMPUTE) if python else "Look again."
+            arguments = {"code": task.code} if python else {"query": [task.start]}
+            for _ in range(MAX_CALLS):
+                hand.call(thought, task.kind, arguments)
+            return hand
+        solve = self._compute if task.kind == "python" else self._search
+        return solve(hand, task, rng)
 
-    def _loop(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
-        if task.kind == "python":
-            thought, arguments = rng.choice(COMPUTE), {"code": task.code}
-        else:
-            thought, arguments = "Look again.", {"query": [task.start]}
-        for _ in range(MAX_CALLS):
-            hand.call(thought, task.kind, arguments)
-        return hand.episode
-
-    def _compute(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
+    def _compute(self, hand: Episode, task: Task, rng: random.Random) -> Episode:
         thoughts = COMPUTE
         if _happens(self.faults.bad_code, rng):
             crash = rng.random() < 0.5
             code = _crash(task.code, rng) if crash else _distort(task.code, rng)
             output = hand.call(rng.choice(COMPUTE), "python", {"code": code})
             if not crash:
-                return hand.answer(rng.choice(COMPUTED), output)
+                return hand.finish(rng.choice(COMPUTED), output)
             thoughts = AGAIN
         output = hand.call(rng.choice(thoughts), "python", {"code": task.code})
-        return hand.answer(rng.choice(COMPUTED), output)
+        return hand.finish(rng.choice(COMPUTED), output)
 
-    def _search(self, hand: Hand, task: Task, rng: random.Random) -> Episode:
+    def _search(self, hand: Episode, task: Task, rng: random.Random) -> Episode:
         here = task.start
         for hop, relation in enumerate(task.relations):
             thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
             if _happens(self.faults.bad_query, rng):
-                bad = rng.choice(({"query": here}, {"query": [""]}))
-                hand.call(thought, "search", bad)
+                hand.call(thought, "search", rng.choice(({"query": here}, {"query": [""]})))
                 thought = rng.choice(AGAIN)
             value = read_fact(hand.call(thought, "search", {"query": [here]}), here, relation)
             if value is None:
                 raise LookupError(f"search for {here!r} shows no {relation!r}")
             here = value
             if hop + 1 < task.hops and _happens(self.faults.stop_early, rng):
-                return hand.answer(rng.choice(LAST).format(r=relation, v=here), here)
-        return hand.answer(rng.choice(LAST).format(r=task.relations[-1], v=here), here)
+                break
+        return hand.finish(rng.choice(LAST).format(r=relation, v=here), here)
 
 
 class Oracle(Demonstrator):

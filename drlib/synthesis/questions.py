@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import sympy
 
@@ -36,11 +36,8 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Task:
-    """A question with its verified answer.
-
-    `relations` is the chain from `start` (first look-up first); a python task has none and keeps a
-    correct program in `code`. `hops` is the number of look-ups, 0 for python.
-    """
+    """A question with its verified answer. `relations` is the chain from `start` (first look-up
+    first) of `hops` look-ups; a python task has none and keeps a correct program in `code`."""
 
     id: str
     question: str
@@ -64,8 +61,7 @@ def is_correct(answer: str, task: Task) -> bool:
     return any(answers_match(answer, right) for right in (task.answer, *task.aliases))
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(NamedTuple):
     start: str
     relations: tuple[str, ...]
     answer: str
@@ -101,8 +97,7 @@ def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict
         values = sorted(by_relation[relation] - side.keys())
         random.Random(f"split-{seed}-{relation}").shuffle(values)
         cut = min(len(values) // 2, max(4, round(test_share * len(values))))
-        side |= {value: "test" for value in values[:cut]}
-        side |= {value: "train" for value in values[cut:]}
+        side |= {value: "test" if i < cut else "train" for i, value in enumerate(values)}
     return side
 
 
@@ -119,31 +114,26 @@ def search_task(chain: Chain, world: World, wording: int) -> Task:
 
 
 class SearchQuestions:
-    """Draws search questions from one side of a world's split.
-
-    A draw takes the number of hops, then an answer uniformly, then a chain to it uniformly: so a
-    frequent answer ("Latin script") is no better a guess than a rare one.
-    """
+    """Draws search questions from one side of a world's split: an answer uniformly, then a chain
+    to it uniformly, so a frequent answer ("Latin script") is no better a guess than a rare one."""
 
     def __init__(self, world: World, split: Split | None, max_hops: int = MAX_HOPS):
         self.world = world
         side = split_answers(world) if split else {}
-        self._by_hops: dict[int, dict[str, list[Chain]]] = {}
-        for chain in chains(world, max_hops):
+        self._chains: dict[int, dict[str, list[Chain]]] = defaultdict(dict)  # by hops and answer
+        for chain in sorted(chains(world, max_hops), key=lambda chain: chain.answer):
             if split is None or side[chain.answer] == split:
-                answers = self._by_hops.setdefault(chain.hops, {})
-                answers.setdefault(chain.answer, []).append(chain)
-        self._answers = {hops: sorted(answers) for hops, answers in self._by_hops.items()}
+                self._chains[chain.hops].setdefault(chain.answer, []).append(chain)
 
     def answers(self, hops: int) -> list[str]:
         """The answers that questions of `hops` look-ups have, sorted."""
-        return self._answers.get(hops, [])
+        return list(self._chains[hops])
 
     def draw(self, hops: int, rng: random.Random) -> Task:
         """One question of `hops` look-ups; ValueError when the world has none."""
-        if not self.answers(hops):
+        if not self._chains[hops]:
             raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
-        chain = rng.choice(self._by_hops[hops][rng.choice(self.answers(hops))])
+        chain = rng.choice(self._chains[hops][rng.choice(self.answers(hops))])
         return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
@@ -183,11 +173,9 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
 
 
 def has_shortcut(task: Task, world: World, results: int) -> bool:
-    """Whether a look-up before the last already shows the answer, `results` pages a search.
-
-    A search for Falkland Islands may show the page of their currency as well, code included: then
-    two look-ups answer a question of three.
-    """
+    """Whether a look-up before the last already shows the answer, `results` pages a search: one for
+    Falkland Islands may show the page of their currency too, so two look-ups answer a question of
+    three."""
     path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
     hits = [hit for title in path[: task.hops - 1] for hit in world.search(title, results)]
     answer = re.compile(rf"(?<!\w){re.escape(task.answer)}(?!\w)", re.I)  # Mali is not in Somalia
@@ -204,9 +192,8 @@ def synthesize_questions(
 ) -> list[Task]:  # fmt: skip
     """`n` different questions of `kind`; the same seed gives the same list.
 
-    hops: the share of each number of look-ups. results: pages that a search shows; a question
-    with a shortcut (`has_shortcut`) is none of so many look-ups and is drawn again.
-    Raises ValueError when the world cannot give `n` different ones in these shares.
+    hops: the share of each number of look-ups. results: pages that a search shows; a question with
+    a shortcut (`has_shortcut`) is drawn again. ValueError when the world cannot give `n`.
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None

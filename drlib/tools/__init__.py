@@ -1,5 +1,12 @@
 """What an agent can call, and what keeps a call dependable."""
 
-from drlib.tools.toolbox import NO_RESULTS, SCHEMAS, Toolbox
+from drlib.tools.backends import Backend, ToolFault
+from drlib.tools.definitions import SCHEMAS, TOOLS, environment
+from drlib.tools.dependable import Dependable, Disk, Outcome, ReliabilityPolicy
+from drlib.tools.faults import Faults
+from drlib.tools.toolbox import NO_RESULTS, Toolbox, ledger
 
-__all__ = ["NO_RESULTS", "SCHEMAS", "Toolbox"]
+__all__ = [
+    "Backend", "Dependable", "Disk", "Faults", "NO_RESULTS", "Outcome", "ReliabilityPolicy",
+    "SCHEMAS", "TOOLS", "Toolbox", "ToolFault", "environment", "ledger",
+]  # fmt: skip

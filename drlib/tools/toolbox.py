@@ -1,4 +1,4 @@
-"""What an agent can call: `search` and `visit` over a world, `python` in the sandbox.
+"""What an agent can call: search and pages of a world or the web, files, `python`, a calculator.
 
 Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its repository): a
 list of queries, numbered `[title](link)` results, visits with a goal, code whose printed output
@@ -6,51 +6,44 @@ alone is seen. A call never raises: bad arguments, unknown tools and faults of t
 come back as a `ToolResult` whose `text` is the observation. `env_fault` marks the last kind, so
 that a broken sandbox is never the policy's failure.
 
-Calls of many rollouts run at the same time on a thread pool (`submit`), and results are cached by
-tool, canonical arguments and world version: both tools are pure functions of those.
-
-Left out here: rate limits, retries, fail-over and live providers.
+Each query, page or file of a call is an operation. The world and the sandbox are in this process
+and are asked directly; a tool with `backends` or a policy goes through `Dependable`, and the world
+comes last. Calls of many rollouts run at the same time on a thread pool (`submit`), and results
+are cached by tool, canonical arguments and world version: tools are pure functions of those.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from drlib.sandbox import Sandbox
+from drlib.tools.backends import ANSWERS, Backend, Source, ToolFault
+from drlib.tools.calculator import calculate
+from drlib.tools.definitions import TOOLS
+from drlib.tools.dependable import Dependable, Disk, Memory, Outcome, ReliabilityPolicy
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
-_TEXT = {"type": "string"}
-_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
-
-
-def _schema(name: str, description: str, **properties: dict) -> dict:
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"name": name, "description": description, "parameters": parameters}
-
-
-SCHEMAS = (
-    _schema("search", "Search the world's pages. Give one or more queries.", query=_TEXTS),
-    _schema("visit", "Read one or more pages found by search.", url=_TEXTS, goal=_TEXT),
-    _schema("python", "Run a Python program; only what it prints is seen.", code=_TEXT),
-)
 NO_RESULTS = "No results."
+UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
-USEFUL = "The useful information in {url} for user goal {goal} as follows:\n"
-CACHE_ENTRIES = 20_000
+SEARCHES = ("search", "google_scholar")
+OPERAND = {"search": "query", "google_scholar": "query", "visit": "url", "parse_file": "file",
+           "python": "code", "calculator": "expression"}  # fmt: skip
+LEAD = {"visit": "The useful information in {} for user goal {} as follows:\n",
+        "parse_file": "The content of {}:\n"}  # fmt: skip
+MISSING = {"visit": "Error: {} could not be accessed.",
+           "parse_file": "Error: {} could not be read."}  # fmt: skip
 THREADS = 8  # calls that run at the same time
-
-
-class BadArguments(ValueError):
-    """The policy's arguments do not fit the schema; the text is the observation."""
 
 
 class Toolbox(AbstractContextManager):
@@ -61,45 +54,66 @@ class Toolbox(AbstractContextManager):
         sandbox: where `python` runs; None leaves the tool out.
         results: how many hits a query returns (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
+        backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
+        policies: how hard to try, by tool. On the open web make `visit` not `critical`: whether a
+            page is slow or down must not decide which rollouts are trained on.
+        cache: file that keeps what backends answered.
+        clock: `monotonic()` and `sleep(seconds)`.
+
+    Raises:
+        ValueError: backends or policies for a tool that is not there.
     """
 
     def __init__(
         self, world: World | None, sandbox: Sandbox | None = None, *, results: int = 10,
-        closed_book: bool = False,
+        closed_book: bool = False, calculator: bool = False, threads: int = THREADS,
+        backends: Mapping[str, Sequence[Backend]] | None = None,
+        policies: Mapping[str, ReliabilityPolicy] | None = None,
+        cache: str | Path | None = None, clock: Any = time,
     ):  # fmt: skip
         self.world, self.sandbox, self.results = world, sandbox, results
-        self.closed_book = closed_book
-        self._tools: dict[str, Callable[[Mapping, World | None], ToolResult]] = {}
+        self.closed_book, self._clock = closed_book, clock
+        self._here: dict[str, Callable[[Mapping, World], Any]] = {}  # sources in this process
         if world is not None:
-            self._tools |= {"search": self._search, "visit": self._visit}
+            self._here |= {"search": _search, "visit": _visit}
         if sandbox is not None:
-            self._tools["python"] = self._python
-        self._cache: OrderedDict[str, ToolResult] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
+            self._here["python"] = lambda arguments, _: _python(sandbox, **arguments)
+        if calculator:
+            self._here["calculator"] = lambda arguments, _: calculate(**arguments)
+        backends, policies, disk = backends or {}, policies or {}, Disk(cache) if cache else None
+        self.tools = {t.name: t for t in TOOLS if t.name in self._here or t.name in backends}
+        for name in {**backends, **policies}:
+            if name not in self.tools:
+                raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
+        self.dependable = {
+            name: Dependable(name, backends.get(name, ()), policies.get(name, ReliabilityPolicy()),
+                             check=partial(_checked, name), disk=disk, clock=clock)
+            for name in {**backends, **policies}
+        }  # fmt: skip
+        self._cache = Memory()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
 
     @property
     def schemas(self) -> list[dict]:
         """JSON schemas of the tools that are there, for the chat template's `tools`."""
-        return [dict(s) for s in SCHEMAS if s["name"] in self._tools]
+        return [tool.schema for tool in self.tools.values()]
 
     def call(self, name: str, arguments: Mapping, *, world: World | None = None) -> ToolResult:
         """Run one tool to its observation. `world` replaces this toolbox's world for the call."""
-        started = time.perf_counter()
-        world = world or self.world
-        version = world.version if world else ""
-        key = json.dumps([name, arguments, version], sort_keys=True, ensure_ascii=False)
-        with self._lock:
-            found = self._cache.get(key)
-        if found is not None:
-            return replace(found, cache_hit=True, latency_s=time.perf_counter() - started)
-        result = self._run(name, arguments, world)
-        result.latency_s = time.perf_counter() - started
-        if not result.env_fault:
-            with self._lock:
-                self._cache[key] = result
-                while len(self._cache) > CACHE_ENTRIES:
-                    self._cache.popitem(last=False)
+        started = self._clock.monotonic()
+        world = self.world if world is None else world
+        version = "" if world is None else world.version
+        try:
+            key = json.dumps([name, arguments, version], sort_keys=True, ensure_ascii=False)
+            arguments.keys()
+        except (TypeError, ValueError, RecursionError, AttributeError):
+            return _refused(name, {}, "the arguments are no JSON object.", "arguments")
+        result, shared = self._cache.get(
+            key, lambda: self._run(name, arguments, world),
+            lambda made: not (made.env_fault or made.degraded),
+        )  # fmt: skip
+        result = replace(result, cache_hit=not result.env_fault) if shared else result
+        result.latency_s = self._clock.monotonic() - started
         return result
 
     def submit(
@@ -116,63 +130,121 @@ class Toolbox(AbstractContextManager):
         self.close()
 
     def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
-        tool = self._tools.get(name)
+        tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is None:
-            known = ", ".join(self._tools)
-            return _result(name, arguments, f"Error: no tool {name!r}; tools: {known}.", "unknown")
-        try:
-            return tool(arguments, world)
-        except BadArguments as wrong:
-            return _result(name, arguments, f"Error: {wrong}", "arguments")
-
-    def _search(self, arguments: Mapping, world: World) -> ToolResult:
-        queries = _strings(arguments, "query")
-        parts = []
-        for query in queries:
-            hits = [] if self.closed_book else world.search(query, self.results)
-            lines = [f"{i}. [{h.title}]({h.url})\n{h.snippet}" for i, h in enumerate(hits, 1)]
-            parts.append("\n".join(lines) or NO_RESULTS)
-        error = "" if any(part != NO_RESULTS for part in parts) else "empty"
-        return _result("search", arguments, SEPARATOR.join(parts), error, world.name)
-
-    def _visit(self, arguments: Mapping, world: World) -> ToolResult:
+            known = ", ".join(self.tools)
+            return _refused(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
+        if wrong := tool.misfit(arguments):
+            return _refused(name, arguments, wrong, "arguments")
+        operands = arguments[tool.parameters[0].name]
+        operands = operands if isinstance(operands, list) else [operands]
+        done = [self._operate(name, operand, world) for operand in operands]
         goal = arguments.get("goal")
-        if not isinstance(goal, str):
-            raise BadArguments("visit needs goal, a string.")
-        parts, missing = [], 0
-        for url in _strings(arguments, "url"):
-            try:
-                if self.closed_book:
-                    raise KeyError(url)
-                parts.append(USEFUL.format(url=url, goal=goal) + world.page(url).text)
-            except KeyError:
-                missing += 1
-                parts.append(f"Error: {url} could not be accessed.")
-        error = "empty" if missing == len(parts) else ""
-        return _result("visit", arguments, SEPARATOR.join(parts), error, world.name)
+        parts = [_observation(name, o, goal, outcome) for o, outcome in zip(operands, done)]
+        errors = [error for _, error in parts]
+        faults = [outcome.error for outcome in done if not outcome.answered]
+        error = faults[0] if faults else "" if "" in errors else errors[0]
+        return ToolResult(
+            name, dict(arguments), SEPARATOR.join([text for text, _ in parts]), not error, error,
+            attempts=1 + sum([o.attempts - 1 for o in done]),
+            source=",".join(dict.fromkeys([o.source for o in done if o.source])),
+            cache_hit=all([o.cache_hit for o in done]), degraded=any([o.degraded for o in done]),
+            env_fault=any([o.env_fault for o in done]),
+        )  # fmt: skip
 
-    def _python(self, arguments: Mapping, _world: World | None) -> ToolResult:
-        code = arguments.get("code")
-        if not isinstance(code, str):
-            raise BadArguments("python needs code, a string.")
+    def _operate(self, tool: str, operand: str, world: World | None) -> Outcome:
+        """One query, page, file or program."""
+        source = world.name if tool in ("search", "visit") and world is not None else ""
         if self.closed_book:
-            return _result("python", arguments, NO_RESULTS, "empty")
-        run = self.sandbox.run(code)
-        error = "" if run.ok else run.status
-        return _result("python", arguments, run.text, error, run.isolation, run.env_fault)
+            return Outcome(None, source, error="not_found")
+        arguments, here = {OPERAND[tool]: operand}, self._here.get(tool)
+        if tool in SEARCHES:
+            arguments["k"] = self.results
+        if tool in self.dependable:
+            last = here and Source(source or tool, lambda a, _: here(a, world))
+            version = "" if world is None else world.version
+            outcome = self.dependable[tool].call(arguments, version, last)
+            if tool in LEAD and outcome.error in ("forbidden", "too_large"):
+                # about the page that the policy chose: it cannot void its rollout that way
+                return outcome._replace(error="refused", env_fault=False)
+            return outcome
+        try:
+            value = here(arguments, world)
+        except ToolFault as fault:
+            broken = fault.kind not in ANSWERS
+            return Outcome(None, source, degraded=broken, env_fault=broken, error=fault.kind)
+        if tool == "python":
+            return Outcome(value, value["isolation"], env_fault=value["env_fault"])
+        return Outcome(value, source or tool)
 
 
-def _strings(arguments: Mapping, key: str) -> list[str]:
-    value = arguments.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise BadArguments(f"{key} must be a list of strings.")
-    return value
+def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
+    """What a trajectory's calls took: counts, tries (not of cached ones), seconds, and sources."""
+    results = list(results)
+    return {
+        "calls": len(results), "errors": sum(not r.ok for r in results),
+        "env_faults": sum(r.env_fault for r in results),
+        "attempts": sum(r.attempts for r in results if not r.cache_hit),
+        "cache_hits": sum(r.cache_hit for r in results),
+        "degraded": sum(r.degraded for r in results),
+        "latency_s": sum(r.latency_s for r in results),
+        "sources": dict(Counter(r.source for r in results)),
+    }  # fmt: skip
 
 
-def _result(
-    tool: str, arguments: Mapping, text: str, error: str = "", source: str = "",
-    env_fault: bool = False,
-) -> ToolResult:  # fmt: skip
-    return ToolResult(
-        tool, dict(arguments), text, not error, error, source=source, env_fault=env_fault
-    )
+def _search(arguments: Mapping, world: World) -> list[dict]:
+    return [{"title": hit.title, "url": hit.url, "snippet": hit.snippet}
+            for hit in world.search(arguments["query"], arguments["k"])]  # fmt: skip
+
+
+def _visit(arguments: Mapping, world: World) -> dict:
+    try:
+        page = world.page(arguments["url"])
+    except KeyError:
+        raise ToolFault("not_found", arguments["url"]) from None
+    return {"url": page.url, "title": page.title, "text": page.text}
+
+
+def _python(sandbox: Sandbox, code: str) -> dict:
+    run = sandbox.run(code)
+    return {"text": run.text, "status": run.status, "isolation": run.isolation,
+            "env_fault": run.env_fault}  # fmt: skip
+
+
+def _checked(tool: str, value: Any) -> Any:
+    """A backend's value in the form that `_observation` reads; raises ToolFault."""
+    if tool in SEARCHES and isinstance(value, list):
+        if all(isinstance(hit, dict) and isinstance(hit.get("url"), str) for hit in value):
+            return [_hit(hit) for hit in value]
+    elif tool not in SEARCHES and isinstance(value, dict) and isinstance(value.get("text"), str):
+        if value.get("env_fault"):
+            raise ToolFault("server", value["text"])
+        return value
+    raise ToolFault("malformed", f"{tool}: {str(value)[:80]}")
+
+
+def _hit(hit: Mapping[str, Any]) -> dict[str, str]:
+    """A hit as the world's are: date and source become part of the snippet."""
+    date = f"Date published: {hit['date']}\n" if hit.get("date") else ""
+    source = f"Source: {hit['source']}\n" if hit.get("source") else ""
+    return {"title": hit.get("title") or hit["url"], "url": hit["url"],
+            "snippet": date + source + (hit.get("snippet") or "")}  # fmt: skip
+
+
+def _observation(tool: str, operand: str, goal: str | None, outcome: Outcome) -> tuple[str, str]:
+    """What the policy reads of one operation, and the kind of failure, "" for none."""
+    value = outcome.value
+    if not outcome.answered:
+        return UNAVAILABLE, outcome.error
+    if not value:
+        return MISSING.get(tool, NO_RESULTS).format(operand), "empty"
+    if tool in SEARCHES:
+        return "\n".join([f"{i}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
+                          for i, hit in enumerate(value, 1)]), ""  # fmt: skip
+    status = value.get("status", "ok")
+    lead = LEAD[tool].format(operand, goal) if tool in LEAD else ""
+    return lead + value["text"], "" if status == "ok" else status
+
+
+def _refused(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:
+    return ToolResult(str(tool), dict(arguments), f"Error: {text}", False, error)

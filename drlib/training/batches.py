@@ -8,24 +8,25 @@ is about 95% real tokens where a padded one is 65%.
 Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FILL = 0.93  # how full first-fit packing gets the rows
+
 
 @dataclass(frozen=True)
 class Rows:
-    """R packed rows of T tokens. `where` of each sample: (row, first token, length)."""
+    """R packed rows of T tokens."""
 
     ids_RT: Tensor
     positions_RT: Tensor
     real_RT: Tensor  # False on the rest of a row that no sample filled
-    where: list[tuple[int, int, int]]
+    where: list[tuple[int, int, int]]  # of each sample: row, first token, length
 
 
 def pack(samples: Sequence[Sequence[int]], width: int, pad_id: int) -> Rows:
@@ -43,27 +44,37 @@ def pack(samples: Sequence[Sequence[int]], width: int, pad_id: int) -> Rows:
             free.append(width)
         where[i] = (row, width - free[row], n)
         free[row] -= n
-    used = width - min(free)  # no row is longer than the fullest
-    ids = torch.full((len(free), used), pad_id, dtype=torch.long)
-    positions = torch.zeros((len(free), used), dtype=torch.long)
-    real = torch.zeros((len(free), used), dtype=torch.bool)
-    for (row, at, n), sample in zip(where, samples):
-        ids[row, at : at + n] = torch.as_tensor(sample, dtype=torch.long)
-        positions[row, at : at + n] = torch.arange(n)
-        real[row, at : at + n] = True
-    for row, space in enumerate(free):  # the tail is one more (ignored) document
-        tail = space - min(free)
-        if tail:
-            positions[row, used - tail :] = torch.arange(tail)
-    return Rows(ids, positions, real, where)
+    shape = (len(free), width - min(free))  # no row is longer than the fullest
+    tails = [(row, width - space, space - min(free)) for row, space in enumerate(free)]
+    places = [*where, *tails]  # the tail of a row is one more (ignored) document
+    ids = _laid_out(shape, places, [*samples, *([pad_id] * n for *_, n in tails)], torch.long)
+    positions = _laid_out(shape, places, [torch.arange(n) for *_, n in places], torch.long)
+    return Rows(ids, positions, _laid_out(shape, where, [True] * len(where), torch.bool), where)
 
 
-def spread(rows: Rows, values: Sequence[Sequence], dtype: torch.dtype) -> Tensor:
-    """Per-token `values` of each sample laid out like the rows, zero elsewhere: [R, T]."""
-    out = torch.zeros(rows.ids_RT.shape, dtype=dtype)
-    for (row, at, n), value in zip(rows.where, values):
+def spread(rows: Rows, values: Sequence, dtype: torch.dtype) -> Tensor:
+    """`values` of each sample (one a token, or one) laid out like the rows, zero elsewhere."""
+    return _laid_out(rows.ids_RT.shape, rows.where, values, dtype)
+
+
+def _laid_out(shape, where: list[tuple[int, int, int]], values, dtype: torch.dtype) -> Tensor:
+    out = torch.zeros(shape, dtype=dtype)
+    for (row, at, n), value in zip(where, values):
         out[row, at : at + n] = torch.as_tensor(value, dtype=dtype)
     return out
+
+
+def portions(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
+    """Runs of `items` whose sizes add up to no more than `limit`, an item at least."""
+    chosen, total = [], 0
+    for item in items:
+        if chosen and total + size(item) > limit:
+            yield chosen
+            chosen, total = [], 0
+        chosen.append(item)
+        total += size(item)
+    if chosen:
+        yield chosen
 
 
 @dataclass(frozen=True)
@@ -86,8 +97,7 @@ def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Score
         input_ids=rows.ids_RT, position_ids=rows.positions_RT, use_cache=False,
         output_router_logits=True,
     )  # fmt: skip
-    hidden_MH = out.last_hidden_state[row, column - 1]
-    logits_MV = model.lm_head(hidden_MH)
+    logits_MV = model.lm_head(out.last_hidden_state[row, column - 1])
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     logp_M = -F.cross_entropy(logits_MV.float(), rows.ids_RT[row, column], reduction="none")

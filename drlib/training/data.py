@@ -6,8 +6,6 @@ fixed pool of an imperfect teacher's attempts at *easy* questions (sums, one and
 real tools; nothing is filtered here, so that the pool's own success rate can be reported.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -34,7 +32,7 @@ PHRASES = (
     "print(", "sympy.prime(", "sympy.primefactors(", "sympy.Symbol('x'); ", "sympy.solve(",
     "math.gcd(", "max(", "x=", ")[0])",
 )  # fmt: skip
-DEMONSTRATION_MIX = (("python", 0, 0.36), ("search", 1, 0.37), ("search", 2, 0.27))
+DEMONSTRATION_MIX = ((0, 0.36), (1, 0.37), (2, 0.27))  # look-ups (0: a sum), share
 
 
 def world_texts(world: World, seed: int = 0) -> list[str]:
@@ -57,10 +55,9 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
     world = load_world(config.world)
     titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
-    sample = [title for seed in range(60) for title in fictional_world(seed, Names.of(world)).graph]
-    tokenizer = train_tokenizer(
-        world_texts(world) + sample, config.vocabulary, names=titles, phrases=PHRASES
-    )
+    texts = world_texts(world)
+    texts += [title for seed in range(60) for title in fictional_world(seed, Names.of(world)).graph]
+    tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=PHRASES)
     tokenizer.save_pretrained(run.path / "tokenizer")
     return run.finish({"version": world.version, "pages": len(world)})
 
@@ -69,10 +66,11 @@ def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
     """`n` easy questions with train answers, in the pool's fixed mix."""
     rng = random.Random(f"demonstrations-{seed}")
     source = SearchQuestions(world, "train", max_hops=2)
-    tasks = []
-    for kind, hops, share in DEMONSTRATION_MIX:
-        for _ in range(round(n * share)):
-            tasks.append(python_task(rng) if kind == "python" else source.draw(hops, rng))
+    tasks = [
+        source.draw(hops, rng) if hops else python_task(rng)
+        for hops, share in DEMONSTRATION_MIX
+        for _ in range(round(n * share))
+    ]
     rng.shuffle(tasks)
     return tasks
 
@@ -83,15 +81,14 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     world = load_world(config.world)
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        teacher = Demonstrator(Faults(), sorted(world.graph))
-        streams = (random.Random(f"teacher-{config.seed}-{i}") for i in range(len(tasks)))
-        episodes = [teacher.play(task, toolbox, rng) for task, rng in zip(tasks, streams)]
-    rows = [
-        {"kind": e.task.kind, "hops": e.task.hops, "task": e.task.id, "correct": e.correct,
-         "errors": sum(not r.ok for r in e.tool_results), "calls": len(e.tool_results),
-         "messages": e.messages}
-        for e in episodes
-    ]  # fmt: skip
+        teacher, rows = Demonstrator(Faults(), sorted(world.graph)), []
+        for i, task in enumerate(tasks):
+            e = teacher.play(task, toolbox, random.Random(f"teacher-{config.seed}-{i}"))
+            rows.append({
+                "kind": task.kind, "hops": task.hops, "task": task.id, "correct": e.correct,
+                "errors": sum(not r.ok for r in e.tool_results), "calls": len(e.tool_results),
+                "messages": e.messages,
+            })  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_atomically(run.path / "episodes.jsonl", lambda p: p.write_text(text, encoding="utf-8"))
     return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})
@@ -100,8 +97,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
 def read_episodes(path: Path, keep: str) -> list[dict]:
     """The pool's rows: all of them (`keep="none"` filters nothing) or the correct ones."""
     lines = (path / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if row["correct"]] if keep == "correct" else rows
+    return [row for row in map(json.loads, lines) if row["correct"] or keep == "none"]
 
 
 def policy_tools(config: Config, runs: Path):
@@ -114,17 +110,15 @@ def policy_tools(config: Config, runs: Path):
 def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
     """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
     run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
-    _, chat, world, names = policy_tools(config, runs)
     model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
-    return run, model, chat, world, names
+    return run, model, *policy_tools(config, runs)[1:]
 
 
-def finish(run: RunFolder, model, chat: ChatIds, metrics: dict, **noted) -> dict:
-    """How it ends: the policy saved, the folder complete; `noted` goes to the manifest only."""
+def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
+    """How it ends: the policy saved, the folder complete; returns `metrics`."""
     if run.ranks.first:
         save_policy(model, chat.tokenizer, run.path / "policy")
-    run.finish(metrics | noted)
-    return metrics
+    return run.finish(metrics)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """From rewarded rollouts to the gradient of one policy update: packing, log-probabilities, loss.
 
-`drlib.rl.losses` knows tensors of log-probabilities; this file makes them from trajectories and
-a model. Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole
-update makes the parts add up to the gradient of the whole, on any number of processes.
+Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole update
+makes the parts add up to the gradient of the whole, on any number of processes.
 
 Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
 trainer's before the first update of the batch (`old`), and what the engine recorded when it
@@ -12,8 +11,6 @@ make them differ (`off_policy`) turn on what they need.
 
 Left out: token selection by entropy (the loss has it; a packed micro-batch is no batch to rank in).
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
@@ -25,16 +22,13 @@ from torch.nn.utils.rnn import pad_sequence
 from drlib.config import Config
 from drlib.rl.checks import require
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.batches import Rows, Scored, pack, score, spread
+from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
 from drlib.training.run import Ranks
 from drlib.trajectory import Trajectory
 
 MICRO_BATCH_ROWS = 6
-FILL = 0.93  # how full first-fit packing gets a row
 LOGGED = ("clip_high", "clip_low", "ratio_mean", "weight_mean", "weight_square_mean", "mismatch_kl",
           "dropped_correction", "kl")  # fmt: skip
-
-
 # Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
 Recorded = dict[str, list[np.ndarray]]
 
@@ -46,24 +40,21 @@ def select(recorded: Recorded, some: list[int]) -> Recorded:
 
 def check_switches(config: Config) -> None:
     """ValueError for switches that would do nothing, or something else, without each other."""
-    moved = off_policy(config) or config.rl_correction == "none"
-    require(moved, f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
+    require(off_policy(config) or config.rl_correction == "none",
+            f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
             "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
-    least = min(config.rl_minibatches, config.rl_oversample)
-    require(least >= 1, "rl_minibatches and rl_oversample must be at least 1")
-    paired = (config.rl_oversample > 1) == (config.rl_resample != "none")
-    require(paired, "rl_oversample (from 2) and rl_resample go together")
+    require(min(config.rl_minibatches, config.rl_oversample) >= 1,
+            "rl_minibatches and rl_oversample must be at least 1")  # fmt: skip
+    require((config.rl_oversample > 1) == (config.rl_resample != "none"),
+            "rl_oversample (from 2) and rl_resample go together")  # fmt: skip
     loss_config(config)
 
 
 def loss_config(config: Config) -> LossConfig:
     """The loss that the `rl_` switches describe."""
+    names = ("clip", "level", "aggregate", "epsilon_low", "epsilon_high", "correction", "kl_coef")
     constant = config.max_context_tokens if config.rl_aggregate == "constant" else None
-    return LossConfig(
-        clip=config.rl_clip, level=config.rl_level, aggregate=config.rl_aggregate,
-        epsilon_low=config.rl_epsilon_low, epsilon_high=config.rl_epsilon_high,
-        constant_tokens=constant, correction=config.rl_correction, kl_coef=config.rl_kl_coef,
-    )  # fmt: skip
+    return LossConfig(**{n: getattr(config, f"rl_{n}") for n in names}, constant_tokens=constant)
 
 
 def off_policy(config: Config) -> bool:
@@ -74,13 +65,11 @@ def off_policy(config: Config) -> bool:
 def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> list:
     """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`."""
     found: list = [None] * len(trajectories)
-    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].token_ids))
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i]))
     model.eval()
     for batch in micro_batches(order, trajectories, config.max_context_tokens):
-        chosen = [trajectories[i] for i in batch]
-        rows, mask_RT = _packed(chosen, pad_id)
         with torch.no_grad():
-            scored = score(model, rows, mask_RT, config.rl_temperature)
+            rows, scored = _score(model, [trajectories[i] for i in batch], config, pad_id)
         logp_RT = torch.zeros(rows.ids_RT.shape)
         logp_RT[scored.at] = scored.logp_M
         for i, (row, at, n) in zip(batch, rows.where):
@@ -127,21 +116,17 @@ def learn(
     return _metrics(ranks.sum(sums), counts, gap_max, config)
 
 
-def _kept_tokens(
-    trajectories: list[Trajectory], recorded: Recorded, switches: LossConfig
-) -> list[int]:
+def _kept_tokens(trajectories: list[Trajectory], recorded: Recorded, switches) -> list[int]:
     """The generated tokens of each that stay in the loss: a correction may drop some."""
     if switches.correction == "none":
         return [int(t.generated.sum()) for t in trajectories]
-
-    def padded(arrays: list[np.ndarray]) -> Tensor:
-        return pad_sequence([torch.as_tensor(a) for a in arrays], batch_first=True)
-
-    return kept_tokens(
-        padded([t.generated for t in trajectories]), switches,
-        behaviour_logp_BT=padded([t.logprobs for t in trajectories]),
-        old_logp_BT=padded(recorded["old"]),
-    ).sum(dim=1).tolist()  # fmt: skip
+    mask_BT, behaviour_BT, old_BT = (
+        pad_sequence([torch.as_tensor(values) for values in arrays], batch_first=True)
+        for arrays in ([t.generated for t in trajectories], [t.logprobs for t in trajectories],
+                       recorded["old"])
+    )  # fmt: skip
+    kept_BT = kept_tokens(mask_BT, switches, behaviour_logp_BT=behaviour_BT, old_logp_BT=old_BT)
+    return kept_BT.sum(dim=1).tolist()
 
 
 def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
@@ -163,32 +148,29 @@ def batch_loss(
     pad_id: int, recorded: Recorded,
 ):  # fmt: skip
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
-    rows, mask_RT = _packed(chosen, pad_id)
-    scored = score(model, rows, mask_RT, config.rl_temperature)
+    rows, scored = _score(model, chosen, config, pad_id)
     at_BT, mask_BT = _layout(rows, scored, config)
 
-    def laid_out(values: Sequence[np.ndarray]) -> Tensor:
+    def laid_out(values: Sequence) -> Tensor:
         return spread(rows, values, torch.float32)[scored.at][at_BT]
 
     behaviour_BT = laid_out([t.logprobs for t in chosen])
     logp_BT = scored.logp_M[at_BT]
     gap_BT = (logp_BT.detach() - behaviour_BT).abs()
-    advantage_BT = laid_out([np.full(len(t.token_ids), a) for a, t in zip(advantages, chosen)])
     loss, metrics = policy_loss(
-        logp_BT, behaviour_BT if off_policy(config) else logp_BT.detach(), advantage_BT, mask_BT,
-        loss_config(config), denominator=denominator,
+        logp_BT, behaviour_BT if off_policy(config) else logp_BT.detach(), laid_out(advantages),
+        mask_BT, loss_config(config), denominator=denominator,
         **{f"{name}_logp_BT": laid_out(values) for name, values in recorded.items()},
     )  # fmt: skip
     return loss, scored.balance, gap_BT[mask_BT], metrics
 
 
-def _packed(chosen: list[Trajectory], pad_id: int) -> tuple[Rows, Tensor]:
-    """(rows as wide as the longest, mask [R, T] of the generated tokens).
-
-    Micro-batches hold trajectories of about one length, and attention's cost grows with the width.
-    """
+def _score(model, chosen: list[Trajectory], config: Config, pad_id: int) -> tuple[Rows, Scored]:
+    """The generated tokens, in rows as wide as the longest: attention's cost grows with the width
+    and micro-batches hold trajectories of about one length."""
     rows = pack([t.token_ids for t in chosen], max(map(len, chosen)), pad_id)
-    return rows, spread(rows, [t.generated for t in chosen], torch.bool)
+    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
+    return rows, score(model, rows, mask_RT, config.rl_temperature)
 
 
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
@@ -196,12 +178,10 @@ def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]
 
     Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
     """
-    n_tokens = scored.logp_M.numel()
     if config.rl_level == config.rl_aggregate == "token" and config.rl_correction != "geometric":
-        alone = torch.arange(n_tokens)[:, None]
+        alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
-    numbers = [np.full(n, i) for i, (_, _, n) in enumerate(rows.where)]
-    owner_M = spread(rows, numbers, torch.long)[scored.at]
+    owner_M = spread(rows, range(len(rows.where)), torch.long)[scored.at]
     order = torch.argsort(owner_M, stable=True)  # a trajectory's tokens already stand in order
     lengths = torch.bincount(owner_M, minlength=len(rows.where))
     at_BT = pad_sequence(order.split(lengths.tolist()), batch_first=True)
@@ -210,13 +190,4 @@ def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]
 
 def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
     """Runs of `order` that fill about MICRO_BATCH_ROWS rows."""
-    batch, total = [], 0
-    for i in order:
-        n = len(trajectories[i].token_ids)
-        if batch and total + n > MICRO_BATCH_ROWS * width * FILL:
-            yield batch
-            batch, total = [], 0
-        batch.append(i)
-        total += n
-    if batch:
-        yield batch
+    return portions(order, lambda i: len(trajectories[i]), MICRO_BATCH_ROWS * width * FILL)

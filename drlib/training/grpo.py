@@ -15,19 +15,17 @@ Left out: replay of old rollouts and rollouts that run beside the update (`rl_st
 the engine's weights grow old, and a resumed run begins with fresh ones).
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import random
 import time
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from drlib.agents.react import Limits, ReAct, with_reward
+from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.rl import advantages as estimators
@@ -45,7 +43,7 @@ from drlib.training import stages
 from drlib.training.data import begin, finish
 from drlib.training.gradient import check_switches, learn, record, select
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import Interrupted, Ranks, RunFolder, interruptible
+from drlib.training.run import Ranks, RunFolder
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import Names, World, fictional_world
 
@@ -53,7 +51,8 @@ KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the
 FINAL_LR = 0.1  # of the base, at the last step
 FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # rollouts left out, and why
 COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
-SKILLS = (*sorted(PYTHON_KINDS), "h1", "h2", "h3")
+CHAINS = ("h1", "h2", "h3")  # one to three look-ups
+SKILLS = (*sorted(PYTHON_KINDS), *CHAINS)
 
 
 class Questions:
@@ -71,15 +70,13 @@ class Questions:
             if rng.random() < self.config.rl_python_share:
                 tasks.append(python_task(rng, curriculum.draw(sorted(PYTHON_KINDS), rng)))
                 continue
-            hops = int(curriculum.draw(["h1", "h2", "h3"], rng)[1])
+            hops = int(curriculum.draw(CHAINS, rng)[1])
+            source = self.real
             if rng.random() < self.config.rl_fictional_share:
                 world = fictional_world(rng.getrandbits(60), self.names)
-                source = SearchQuestions(world, None)
-                worlds[world.version] = world
+                source, worlds[world.version] = SearchQuestions(world, None), world
                 hops = min(hops, max(h for h in (1, 2, 3) if source.answers(h)))
-                tasks.append(source.draw(hops, rng))
-            else:
-                tasks.append(self.real.draw(hops, rng))
+            tasks.append(source.draw(hops, rng))
         return tasks, worlds
 
 
@@ -148,86 +145,105 @@ def summarise(
 ) -> tuple[dict, list]:
     """(means over the whole step, [(skill, right)] of all ranks).
 
+    Right or wrong is recorded also where the reward is random: the curve of a control.
     `positive_tool_errors`: the share of failed calls in the successes that are trained on, the
     `chosen` (rStar2-Agent, figure 4).
     """
-    calls = [r for t in trajectories for r in t.tool_results]
-    positive = [r for t in chosen if (t.reward or 0.0) > 0.5 for r in t.tool_results]
-    sums = {
-        "n": len(trajectories), "calls": len(calls), "errors": sum(not r.ok for r in calls),
-        "no_call": sum(not t.tool_results for t in trajectories),
-        "overlong": sum(t.termination is Termination.LENGTH for t in trajectories),
-        "out_of_turns": sum(t.termination is Termination.TURNS for t in trajectories),
-        "positive": len(positive), "positive_errors": sum(not r.ok for r in positive),
-        "env_faults": sum(t.termination is Termination.ENV_FAULT for t in trajectories),
-        "generated": sum(int(t.generated.sum()) for t in trajectories),
-        "entropy": sum(float(t.entropies.sum()) for t in trajectories),
-    }  # fmt: skip
-    # right or wrong is recorded also where the reward is random: the curve of a control
-    outcomes = ranks.gather(
-        [(t.metadata["skill"], t.reward_parts["correct"], t.reward, t.group_id)
-         for t in trajectories]
-    )  # fmt: skip
-    s = ranks.sum(sums)
-    right = {"python": [], "search": [], "h1": [], "h2": [], "h3": []}
-    groups: dict[str, set] = {}
-    for skill, correct, reward, group in outcomes:
-        right["search" if skill[0] == "h" and skill[1:].isdigit() else "python"].append(correct)
-        if skill in right:
-            right[skill].append(correct)
-        groups.setdefault(group, set()).add(reward)
-    row = {f"accuracy_{k}": sum(v) / len(v) for k, v in right.items() if v}
+    positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
+    facts = ranks.gather([
+        {"skill": t.metadata["skill"], "right": t.reward_parts["correct"], "reward": t.reward,
+         "group": t.group_id, "positive": t.id in positive, "ended": t.termination,
+         "calls": len(t.tool_results), "errors": sum(not r.ok for r in t.tool_results),
+         "generated": int(t.generated.sum()), "entropy": float(t.entropies.sum())}
+        for t in trajectories
+    ])  # fmt: skip
+
+    def ratio(top: str, bottom: str, some: list[dict] = facts) -> float:
+        return sum(f[top] for f in some) / max(sum(f[bottom] for f in some), 1)
+
+    def share(key: str, value) -> float:
+        return sum(f[key] == value for f in facts) / len(facts)
+
+    right, rewards = defaultdict(list), defaultdict(set)
+    for f in facts:
+        for name in (f["skill"], "search") if f["skill"] in CHAINS else ("python",):
+            right[name].append(f["right"])
+        rewards[f["group"]].add(f["reward"])
+    names = [name for name in ("python", "search", *CHAINS) if name in right]
+    row = {f"accuracy_{name}": sum(right[name]) / len(right[name]) for name in names}
     row |= {
-        "accuracy": sum(o[1] for o in outcomes) / len(outcomes), "rollouts": int(s["n"]),
-        "tool_errors": s["errors"] / max(s["calls"], 1), "env_faults": int(s["env_faults"]),
-        "positive_tool_errors": s["positive_errors"] / max(s["positive"], 1),
-        "entropy": s["entropy"] / max(s["generated"], 1),
-        "live_groups": sum(len(r) > 1 for r in groups.values()) / len(groups),
+        "accuracy": sum(f["right"] for f in facts) / len(facts), "rollouts": len(facts),
+        "tool_errors": ratio("errors", "calls"),
+        "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
+        "positive_tool_errors": ratio("errors", "calls", [f for f in facts if f["positive"]]),
+        "entropy": ratio("entropy", "generated"),
+        "live_groups": sum(len(r) > 1 for r in rewards.values()) / len(rewards),
+        "no_call": share("calls", 0), "overlong": share("ended", Termination.LENGTH),
+        "out_of_turns": share("ended", Termination.TURNS),
     }  # fmt: skip
-    means = ("no_call", "overlong", "out_of_turns", "generated", "calls")
-    row |= {name: s[name] / s["n"] for name in means}
-    return row, [(skill, correct) for skill, correct, *_ in outcomes]
+    row |= {name: sum(f[name] for f in facts) / len(facts) for name in ("generated", "calls")}
+    return row, [(f["skill"], f["right"]) for f in facts]
 
 
-@dataclass
 class Step:
-    """One GRPO step after another: what the loop needs between checkpoints."""
+    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too.
 
-    config: Config
-    model: nn.Module
-    optimizers: Optimizers
-    agent: ReAct
-    questions: Questions
-    ranks: Ranks
-    reference: nn.Module | None = None  # the policy that a KL term pulls to
+    (A policy that has forgotten how to answer gets no reward any more, and every further step
+    costs several times a healthy one: `rl_emergency_stop`.)
+    """
 
-    def __call__(self, step: int, curriculum: Curriculum) -> tuple[dict, list[Trajectory]]:
+    def __init__(
+        self, config: Config, run: RunFolder, model, chat: ChatIds, toolbox: Toolbox,
+        questions: Questions,
+    ):  # fmt: skip
+        self.config, self.run, self.model, self.questions = config, run, model, questions
+        self.reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
+        self.optimizers = Optimizers.adam(model, config.rl_lr)
+        extra = run.resume(model, self.optimizers)
+        self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
+        self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
+        self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
+        engine = LocalEngine(
+            engine_weights(model, config), max_context=config.max_context_tokens, lockstep=True
+        )
+        self.agent = ReAct(engine, toolbox, chat, limits_of(config))
+
+    def __call__(self, step: int) -> dict:
+        """Take it; "stopped" is among the metrics when the policy has collapsed."""
+        metrics, trajectories = self.take(step)
+        unanswered = metrics["overlong"] + metrics["out_of_turns"]
+        reason = self.emergency.update({"unanswered": unanswered})
+        metrics |= {"stopped": reason} if reason else {}
+        kept_steps = (0, self.config.rl_steps // 2, self.config.rl_steps - 1)
+        if self.run.ranks.first and (step in kept_steps or reason):
+            kept = trajectories[: KEPT_GROUPS * self.config.rl_group]
+            save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
+        return metrics
+
+    def take(self, step: int) -> tuple[dict, list[Trajectory]]:
         """Roll out, judge, learn, hand the new weights to the engine."""
-        config, started = self.config, time.perf_counter()
-        tasks, worlds = self.questions.draw(step, curriculum)
+        config, ranks, started = self.config, self.run.ranks, time.perf_counter()
+        tasks, worlds = self.questions.draw(step, self.curriculum)
         self.model.eval()
-        trajectories = rollout(self.agent, tasks, worlds, config, step, self.ranks)
+        trajectories = rollout(self.agent, tasks, worlds, config, step, ranks)
         rolled = time.perf_counter()
         chosen = choose(trajectories, config, step)
         row = self._learn(chosen, step)
         if (step + 1) % (config.rl_staleness + 1) == 0:
             self.agent.engine.update_weights(engine_weights(self.model, config))
-        summary, outcomes = summarise(trajectories, chosen, self.ranks)
-        curriculum.update(outcomes)
-        times = {
-            "seconds": round(time.perf_counter() - started, 3),
-            "rollout_seconds": round(rolled - started, 3),
-        }
-        return {"step": step + 1, **summary, **row, **times}, trajectories
+        summary, outcomes = summarise(trajectories, chosen, ranks)
+        self.curriculum.update(outcomes)
+        row |= {"seconds": round(time.perf_counter() - started, 3),
+                "rollout_seconds": round(rolled - started, 3)}  # fmt: skip
+        return {"step": step + 1, **summary, **row}, trajectories
 
     def _learn(self, trajectories: list[Trajectory], step: int) -> dict:
         """`rl_minibatches` updates, each on its share of the groups; metrics of the last one."""
-        config, ranks = self.config, self.ranks
+        config, ranks = self.config, self.run.ranks
         pad_id = self.agent.chat.tokenizer.pad_token_id
         advantages, weights, report = advantages_of(trajectories, config)
         others = {"old": self.model} if config.rl_correction != "none" else {}
         others |= {"reference": self.reference} if self.reference is not None else {}
-        reasons = {f"filtered_{r}": float(report["reasons"].get(r, 0)) for r in FILTERED}
         recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items()}
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
@@ -240,11 +256,14 @@ class Step:
                 self.model, [trajectories[i] for i in mine], advantages[mine], weights[mine],
                 config, ranks, pad_id, select(recorded, mine),
             )  # fmt: skip
-            ranks.sum_gradients(self.model)
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            row |= {"grad_norm": float(norm), "lr_factor": factor}
+            row |= {"grad_norm": ranks.sum_gradients(self.model), "lr_factor": factor}
             self.optimizers.step(factor)
+        reasons = {f"filtered_{r}": float(report["reasons"].get(r, 0)) for r in FILTERED}
         return row | ranks.sum(reasons)
+
+    def extra(self) -> dict:
+        """What the checkpoint holds besides weights."""
+        return {name: getattr(self, name).state_dict() for name in ("curriculum", "emergency")}
 
 
 def engine_weights(model, config: Config):
@@ -259,54 +278,10 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
     check_switches(config)
     run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
-    reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
-    optimizers = Optimizers.adam(model, config.rl_lr)
-    done, extra = run.resume(model, optimizers)
-    questions = Questions(config, world, names)
-    with (
-        Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.search_results) as toolbox,
-        interruptible(run.ranks) as stop,
-    ):
-        sampler = engine_weights(model, config)
-        engine = LocalEngine(sampler, max_context=config.max_context_tokens, lockstep=True)
-        agent = ReAct(engine, toolbox, chat, limits_of(config))
-        take = Step(config, model, optimizers, agent, questions, run.ranks, reference)
-        metrics = _loop(config, run, done, extra, take, stop)
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+        step = Step(config, run, model, chat, toolbox, Questions(config, world, names))
+        metrics = run.loop(step, config.rl_steps, config.checkpoint_every, step.extra)
     return finish(run, model, chat, metrics)
-
-
-def _loop(config: Config, run: RunFolder, done: int, extra: dict, take: Step, stop) -> dict:
-    """All steps that are left: a line of metrics each, checkpoints, a few kept trajectories.
-
-    `extra` is what the last checkpoint knew besides weights: the curriculum's rates, and the
-    emergency stop's memory (`rl_emergency_stop`: a policy that has forgotten how to answer gets no
-    reward any more, and every further step costs several times a healthy one).
-    """
-    curriculum = Curriculum(SKILLS, extra.get("curriculum"))
-    emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
-    emergency.load_state_dict(extra.get("emergency", emergency.state_dict()))
-    metrics: dict = extra.get("stopped", {})
-    for step in range(done, done if metrics else config.rl_steps):
-        metrics, trajectories = take(step, curriculum)
-        unanswered = metrics["overlong"] + metrics["out_of_turns"]
-        reason = emergency.update({"unanswered": unanswered})
-        metrics |= {"stopped": reason} if reason else {}
-        run.log(metrics)
-        last = step + 1 == config.rl_steps or reason is not None
-        if run.ranks.first and (step in (0, config.rl_steps // 2) or last):
-            kept = trajectories[: KEPT_GROUPS * config.rl_group]
-            save_trajectories(run.path / f"trajectories_{step + 1:04d}.parquet", kept)
-        asked = stop()
-        if asked or last or (step + 1) % config.checkpoint_every == 0:
-            state = {"curriculum": curriculum.state_dict(), "emergency": emergency.state_dict()}
-            state |= {"stopped": metrics} if reason else {}
-            run.save_checkpoint(step + 1, take.model, take.optimizers, state)
-        if asked and not last:
-            raise Interrupted
-        if last:
-            break
-    return metrics
 
 
 if __name__ == "__main__":

@@ -10,21 +10,22 @@ Source: K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
+from drlib.training.run import all_sum
 
 
-def orthogonalise(g_NMK: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(g_NMK: Tensor) -> Tensor:
     """The nearest (semi-)orthogonal matrices, roughly: singular values end in about 0.7..1.2."""
-    a, b, c = COEFFICIENTS
+    a, b, c = 3.4445, -4.7750, 2.0315  # of the quintic iteration
     tall = g_NMK.size(-2) > g_NMK.size(-1)
     x = g_NMK.mT if tall else g_NMK
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
@@ -37,31 +38,24 @@ class Muon(torch.optim.Optimizer):
     updates round: the same bits as if each did all.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: Iterable[Tensor], lr: float):
+        super().__init__(params, {"lr": lr, "momentum": 0.95})
 
     @torch.no_grad()
     def step(self) -> None:
-        size = dist.get_world_size() if dist.is_initialized() else 1
-        rank = dist.get_rank() if size > 1 else 0
+        several = dist.is_initialized()
+        rank, size = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            updates = []
+            updates, params = [], [p for p in group["params"] if p.grad is not None]
             for i, p in enumerate(params):
-                state = self.state[p]
-                if not state:
-                    state["momentum"] = torch.zeros_like(p)
-                buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1 - group["momentum"])
                 nesterov = p.grad.lerp(buffer, group["momentum"])
-                own = i % size == rank
-                updates.append(orthogonalise(nesterov) if own else torch.zeros_like(p))
-            if size > 1:
-                flat = torch.cat([update.reshape(-1) for update in updates])
-                dist.all_reduce(flat)  # sums with zeros
-                updates = flat.split([p.numel() for p in params])
-            for p, update in zip(params, updates):
+                mine = i % size == rank
+                updates.append(orthogonalise(nesterov) if mine else torch.zeros_like(p))
+            for p, update in zip(params, all_sum(updates)):
                 scale = max(1.0, p.size(-2) / p.size(-1)) ** 0.5
-                p.add_(update.view_as(p), alpha=-group["lr"] * scale)
+                p.add_(update, alpha=-group["lr"] * scale)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -73,33 +67,31 @@ def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     return matrices, rest
 
 
-def _adamw(params: Iterable[Tensor], lr: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+_adamw = partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 class Optimizers:
     """One or two optimizers that step, save and load together."""
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]):
-        self.parts = parts
-        self._base = {k: [g["lr"] for g in o.param_groups] for k, o in parts.items()}
+        self.parts = parts  # of one group of parameters each
+        self._base = {name: o.param_groups[0]["lr"] for name, o in parts.items()}
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
         """Muon on hidden matrices, AdamW on the rest."""
         matrices, rest = split_parameters(model)
-        return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, adam_lr)})
+        return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, lr=adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
         """AdamW on everything: reinforcement learning."""
-        return Optimizers({"adam": _adamw(model.parameters(), lr)})
+        return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
 
     def step(self, factor: float) -> None:
         """One update at `factor` times each base learning rate; gradients are cleared."""
         for name, optimizer in self.parts.items():
-            for group, base in zip(optimizer.param_groups, self._base[name]):
-                group["lr"] = base * factor
+            optimizer.param_groups[0]["lr"] = self._base[name] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -118,6 +110,5 @@ def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: floa
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    decay = decay_share * steps
-    left = steps - step
+    decay, left = decay_share * steps, steps - step
     return 1.0 if left >= decay else floor + (1.0 - floor) * left / max(decay, 1.0)

@@ -1,4 +1,4 @@
-"""Stages `untrained` and `cpt`: the initial policy, and agentic continual pre-training.
+"""Stages `untrained` and `cpt`: the initial policy, agentic continual pre-training, and its loop.
 
 No weights can be downloaded, so the policy begins from a structured, induction-aware
 initialisation (`drlib.policy.moe`): attention heads that already look for an earlier occurrence
@@ -7,19 +7,70 @@ ordinary initialisation, which learns no copying in the time that a laptop has.
 
 Pre-training reads invented worlds only (`drlib.synthesis.actions`): it teaches copying, reading
 and the form of tool calls, but no fact, no answer and no chain of three look-ups.
+
+`train_supervised` is the cold start's loop too: packed rows, loss on chosen tokens, Muon and AdamW.
+A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step, shard)
+alone, and the loss is divided by the number of loss tokens of all shards, so the number of
+processes changes nothing but the time.
 """
 
-from __future__ import annotations
-
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import torch
 
 from drlib.config import Config
 from drlib.policy.moe import PolicyShape, build_policy
-from drlib.synthesis.actions import ActionData
+from drlib.synthesis.actions import ActionData, Sample
 from drlib.training import stages
+from drlib.training.batches import FILL, pack, portions, score, spread
 from drlib.training.data import begin, finish, policy_tools
-from drlib.training.run import Ranks, RunFolder
-from drlib.training.supervised import Recipe, train_supervised
+from drlib.training.optim import Optimizers, schedule
+from drlib.training.run import SHARDS, Ranks, RunFolder
+
+ROW_TOKENS = 160
+
+
+def train_supervised(
+    run: RunFolder, model, config: Config, draw: Callable[[int, int], Iterator[Sample]],
+    pad_id: int, *, steps: int, batch_tokens: int, lrs: tuple[float, float], warmup: int,
+    decay_share: float,
+) -> dict:  # fmt: skip
+    """Train in place; `draw(step, shard)` yields that shard's samples for ever.
+
+    batch_tokens: a step's, padding included, over all processes. lrs: of Muon and of AdamW. warmup
+    (steps) and decay_share: see `schedule`. Returns the last step's metrics; Interrupted as `loop`.
+    """
+    ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
+    run.resume(model, optimizers)
+    model.train()
+
+    def take(step: int) -> dict:
+        started = time.perf_counter()
+        limit = int(batch_tokens / SHARDS * FILL)
+        shards = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
+        counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
+        sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
+        for samples in shards:
+            rows = pack([s.ids for s in samples], max(ROW_TOKENS, *map(len, samples)), pad_id)
+            scored = score(model, rows, spread(rows, [s.loss for s in samples], torch.bool))
+            nll = -scored.logp_M.sum() / counted
+            (nll + config.balance_coef * scored.balance / SHARDS).backward()
+            sums["loss"] += nll.item()
+            sums["balance"] += scored.balance.item() / SHARDS
+            sums["tokens"] += sum(map(len, samples))
+        norm = ranks.sum_gradients(model)
+        factor = schedule(step, steps, warmup, decay_share)
+        optimizers.step(factor)
+        sums = ranks.sum(sums)
+        return {
+            "loss": sums["loss"], "balance": sums["balance"], "tokens": int(sums["tokens"]),
+            "loss_tokens": int(counted), "grad_norm": norm, "lr_factor": factor,
+            "step": step + 1, "seconds": round(time.perf_counter() - started, 4),
+        }  # fmt: skip
+
+    return run.loop(take, steps, config.checkpoint_every)
 
 
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
@@ -38,14 +89,11 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
     run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
     data = ActionData(names, chat, config.search_results)
-    recipe = Recipe(
-        config.cpt_steps, config.cpt_batch_tokens, config.cpt_muon_lr, config.cpt_adam_lr,
-        config.cpt_warmup_steps, config.cpt_decay_share, config.balance_coef,
-        config.checkpoint_every,
-    )  # fmt: skip
     metrics = train_supervised(
-        model, recipe, lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
-        run, chat.tokenizer.pad_token_id,
+        run, model, config, lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
+        chat.tokenizer.pad_token_id, steps=config.cpt_steps, batch_tokens=config.cpt_batch_tokens,
+        lrs=(config.cpt_muon_lr, config.cpt_adam_lr), warmup=config.cpt_warmup_steps,
+        decay_share=config.cpt_decay_share,
     )  # fmt: skip
     return finish(run, model, chat, metrics)
 

@@ -1,4 +1,4 @@
-"""Run folders and ranks: what every stage needs around its loop.
+"""Run folders, ranks and the loop over steps: what every stage needs around its own work.
 
 A stage is built in `<name>.partial` and renamed when it is complete, so a killed stage is never
 mistaken for a finished one. Inside it keeps one checkpoint (written under a temporary name, then
@@ -6,12 +6,9 @@ renamed) and `metrics.jsonl`, a line a step. Started again, it goes on from its 
 lines after that checkpoint are dropped and made again. Nothing a stage draws depends on anything
 but (seed, step), so the resumed run reaches the same weights bit for bit.
 
-Ranks are processes started by torchrun (gloo, loopback). Work is cut into *shards* whose number
-does not depend on how many processes there are: two processes take one shard each, one process
-takes both, and the losses are the same.
+Ranks are processes started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any
+number of processes: two take one each, one takes both, and the losses are the same.
 """
-
-from __future__ import annotations
 
 import atexit
 import json
@@ -20,12 +17,13 @@ import platform
 import shutil
 import signal
 import time
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 SHARDS = 2
 MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt"
@@ -33,6 +31,19 @@ MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt
 
 class RunFolderError(RuntimeError):
     """A run folder cannot be used or written; the message says which and what to do."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or a polite kill: the stage stops at a step's end and can be resumed."""
+
+
+def all_sum(tensors: list[Tensor]) -> list[Tensor]:
+    """Each summed over all ranks, in one message."""
+    if not dist.is_initialized():
+        return tensors
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    return [p.view_as(t) for p, t in zip(flat.split([t.numel() for t in tensors]), tensors)]
 
 
 class Ranks:
@@ -43,23 +54,19 @@ class Ranks:
         self.size = int(os.environ.get("WORLD_SIZE", 1))
         if SHARDS % self.size:
             raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
-        self.first = self.rank == 0
-        self.shards = list(range(self.rank, SHARDS, self.size))  # that this process works on
+        self.first, self.shards = self.rank == 0, range(self.rank, SHARDS, self.size)
         torch.set_num_threads(1)
         if self.size > 1 and not dist.is_initialized():
             dist.init_process_group("gloo")
             atexit.register(dist.destroy_process_group)
 
-    def sum_gradients(self, model: torch.nn.Module) -> None:
-        """Add the gradients of all ranks into each; one message for the whole model."""
-        params = [p for p in model.parameters() if p.requires_grad]
-        for p in params:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        if self.size > 1:
-            flat = torch.cat([p.grad.reshape(-1) for p in params])
-            dist.all_reduce(flat)
-            for p, part in zip(params, flat.split([p.numel() for p in params])):
-                p.grad.copy_(part.view_as(p))
+    def sum_gradients(self, model: torch.nn.Module) -> float:
+        """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""
+        params = list(model.parameters())
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        for p, total in zip(params, all_sum(own)):
+            p.grad = total
+        return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
         """The same numbers, summed over ranks (in float64)."""
@@ -99,29 +106,17 @@ def write_atomically(path: Path, write) -> None:
 class RunFolder:
     """The folder of one stage while it is being built.
 
-    Args:
-        final: the name it gets when it is complete.
-        settings: everything the stage depends on; a partial folder with other settings is refused.
+    final: its name when it is complete, with the hash of the settings in it: a partial folder of
+    that name was begun with the same ones. settings: all that the stage depends on (manifest).
     """
 
     def __init__(self, final: Path, settings: dict, ranks: Ranks | None = None):
         self.final, self.settings, self.ranks = final, settings, ranks or Ranks()
         self.path = final.with_name(final.name + ".partial")
-        if self.ranks.first:
-            self._open()
-        self.ranks.barrier()
-        self._started = time.time()
-
-    def _open(self) -> None:
-        if self.complete(self.final):
-            raise RunFolderError(f"{self.final} is already complete: delete it to build it again")
+        if self.complete(final):
+            raise RunFolderError(f"{final} is already complete: delete it to build it again")
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.settings, indent=1, sort_keys=True)
-        note = self.path / "settings.json"
-        if not note.exists():
-            write_atomically(note, lambda p: p.write_text(text))
-        if note.read_bytes() != text.encode():
-            raise RunFolderError(f"{self.path} was begun with other settings: delete it")
+        self._started = time.time()
 
     @staticmethod
     def complete(path: Path) -> bool:
@@ -131,83 +126,79 @@ class RunFolder:
         except (OSError, ValueError):
             return False
 
-    def log(self, row: dict) -> None:
-        """Append one line to metrics.jsonl (first rank only): exactly one a step."""
-        if self.ranks.first:
-            with open(self.path / METRICS, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-
-    def save_checkpoint(self, step: int, model, optimizers, extra: dict | None = None) -> None:
-        """The state after `step` steps: weights, optimizers, whatever else the loop carries."""
-        if self.ranks.first:
-            state = {"step": step, "model": model.state_dict(), "extra": extra or {}}
-            state["optimizers"] = optimizers.state_dict()
-            write_atomically(self.path / CHECKPOINT, lambda p: torch.save(state, p))
-        self.ranks.barrier()
-
-    def resume(self, model, optimizers) -> tuple[int, dict]:
-        """Load the last checkpoint; (steps done, extra), or (0, {}) when there is none."""
-        path = self.path / CHECKPOINT
-        step, extra = 0, {}
+    def resume(self, model, optimizers) -> dict:
+        """Load the last checkpoint into what `loop` will train; what else it held, {} if none."""
+        path, log = self.path / CHECKPOINT, self.path / METRICS
+        self._trained, self._done, extra = (model, optimizers), 0, {}
         if path.exists():
             try:
                 state = torch.load(path, weights_only=True)
             except (RuntimeError, EOFError, OSError, ValueError) as fault:
-                raise RunFolderError(
-                    f"{path} cannot be read ({fault}): delete it to start this stage again"
-                ) from fault
+                remedy = "delete it to start this stage again"
+                raise RunFolderError(f"{path} cannot be read ({fault}): {remedy}") from fault
             model.load_state_dict(state["model"])
             optimizers.load_state_dict(state["optimizers"])
-            step, extra = state["step"], state["extra"]
-        log = self.path / METRICS
+            self._done, extra = state["step"], state["extra"]
         if self.ranks.first and log.exists():  # a line a step; the last one may be half written
-            kept = [line for line in log.read_bytes().splitlines(True)[:step] if line[-1:] == b"\n"]
-            write_atomically(log, lambda p: p.write_bytes(b"".join(kept)))
+            lines = log.read_bytes().splitlines(True)[: self._done]
+            kept = b"".join(line for line in lines if line[-1:] == b"\n")
+            write_atomically(log, lambda p: p.write_bytes(kept))
         self.ranks.barrier()
-        return step, extra
+        return extra
 
-    def finish(self, metrics: dict | None = None) -> Path:
-        """Write the manifest, drop the checkpoint, take the final name."""
+    def loop(self, take: Callable[[int], dict], steps: int, every: int, extra=dict) -> dict:
+        """Take the steps that are left, a line of metrics each; returns the last step's metrics.
+
+        `take(step)` gives the metrics; "stopped" among them ends the stage early. A checkpoint with
+        `extra()` beside the weights is written after each `every` steps and at the end. When any
+        rank gets SIGINT or SIGTERM, all write one at their step's end and raise Interrupted.
+        """
+        asked: list[int] = []
+        metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
+        polite = signal.SIGINT, signal.SIGTERM
+        old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in polite}
+        try:
+            for step in range(self._done, self._done if "stopped" in metrics else steps):
+                metrics = take(step)
+                if self.ranks.first:
+                    with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(metrics) + "\n")
+                last = step + 1 == steps or "stopped" in metrics
+                stop = self.ranks.sum({"asked": float(bool(asked))})["asked"] > 0
+                if stop or last or (step + 1) % every == 0:
+                    self._save(step + 1, extra())
+                if last:
+                    break
+                if stop:
+                    raise Interrupted
+        finally:
+            for s, handler in old.items():
+                signal.signal(s, handler)
+        return metrics
+
+    def _save(self, step: int, extra: dict) -> None:
+        if self.ranks.first:
+            model, optimizers = (part.state_dict() for part in self._trained)
+            state = {"step": step, "model": model, "extra": extra, "optimizers": optimizers}
+            write_atomically(self.path / CHECKPOINT, lambda p: torch.save(state, p))
+        self.ranks.barrier()
+
+    def finish(self, metrics: dict) -> dict:
+        """Write the manifest, drop the checkpoint, take the final name; returns `metrics`."""
         if self.ranks.first:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
             manifest = {
-                "settings": self.settings, "metrics": metrics or {},
+                "settings": self.settings, "metrics": metrics,
                 "seconds": round(time.time() - self._started, 1), "processes": self.ranks.size,
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
                 "python": platform.python_version(),
             }  # fmt: skip
             text = json.dumps(manifest, indent=1, sort_keys=True)
             write_atomically(self.path / MANIFEST, lambda p: p.write_text(text))
-            (self.path / "settings.json").unlink()
-            if self.final.exists():  # half a folder under the final name: no manifest
-                shutil.rmtree(self.final)
+            shutil.rmtree(self.final, ignore_errors=True)  # half a folder: it has no manifest
             os.replace(self.path, self.final)
         self.ranks.barrier()
-        return self.final
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or a polite kill: the stage stops at a step's end and can be resumed."""
-
-
-@contextmanager
-def interruptible(ranks: Ranks):
-    """Yields `stop()`: True on every rank once any rank got SIGINT or SIGTERM.
-
-    A stage asks at each step's end, saves a checkpoint and leaves: nothing is lost and no rank
-    waits for another in vain.
-    """
-    asked = []
-    old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop() -> bool:
-        return ranks.sum({"asked": float(bool(asked))})["asked"] > 0
-
-    try:
-        yield stop
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
+        return metrics
 
 
 def read_metrics(folder: Path) -> list[dict]:

@@ -4,12 +4,11 @@ The pool's correct attempts (Tongyi DeepResearch filters the same way before RL)
 loss on the assistant's tokens only, mixed with some pre-training text so that copying is not
 forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
 logs for ever would be the endless good demonstrations that this stage does not have).
-`sft_continued` goes on from the cold start with the same data and rates for as many
-steps as reinforcement learning has compute: the honest question is what RL adds over *that*.
+`sft_continued` goes on from the cold start with the same data and rates for as many steps as
+reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
 
-from __future__ import annotations
-
+import itertools
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -19,26 +18,31 @@ from drlib.config import Config
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.training import stages
 from drlib.training.data import begin, finish, read_episodes
+from drlib.training.pretrain import train_supervised
 from drlib.training.run import Ranks
-from drlib.training.supervised import Recipe, shuffled, train_supervised
 
 WARMUP_STEPS = 10
 
 
-def sft(
-    config: Config, run_dir: Path, ranks: Ranks | None = None, *, continued: bool = False
-) -> dict:
-    """Stage `sft`: cold start from the pre-trained policy; returns the last metrics.
+def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
+    """A pool for ever: every epoch in a new order."""
+    if not samples:
+        raise ValueError("the pool holds no sample: are all demonstrations filtered out?")
+    for epoch in itertools.count():
+        order = list(samples)
+        random.Random(f"{seed}-{epoch}").shuffle(order)
+        yield from order
 
-    `continued` is stage `sft_continued`: the control that spends RL's compute on more of the same.
-    """
-    name, before, steps = "sft", "cpt", config.sft_steps
-    if continued:
-        name, before, steps = "sft_continued", "sft", config.sft_continued_steps
+
+def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
+    """Stage `sft` (or `name`); returns the last metrics."""
+    before, steps = "cpt", config.sft_steps
+    if name == "sft_continued":
+        before, steps = "sft", config.sft_continued_steps
     run, model, chat, _, names = begin(name, before, config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
-    rows = read_episodes(folder, config.demonstration_filter)
-    pool = [episode_sample(row["messages"], chat) for row in rows]
+    episodes = read_episodes(folder, config.demonstration_filter)
+    pool = [episode_sample(episode["messages"], chat) for episode in episodes]
     data = ActionData(names, chat, config.search_results)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
@@ -49,13 +53,13 @@ def sft(
         while True:
             yield next(replay) if rng.random() < config.sft_replay_share else next(own)
 
-    recipe = Recipe(
-        steps, config.sft_batch_tokens, config.sft_muon_lr, config.sft_adam_lr, WARMUP_STEPS, 1.0,
-        config.balance_coef, config.checkpoint_every,
+    metrics = train_supervised(
+        run, model, config, draw, chat.tokenizer.pad_token_id, steps=steps,
+        batch_tokens=config.sft_batch_tokens, lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        warmup=WARMUP_STEPS, decay_share=1.0,
     )  # fmt: skip
-    metrics = train_supervised(model, recipe, draw, run, chat.tokenizer.pad_token_id)
-    return finish(run, model, chat, metrics, pool=len(pool))
+    return finish(run, model, chat, metrics | {"pool": len(pool)})
 
 
 if __name__ == "__main__":
-    stages.main({"sft": sft, "sft_continued": partial(sft, continued=True)})
+    stages.main({name: partial(sft, name=name) for name in ("sft", "sft_continued")})

@@ -5,11 +5,8 @@
 
 A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings it uses and
 those of everything before it: equal settings share a folder, and a changed setting never reuses a
-stale one. Nothing here trains; the modules named in `STAGES` do, each of them a program that
-takes the same arguments.
+stale one. The modules named in `STAGES` do the work, each a program that takes the same arguments.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -26,7 +23,6 @@ from drlib.config import Config
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
 FORMAT = 4  # raise when a stage's code changes what it makes from the same settings
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 
 @dataclass(frozen=True)
@@ -43,30 +39,27 @@ class Stage:
 SHAPE = ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_dim", "experts", "expert_",
          "init")  # fmt: skip
 LIMITS = ("search_results", "max_")
+CPT = ("cpt_", "balance_coef", "checkpoint_every", "search_results")
+SFT = ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay", "demonstration_filter")
 RL = ("rl_", "balance_coef", "checkpoint_every", *LIMITS)
+HERE = "drlib.training."
 
 STAGES: dict[str, Stage] = {
-    "world": Stage("drlib.training.data", (), ("world", "vocabulary"), parallel=False),
-    "untrained": Stage("drlib.training.pretrain", ("world",), (*SHAPE, "seed"), parallel=False),
+    "world": Stage(HERE + "data", (), ("world", "vocabulary"), parallel=False),
+    "untrained": Stage(HERE + "pretrain", ("world",), (*SHAPE, "seed"), parallel=False),
     "demonstrations": Stage(
-        "drlib.training.data", ("world",), ("demonstrations", "seed", *LIMITS), parallel=False
+        HERE + "data", ("world",), ("demonstrations", "seed", *LIMITS), parallel=False
     ),
-    "cpt": Stage("drlib.training.pretrain", ("untrained",),
-                 ("cpt_", "balance_coef", "checkpoint_every", "search_results"), "cpt_steps"),
-    "sft": Stage("drlib.training.sft", ("cpt", "demonstrations"),
-                 ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay",
-                  "demonstration_filter"), "sft_steps"),
-    "sft_continued": Stage("drlib.training.sft", ("sft",), ("sft_continued_steps",),
-                           "sft_continued_steps"),
-    "rl": Stage("drlib.training.grpo", ("sft",), RL, "rl_steps"),
-    "rl_random_reward": Stage("drlib.training.grpo", ("sft",), RL, "rl_steps"),
-}  # fmt: skip
-EVALUATED = ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward")
-STAGES |= {
-    f"evaluate_{name}": Stage("drlib.evals.evaluate", (name,), ("eval_", *LIMITS), "")
-    for name in EVALUATED
+    "cpt": Stage(HERE + "pretrain", ("untrained",), CPT, "cpt_steps"),
+    "sft": Stage(HERE + "sft", ("cpt", "demonstrations"), SFT, "sft_steps"),
+    "sft_continued": Stage(HERE + "sft", ("sft",), ("sft_continued_steps",), "sft_continued_steps"),
+    "rl": Stage(HERE + "grpo", ("sft",), RL, "rl_steps"),
+    "rl_random_reward": Stage(HERE + "grpo", ("sft",), RL, "rl_steps"),
 }
-STAGES["evaluate_closed_book"] = Stage("drlib.evals.evaluate", ("rl",), ("eval_", *LIMITS), "")
+EVALUATED = ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward", "closed_book")
+for _name in EVALUATED:
+    _of = "rl" if _name == "closed_book" else _name
+    STAGES[f"evaluate_{_name}"] = Stage("drlib.evals.evaluate", (_of,), ("eval_", *LIMITS))
 
 
 def stage(name: str) -> Stage:
@@ -77,34 +70,28 @@ def stage(name: str) -> Stage:
 
 def config_of(name: str, config: Config) -> Config:
     """The control of RL is the same stage with another reward."""
-    if name.endswith("rl_random_reward"):
-        return config.derive(rl_reward="random")
-    return config
+    return config.derive(rl_reward="random") if name.endswith("rl_random_reward") else config
 
 
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
-    spec = stage(name)
-    own = config_of(name, config).pick(*spec.settings)
-    inputs = {i: settings_of(i, config) for i in spec.inputs}
+    inputs = {i: settings_of(i, config) for i in stage(name).inputs}
+    own = config_of(name, config).pick(*stage(name).settings)
     return {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
 
 
 def folder(name: str, config: Config, runs: Path) -> Path:
     """Where the stage lies when it is complete."""
-    text = json.dumps(settings_of(name, config), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-    return runs / config.profile / f"{name}-{digest}"
+    text = json.dumps(settings_of(name, config), sort_keys=True).encode()
+    return runs / config.profile / f"{name}-{hashlib.sha256(text).hexdigest()[:10]}"
 
 
 def needed(name: str, config: Config, runs: Path) -> list[str]:
     """The stages that must still be built for `name`, in order."""
     if RunFolder.complete(folder(name, config, runs)):
         return []
-    order: list[str] = []
-    for before in stage(name).inputs:
-        order += [s for s in needed(before, config, runs) if s not in order]
-    return [*order, name]
+    before = [s for i in stage(name).inputs for s in needed(i, config, runs)]
+    return [*dict.fromkeys(before), name]
 
 
 def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
@@ -127,22 +114,18 @@ def arguments(name: str, config: Config, runs: Path) -> list[str]:
     return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
 
 
-def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
-    """The command line of every stage module: `python -m drlib.training.<module> STAGE ...`.
-
-    `builders` maps a stage's name to `(config, run_dir, ranks) -> manifest`.
-    """
+def main(builders: dict[str, Callable]) -> None:
+    """The command line of every stage module; `builders`: name -> (config, run_dir, ranks)."""
     parser = argparse.ArgumentParser(description="build one stage of the recipe")
     parser.add_argument("stage", choices=sorted(builders))
     parser.add_argument("--profile", default="laptop")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     try:
         changes = {k: yaml.safe_load(v) for k, _, v in (s.partition("=") for s in args.set)}
         config = Config.load(args.profile, **changes)
-        ranks = Ranks()
-        path = folder(args.stage, config, args.runs)
+        ranks, path = Ranks(), folder(args.stage, config, args.runs)
         builders[args.stage](config_of(args.stage, config), path, ranks)
         if ranks.first:
             print(path)
@@ -150,4 +133,4 @@ def main(builders: dict[str, Callable], argv: list[str] | None = None) -> None:
         sys.exit(f"error: {fault}")
     except Interrupted:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # as shells have it after Ctrl-C

@@ -17,7 +17,7 @@ from functools import lru_cache
 from babel import Locale
 from babel.core import get_global
 
-from drlib.worlds.world import Entity, only
+from drlib.worlds.world import Entity, entities_of, only
 
 TODAY = datetime.date(2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
@@ -31,30 +31,24 @@ def entities() -> tuple[Entity, ...]:
     names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
     tender, former, since = _currencies(locale, names)
     language = _languages(locale, names)
-    script = _scripts(locale, set(language.values()))
-    pages: dict[str, Entity] = {}
-
-    def add(title: str, kind: str, facts: dict[str, str | None], notes: tuple[str, ...] = ()):
-        known = {relation: value for relation, value in facts.items() if value}
-        if known and title not in pages:  # a title that two kinds share stays with the first kind
-            pages[title] = Entity(title, kind, known, notes)
-
+    script, rows = _scripts(locale, set(language.values())), []
     for code, name in sorted(names.items()):
         notes = (f"Its currency dates from {since[code]}.",) if code in since else ()
         facts = {"currency": tender.get(code), "former currency": former.get(code)}
-        add(name, "territory", facts | {"language": language.get(code)}, notes)
+        rows.append((name, "territory", facts | {"language": language.get(code)}, notes))
     iso = {name: code for code, name in locale.currencies.items()}
     for name in sorted({*tender.values(), *former.values()}):
         home = only(tender if name in tender.values() else former, name)
-        add(name, "currency", {"code": iso[name], "territory": names.get(home)})
+        rows.append((name, "currency", {"code": iso[name], "territory": names.get(home)}, ()))
     for name in sorted(set(language.values())):
-        home = only(language, name)
-        add(name, "language", {"script": script.get(name), "territory": names.get(home)})
+        home = names.get(only(language, name))
+        rows.append((name, "language", {"script": script.get(name), "territory": home}, ()))
     for written in sorted(set(script.values())):
-        add(written, "script", {"language": only(script, written)})
+        rows.append((written, "script", {"language": only(script, written)}, ()))
     for city, territory, zone in _cities(locale, names):
-        add(city, "city", {"territory": territory}, (f"Its clocks follow {zone}.",) if zone else ())
-    return tuple(pages.values())
+        notes = (f"Its clocks follow {zone}.",) if zone else ()
+        rows.append((city, "city", {"territory": territory}, notes))
+    return tuple(entities_of(rows))
 
 
 def _currencies(locale: Locale, names: dict[str, str]):
@@ -80,14 +74,10 @@ def _currencies(locale: Locale, names: dict[str, str]):
 
 def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
     """Most spoken official language by territory code."""
-    language = {}
+    language, ranks = {}, ("official", "de_facto_official")
     for code, spoken in get_global("territory_languages").items():
-        official = {
-            tag: row["population_percent"]
-            for tag, row in spoken.items()
-            if row["official_status"] in ("official", "de_facto_official")
-            and tag in locale.languages
-        }
+        official = {tag: row["population_percent"] for tag, row in spoken.items()
+                    if row["official_status"] in ranks and tag in locale.languages}  # fmt: skip
         if code in names and official:
             language[code] = locale.languages[max(sorted(official), key=official.get)]
     return language

@@ -11,7 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from drlib.worlds.world import Entity, World, only
+from drlib.worlds.world import World, entities_of, only
 
 SYLLABLES = (
     "ba ka la ma na ra ta va do go lo mo no ro so to ve ne re le se te ki li mi ni ri si ti zu"
@@ -70,23 +70,15 @@ def fictional_world(seed: int | str, names: Names, territories: int = 8) -> Worl
     for t in rng.sample(land, territories // 4):  # some currencies are shared, as in the real world
         pays[t] = rng.choice(tender)
     writes = {name: rng.choice(written) for name in language}
-    entities: list[Entity] = []
-
-    def add(title: str, kind: str, facts: dict[str, str | None]) -> None:
-        known = {relation: value for relation, value in facts.items() if value}
-        entities.extend([Entity(title, kind, known)] if known else [])
-
-    for t in land:
-        facts = {"currency": pays[t], "former currency": paid.get(t), "language": speaks[t]}
-        add(t, "territory", facts)
-    for name, code in zip(tender + former, codes):
-        home = only(pays, name) or only(paid, name)
-        add(name, "currency", {"code": code, "territory": home})
-    for name in language:
-        add(name, "language", {"script": writes[name], "territory": only(speaks, name)})
-    for name in written:
-        add(name, "script", {"language": only(writes, name)})
-    for city in some(territories):
-        add(city, "city", {"territory": rng.choice(land)})
+    entities = entities_of((title, kind, facts, ()) for title, kind, facts in (
+        *((t, "territory", {"currency": pays[t], "former currency": paid.get(t),
+                            "language": speaks[t]}) for t in land),
+        *((name, "currency", {"code": code, "territory": only(pays, name) or only(paid, name)})
+          for name, code in zip(tender + former, codes)),
+        *((name, "language", {"script": writes[name], "territory": only(speaks, name)})
+          for name in language),
+        *((name, "script", {"language": only(writes, name)}) for name in written),
+        *((city, "city", {"territory": rng.choice(land)}) for city in some(territories)),
+    ))  # fmt: skip
     rng.shuffle(entities)
     return World(entities, f"fictional-{seed}")

@@ -27,7 +27,14 @@ class Index:
     def __init__(self, rows: Iterable[tuple[str, str]], version: str, path: Path | None = None):
         self._lock = threading.Lock()
         if path is not None and not _is_current(path, version):
-            _build_file(path, rows, version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            try:
+                with closing(sqlite3.connect(partial)) as db:
+                    _fill(db, rows, version)
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
         if path is None:
             _fill(self._db, rows, version)
@@ -39,10 +46,8 @@ class Index:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        sql = (
-            "SELECT title FROM pages WHERE pages MATCH ?"
-            " ORDER BY bm25(pages, ?, 1.0), title LIMIT ?"
-        )
+        order = "ORDER BY bm25(pages, ?, 1.0), title LIMIT ?"
+        sql = f"SELECT title FROM pages WHERE pages MATCH ? {order}"
         with self._lock:
             return [row[0] for row in self._db.execute(sql, (match, TITLE_WEIGHT, k))]
 
@@ -63,14 +68,3 @@ def _is_current(path: Path, version: str) -> bool:
             return db.execute("SELECT version FROM meta").fetchone() == (version,)
         except sqlite3.DatabaseError:  # a truncated or foreign file: rebuild it
             return False
-
-
-def _build_file(path: Path, rows: Iterable[tuple[str, str]], version: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with closing(sqlite3.connect(partial)) as db:
-            _fill(db, rows, version)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

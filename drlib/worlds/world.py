@@ -1,13 +1,12 @@
 """A world: what can be looked up.
 
-Every world, real or invented, is the same thing: entities of a few kinds, joined by *functional*
-relations (an entity has at most one value per relation), each entity with one page. Functional
-relations are the reason why a chain of look-ups has exactly one right answer, so a question made
-from the graph needs no judge.
+Every world, real or invented, is entities of a few kinds, joined by *functional* relations (an
+entity has at most one value per relation), each with one page. Therefore a chain of look-ups has
+exactly one right answer, and a question made from the graph needs no judge.
 
-`World` gives the four things that the rest of the kit asks for: `search` (an exact-title stage,
-then BM25), `page`, `graph` (the relations themselves: for making and checking questions, never
-shown to a policy) and `version` (a hash of the data, part of every cache key and trajectory).
+The rest of the kit asks a `World` for `search` (an exact-title stage, then BM25), `page`, `graph`
+(for making and checking questions, never shown to a policy) and `version` (a hash of the data,
+part of every cache key and trajectory).
 
 Left out: aliases, several values per relation, and pages longer than a paragraph.
 """
@@ -18,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from drlib.worlds.index import Index
@@ -47,20 +47,21 @@ class Page:
 
 @dataclass(frozen=True)
 class Hit:
-    """One search result: the snippet is the page's facts on a line."""
+    """One search result. Of a `World` the snippet is the page's facts on a line; live search
+    providers give the date and the source (a publisher) too."""
 
     title: str
     url: str
     snippet: str
+    date: str = ""
+    source: str = ""
 
 
 class World:
     """Entities with pages, an index over them, and the graph behind both.
 
-    Args:
-        entities: unique titles; a value that is itself a title becomes a link.
-        name: shown in messages.
-        index_path: where the SQLite index is kept; None keeps it in memory.
+    Titles are unique (ValueError); a fact's value that is itself a title becomes a link. The SQLite
+    index is kept at `index_path`, or in memory. `name` is shown in messages.
     """
 
     def __init__(
@@ -75,15 +76,12 @@ class World:
         self.version = _version(self.graph.values())
         self._folded = {title.casefold(): title for title in self.graph}
         self._index_path = index_path
-        self._index: Index | None = None
 
-    @property
+    @cached_property
     def index(self) -> Index:
         """The full-text index, built at its first use (most worlds answer by title alone)."""
-        if self._index is None:
-            rows = ((e.title, f"{e.kind} {snippet(e)}") for e in self.graph.values())
-            self._index = Index(rows, self.version, self._index_path)
-        return self._index
+        rows = ((e.title, f"{e.kind} {snippet(e)}") for e in self.graph.values())
+        return Index(rows, self.version, self._index_path)
 
     def find(self, text: str) -> str | None:
         """The title or URL `text` as a known title, or None."""
@@ -114,25 +112,32 @@ class World:
 
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
         """The titles on the chain of `relations` from `start` (excluded); None if it breaks."""
-        path, here = [], start
+        path = [start]
         for relation in relations:
-            entity = self.graph.get(here)
+            entity = self.graph.get(path[-1])
             if entity is None or relation not in entity.facts:
                 return None
-            here = entity.facts[relation]
-            path.append(here)
-        return path
+            path.append(entity.facts[relation])
+        return path[1:]
 
     def __len__(self) -> int:
         return len(self.graph)
-
-    def __repr__(self) -> str:
-        return f"World({self.name!r}, {len(self)} pages, version {self.version})"
 
 
 def snippet(entity: Entity) -> str:
     """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
     return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
+
+
+def entities_of(rows: Iterable[tuple[str, str, Mapping, tuple[str, ...]]]) -> list[Entity]:
+    """Entities of (title, kind, facts, notes), without facts that are None, without entities that
+    have no fact, and of a title that two kinds share the first."""
+    found: dict[str, Entity] = {}
+    for title, kind, facts, notes in rows:
+        known = {relation: value for relation, value in facts.items() if value}
+        if known:
+            found.setdefault(title, Entity(title, kind, known, notes))
+    return list(found.values())
 
 
 def only(mapping: Mapping[str, str], value: str) -> str | None:

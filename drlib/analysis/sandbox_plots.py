@@ -1,0 +1,96 @@
+"""The panels of notebook 08: latencies, a rollout step, waiting against cores, answered calls.
+
+Each function draws one panel into given axes from numbers that the notebook has made or read from
+`figures/reference/sandbox`; nothing here runs code. Blue is the sandbox, orange what goes wrong or
+costs (a runaway, a process a call), grey what contains nothing or is only a formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from drlib.analysis.plots import CONTROL, DOWN, UP, band
+
+ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
+    "sandbox": (UP, "-", "sandbox"),
+    "standard": (UP, "--", "without namespaces"),
+    "subprocess": (DOWN, "-", "a new process"),
+    "pool": (CONTROL, "-", "pool, contains nothing"),
+}
+WAITS, RUNS = "0.82", UP
+
+
+def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
+    """Share of the calls that were back within a time; the dot is the median.
+
+    Args:
+        bench: what the benchmark wrote: `rows`, each with `arm`, `code`, `concurrency` and
+            `latencies_ms`.
+        code: "print" or "sympy".
+        concurrency: calls at the same time.
+
+    Raises:
+        ValueError: the file has no such rows.
+    """
+    chosen = [r for r in bench["rows"] if (r["code"], r["concurrency"]) == (code, concurrency)]
+    if not chosen:
+        raise ValueError(f"the benchmark has no rows for {code!r} with {concurrency} at once")
+    for arm, (color, style, label) in ARMS.items():
+        values = sorted(v for row in chosen if row["arm"] == arm for v in row["latencies_ms"])
+        if values:
+            share = 100 * np.arange(1, len(values) + 1) / len(values)
+            ax.plot(values, share, style, color=color, label=label)
+            ax.plot(np.quantile(values, 0.5), 50, "o", color=color)
+    ax.set(xscale="log", xlabel="milliseconds", ylabel="% of the calls are back")
+    ax.legend(loc="lower right")
+
+
+def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
+    """A row a rollout: pale while a call waits, coloured while it runs, orange beyond `long_s`.
+
+    Args:
+        bars: (rollout, asked, began, ended) of each call, seconds.
+    """
+    for rollout, asked, began, ended in bars:
+        color = DOWN if ended - began > long_s else RUNS
+        ax.barh(rollout, began - asked, 0.7, asked, color=WAITS)
+        ax.barh(rollout, ended - began, 0.7, began, color=color)
+    ax.set(xlabel="seconds", ylabel="rollout", ylim=(max(bar[0] for bar in bars) + 0.7, -0.7))
+    ax.grid(visible=False, axis="y")
+
+
+def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float) -> None:
+    """How long the unluckiest hundredth waits, by cores; a line for each way of arriving.
+
+    Args:
+        found: label -> cores -> the 99th percentile of each seed, seconds.
+        bound_s: what is still acceptable, drawn as a line.
+    """
+    for at, (label, by_cores) in enumerate(found.items()):
+        runs = np.maximum(list(by_cores.values()), 1e-3).T
+        band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
+    ax.axhline(bound_s, color="0.4", lw=1, ls="--")
+    ax.set(xscale="log", yscale="log", xlabel="cores", ylabel="99th percentile of the wait, s")
+    ax.legend(loc="upper right")
+
+
+def answered(
+    ax: Axes, rates: Sequence[float], shares: Mapping[str, Sequence[Sequence[float]]],
+    formulas: Sequence[Sequence[float]] = (),
+) -> None:  # fmt: skip
+    """Share of calls that end as an observation, by the chance of a fault.
+
+    Args:
+        rates: R chances.
+        shares: label -> a row of R shares for each seed.
+        formulas: rows of R expected shares, drawn dashed over the rest.
+    """
+    for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
+        band(ax, 100 * np.asarray(rows), color, label, rates)
+    for row in formulas:
+        ax.plot(rates, 100 * np.asarray(row), ls="--", lw=1, color="0.2")
+    ax.set(xlabel="chance that a try fails", ylabel="% of the calls answered", ylim=(0, 103))
+    ax.legend(loc="lower left")

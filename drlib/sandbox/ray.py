@@ -1,0 +1,74 @@
+"""Sandboxes on every node of a Ray cluster: `RaySandbox`.
+
+One actor a node owns a `Sandbox`; batching, power of two choices and repetition are `Front`'s. Ray
+contains nothing: actors are trusted, and exec their templates with an environment of its own and
+no descriptor of Ray's. Actors are pinned to the nodes that offer the custom resource "sandbox"
+(keep trainers off those) or, where none does, to all; Ray restarts one that dies. drlib must be
+importable there. Left out: nodes that join later; answers before the whole batch has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from drlib.sandbox.client import Front, Unreachable, require
+from drlib.sandbox.pool import Sandbox
+from drlib.sandbox.result import SandboxResult
+
+
+class SandboxNode:
+    """The actor: one `Sandbox`."""
+
+    def __init__(self, settings: dict) -> None:
+        self.sandbox = Sandbox(**settings)
+
+    async def run(self, calls: list[dict]) -> list[SandboxResult]:
+        return await asyncio.gather(*(self.sandbox.arun(**call) for call in calls))
+
+    async def template_pids(self) -> list[int]:
+        return self.sandbox.template_pids()
+
+
+class RaySandbox(Front):
+    """The same surface as `Sandbox`, over the nodes of a cluster; call `ray.init()` before.
+
+    Args:
+        workers: calls at the same time on each node; as many CPUs are reserved there.
+        patience_s: seconds after which a node that has not answered a batch counts as dead.
+        settings: of each node's `Sandbox`.
+
+    The rest as in `Front`. RuntimeError without a cluster, or where an actor does not start.
+    """
+
+    def __init__(
+        self, workers: int = 1, *, batch: int = 32, in_flight: int = 8, patience_s: float = 120.0,
+        deadline_s: float = 300.0, **settings: Any,
+    ) -> None:  # fmt: skip
+        self._ray, self._patience_s = require("ray"), patience_s
+        pin = require("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        if not self._ray.is_initialized():
+            raise RuntimeError("RaySandbox needs a cluster: call ray.init() before.")
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        chosen = [node for node in alive if "sandbox" in node["Resources"]] or alive
+        make = self._ray.remote(num_cpus=workers, max_restarts=-1)(SandboxNode)
+        actors = [make.options(scheduling_strategy=pin(node["NodeID"], soft=False))
+                  .remote({"workers": workers, **settings}) for node in chosen]
+        super().__init__(actors, batch, in_flight, deadline_s)
+        try:
+            self._ray.get([a.template_pids.remote() for a in actors], timeout=300.0)
+        except self._ray.exceptions.RayError as error:
+            self.close()
+            raise RuntimeError(f"A node's sandbox did not start: {error}") from error
+
+    def _ask(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
+        try:
+            results = self._ray.get(address.run.remote(calls), timeout=self._patience_s)
+        except self._ray.exceptions.RayError as error:
+            raise Unreachable(f"a node's actor is gone: {error}") from error
+        yield from enumerate(results)
+
+    def _abort(self) -> None:
+        for node in self._nodes if self._ray.is_initialized() else ():
+            self._ray.kill(node.address)

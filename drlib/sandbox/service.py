@@ -1,0 +1,217 @@
+"""A `Sandbox` behind HTTP: `python -m drlib.sandbox serve`.
+
+POST /run takes {"calls": [{"code", "stdin", "history", "echo", "id"}, ...]} and answers
+{"results": [...]} in that order; with "stream": true, a line of JSON for each call as it ends.
+GET /health, and GET /metrics for Prometheus. Loopback only, unless DRLIB_SANDBOX_TOKEN is set: then
+every request needs `Authorization: Bearer <token>`.
+
+What is accepted is bounded in calls and in characters; a batch beyond is told to come back (429).
+When a client goes away, or the service is told to stop, calls that wait are not run and those that
+run come to their end. Requests are checked by hand: pydantic refuses the lone surrogates that
+Python code may hold. Left out: TLS (a proxy's work), snapshots.
+"""  # no `from __future__ import annotations`: FastAPI must see the type of `request`
+
+import asyncio
+import dataclasses
+import hmac
+import ipaddress
+import json
+import os
+import signal
+import socket
+import time
+from concurrent.futures import Future
+
+from drlib.sandbox.client import TOKEN, require, size_of
+from drlib.sandbox.pool import Sandbox, check_call
+from drlib.sandbox.result import SandboxResult
+
+MAX_CALLS = 64
+MAX_BODY_BYTES = 32 << 20
+MAX_HELD_CHARS = 256 << 20  # of all calls that wait or run
+BODY_SECONDS, READERS = 60.0, 8  # bodies are read a few at a time: they are not counted yet
+STEPS = [0.001 * 2**k for k in range(16)]  # of the histograms: 1 ms to 33 s
+STOPPED = SandboxResult("service_unavailable", "", "the service was stopped", None, 0.0, "")
+
+
+class Service:
+    """Admission and accounts of one sandbox."""
+
+    def __init__(self, sandbox: Sandbox, max_queue: int) -> None:
+        self.sandbox, self.max_queue = sandbox, max_queue
+        self.open: dict[Future, int] = {}  # characters of each call that waits or runs
+        self.started, self.stopping = time.monotonic(), False
+        kit = require("prometheus_client")
+        self.registry = kit.CollectorRegistry()
+        how = {"registry": self.registry, "namespace": "drlib_sandbox"}
+        self.calls = kit.Counter("calls", "Accepted calls that have ended.", ["status"], **how)
+        self.refused = kit.Counter("refused_calls", "Calls of batches answered 429.", **how)
+        self.seconds = kit.Histogram("seconds", "Of a call: its wait, its run.", ["part"],
+                                     buckets=STEPS, **how)  # fmt: skip
+        now = kit.Gauge("open_calls", "Calls that wait or run now.", ["state"], **how)
+        for state in ("queued", "running"):
+            now.labels(state).set_function(lambda state=state: self.count()[state])
+
+    def count(self) -> dict[str, int]:
+        running = [future.running() for future in list(self.open)]
+        return {"queued": running.count(False), "running": running.count(True)}
+
+    def accept(self, calls: list[dict]) -> list[Future] | None:
+        """Queue all the calls, or none where that would be too much."""
+        sizes = [size_of(call) for call in calls]
+        held = sum(list(self.open.values())) + sum(sizes)
+        full = self.count()["queued"] + len(calls) > self.max_queue
+        if full or held > MAX_HELD_CHARS or self.stopping:
+            self.refused.inc(len(calls))
+            return None
+        futures = [self.sandbox.submit(**call) for call in calls]
+        began = time.monotonic()
+        for future, size in zip(futures, sizes, strict=True):
+            self.open[future] = size
+            future.add_done_callback(lambda f: self._ended(f, time.monotonic() - began))
+        return futures
+
+    def _ended(self, future: Future, seconds: float) -> None:
+        del self.open[future]
+        if future.cancelled() or future.exception():
+            self.calls.labels("cancelled").inc()
+            return
+        self.calls.labels(future.result().status).inc()
+        run = future.result().duration_s
+        self.seconds.labels("run").observe(run)
+        self.seconds.labels("wait").observe(max(0.0, seconds - run))
+
+    def stop(self) -> None:
+        """Accept no more and cancel what waits."""
+        self.stopping = True
+        for future in list(self.open):
+            future.cancel()
+
+
+def parse(body: bytes) -> tuple[list[str], list[dict], bool]:
+    """(ids, calls, stream) of a request; a ValueError names the field."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"body: not JSON ({error})") from error
+    calls = message.get("calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
+        raise ValueError(f"calls: a list of 1 to {MAX_CALLS} calls is needed")
+    ids, checked = [], []
+    for place, call in enumerate(calls):
+        try:
+            call = {"code": None, "id": str(place), **call}
+            ids.append(call.pop("id"))
+            if not isinstance(ids[-1], str) or not ids[-1].isascii() or len(ids[-1]) > 200:
+                raise ValueError("id must be at most 200 characters of ASCII text")
+            checked.append(check_call(**call))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"calls[{place}].{error}") from error
+    return ids, checked, message.get("stream") is True
+
+
+def _refusal(status: int, text: str, **more) -> Exception:
+    return require("fastapi").HTTPException(status, text, **more)
+
+
+async def _read(request, readers: asyncio.Semaphore) -> bytes:
+    # Browsers send other types to any page's address without asking; this one they ask for.
+    if request.headers.get("content-type", "").split(";")[0] != "application/json":
+        raise _refusal(415, "Content-Type: application/json is needed")
+    body = bytearray()
+    try:
+        async with readers, asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise _refusal(413, f"body: {MAX_BODY_BYTES} bytes is the limit")
+    except (TimeoutError, require("starlette.requests").ClientDisconnect) as error:
+        raise _refusal(408, "body: it did not come to its end") from error
+    return bytes(body)
+
+
+async def _answer(ident: str, future: Future) -> dict:
+    try:
+        result = await asyncio.wrap_future(future)
+    except (asyncio.CancelledError, RuntimeError):
+        result = STOPPED
+    return {"id": ident, **dataclasses.asdict(result)}
+
+
+def make_app(service: Service, token: str):
+    """The FastAPI application."""
+    fastapi, replies = require("fastapi"), require("fastapi.responses")
+    kit, readers = require("prometheus_client"), asyncio.Semaphore(READERS)
+
+    async def check(request: fastapi.Request) -> None:
+        shown = request.headers.get("authorization", "").encode("latin-1")
+        if token and not hmac.compare_digest(shown, f"Bearer {token}".encode()):
+            raise _refusal(401, "Authorization: Bearer with the service's token is needed")
+
+    app = fastapi.FastAPI(openapi_url=None, dependencies=[fastapi.Depends(check)])
+
+    @app.post("/run")
+    async def run(request: fastapi.Request):
+        try:
+            ids, calls, stream = parse(await _read(request, readers))
+        except ValueError as error:
+            raise _refusal(422, str(error).encode("utf-8", "replace").decode()) from error
+        if (futures := service.accept(calls)) is None:
+            raise _refusal(429, "too many calls wait", headers={"Retry-After": "1"})
+        answers = [asyncio.ensure_future(_answer(i, f)) for i, f in zip(ids, futures, strict=True)]
+        gone = asyncio.ensure_future(request.receive())  # the client has left, or has its reply
+        gone.add_done_callback(lambda _: [future.cancel() for future in futures])
+
+        async def lines():
+            try:
+                for ended in asyncio.as_completed(answers):
+                    yield json.dumps(await ended) + "\n"
+            finally:
+                gone.cancel()
+
+        if stream:
+            return replies.StreamingResponse(lines(), media_type="application/x-ndjson")
+        async for _ in lines():
+            pass
+        return replies.JSONResponse({"results": [task.result() for task in answers]})
+
+    @app.get("/health")
+    async def health():
+        return {"status": "ok", "isolation": service.sandbox.isolation, **service.count(),
+                "workers": service.sandbox.workers, "templates": service.sandbox.template_pids(),
+                "uptime_s": time.monotonic() - service.started}  # fmt: skip
+
+    @app.get("/metrics")
+    async def metrics():
+        return replies.PlainTextResponse(kit.generate_latest(service.registry))
+
+    return app
+
+
+def serve(host: str, port: int, max_queue: int, **settings) -> int:
+    """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port."""
+    uvicorn, token = require("uvicorn"), os.environ.get(TOKEN, "")
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if not (token.isascii() and (token or ipaddress.ip_address(address[0]).is_loopback)):
+        raise ValueError(f"Set {TOKEN} to a long secret of ASCII characters to serve on {host}.")
+    if max_queue < MAX_CALLS:
+        raise ValueError(f"max_queue is {max_queue}; a batch may have {MAX_CALLS} calls.")
+
+    async def until_stopped() -> None:
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.should_exit and not running.done():
+            await asyncio.sleep(0.05)
+        service.stop()
+        await running
+
+    with (socket.create_server(address[:2], family=family) as listener,
+          Sandbox(**settings) as sandbox):  # fmt: skip
+        service = Service(sandbox, max_queue)
+        server = uvicorn.Server(uvicorn.Config(
+            make_app(service, token), log_level="warning", access_log=False,
+            limit_concurrency=1024, timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its own again in the end
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+        print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
+        asyncio.run(until_stopped())
+    return 0

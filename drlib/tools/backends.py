@@ -1,0 +1,72 @@
+"""What a backend of a tool is, and the one exception by which it says that it failed.
+
+A backend is a callable `(arguments, timeout_s) -> value`: one operation (one query, one page, one
+program), arguments and value made of JSON types, with a `name` that ends up in
+`ToolResult.source`. It either returns the value or raises `ToolFault`; anything else that it raises
+is a bug of ours. `dependable.py` decides what to do about a fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+# kind -> whether trying the same backend again may help
+KINDS = {
+    "timeout": True, "connection": True, "rate_limited": True, "server": True, "malformed": True,
+    "auth": False, "forbidden": False, "refused": False, "not_found": False, "too_large": False,
+    "skipped": False,  # not even tried: its breaker is open, or no turn before the deadline
+}  # fmt: skip
+ANSWERS = ("refused", "not_found")  # what the world says, and no fault of the infrastructure
+
+
+class ToolFault(Exception):
+    """A backend could not do its work; never the policy's doing, except "not_found"/"refused".
+
+    Args:
+        kind: one of `KINDS`.
+        detail: what happened, for the ledger; the observation stays a fixed text.
+        retry_after_s: seconds that the server asked us to wait (HTTP `Retry-After`).
+    """
+
+    def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"fault kind {kind!r}; use one of {', '.join(KINDS)}")
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind, self.detail, self.retry_after_s = kind, detail, retry_after_s
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same backend may succeed when asked again."""
+        return KINDS[self.kind]
+
+
+class Backend(Protocol):
+    """One source of one operation."""
+
+    name: str
+
+    def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        """The value for `arguments` within `timeout_s` seconds; raises `ToolFault`."""
+
+
+class Source:
+    """A function `(arguments, timeout_s) -> value` as a backend."""
+
+    def __init__(self, name: str, function: Callable[[Mapping[str, Any], float], Any]) -> None:
+        self.name, self._function = name, function
+
+    def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        return self._function(arguments, timeout_s)
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 (hex) of JSON values in canonical form: equal values, equal digest."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def uniform(*parts: Any) -> float:
+    """A number in [0, 1) that depends on `parts` alone: chance that threads cannot disturb."""
+    return int(digest(*parts)[:13], 16) / 16**13

@@ -1,0 +1,84 @@
+"""Exact arithmetic on an expression, without `eval`.
+
+Of Python's syntax tree only numbers, operators and a few functions are computed, as fractions:
+0.1 + 0.2 is 0.3. Sizes are bounded before anything is computed, so 9**9**9 costs nothing. Roots are
+floats. A result that is no integer is shown with 15 significant digits.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+MAX_CHARS, MAX_BITS = 400, 4096
+ERRORS = {
+    ZeroDivisionError: "Error: division by zero.",
+    OverflowError: "Error: a number is too large or too small.",
+    Exception: "Error: not an arithmetic expression with a real value.",
+}
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
+    ast.UAdd: operator.pos, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Pow: lambda base, exponent: _power(base, exponent),
+}  # fmt: skip
+_DIGITS = {n: n for n in range(-99, 100)}
+_FUNCTIONS = {
+    "abs": abs, "ceil": math.ceil, "floor": math.floor, "max": max, "min": min,
+    "round": lambda x, digits=0: round(x, _DIGITS[digits]),
+    "sqrt": lambda x: _power(x, Fraction(1, 2)),
+}  # fmt: skip
+
+
+def calculate(expression: str) -> dict[str, str]:
+    """`{"text", "status"}`: the value and "ok", or one of `ERRORS` and "arguments"."""
+    expression = expression.strip()
+    try:
+        if len(expression) > MAX_CHARS:
+            raise OverflowError
+        value = _value(ast.parse(expression, mode="eval").body, expression)
+        return {"text": _shown(value), "status": "ok"}
+    except (ArithmeticError, SyntaxError, ValueError, TypeError, KeyError, RecursionError,
+            MemoryError) as error:  # fmt: skip
+        text = next(text for kind, text in ERRORS.items() if isinstance(error, kind))
+        return {"text": text, "status": "arguments"}
+
+
+def _value(node: ast.expr, text: str) -> Fraction:
+    match node:
+        case ast.Constant(value=float()):  # the digits as they stand, which a float would round
+            value = Decimal(ast.get_source_segment(text, node))
+            if abs(value.adjusted()) > MAX_BITS:
+                raise OverflowError
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            pass
+        case ast.BinOp(left, operation, right):
+            value = _OPERATORS[type(operation)](_value(left, text), _value(right, text))
+        case ast.UnaryOp(operation, operand):
+            value = _OPERATORS[type(operation)](_value(operand, text))
+        case ast.Call(ast.Name(name), arguments, []):
+            value = _FUNCTIONS[name](*(_value(argument, text) for argument in arguments))
+        case _:
+            raise ValueError("neither a number nor an operation")
+    value = Fraction(value)
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise OverflowError
+    return value
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        return Fraction(repr(float(base) ** float(exponent)))  # complex: a ValueError
+    bits = max(abs(base.numerator), base.denominator).bit_length() - 1
+    if bits * abs(exponent) > MAX_BITS:
+        raise OverflowError
+    return base ** int(exponent)
+
+
+def _shown(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    with localcontext(prec=15):
+        return f"{(Decimal(value.numerator) / Decimal(value.denominator)).normalize():g}"

@@ -1,0 +1,273 @@
+"""What keeps a tool call dependable: cache, rate limit, retries, circuit breaker, fail-over.
+
+Tongyi DeepResearch's report (real environment) asks for tool calls that are deterministic and
+stable; its code does little for it. `Dependable` asks the ordered backends of one operation and
+returns an `Outcome`, never a fault. "not_found" and "refused" are answers: no retry, no count at
+the breaker, no fault of the environment; only a source in this process is still asked.
+
+Back-off depends on (seed, key, attempt) alone. What depends on which thread comes first is not in
+an outcome (waiting for a turn) or can be switched off (the breaker).
+
+Left out: stopping a backend that overruns its time limit (a thread cannot be stopped), expiry of
+cached values (the world's version is in the key), one rate for several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drlib.tools.backends import ANSWERS, Backend, ToolFault, digest, uniform
+
+WINDOW_S = 1.000001  # a second and a hair, so that rounded sums keep the distance
+
+
+@dataclass(frozen=True)
+class ReliabilityPolicy:
+    """How hard to try. ValueError for a number that makes no sense."""
+
+    attempts: int = 3  # tries a backend
+    timeout_s: float = 15.0  # of one try
+    deadline_s: float = 60.0  # of the operation, waits included
+    backoff_s: float = 0.5  # before the second try; doubles; half of it is jitter
+    backoff_max_s: float = 8.0
+    rate: int = 0  # calls that a backend gets in any window of one second; 0: no limit
+    breaker_failures: int = 5  # failures in a row that open a backend's breaker; 0: never
+    breaker_open_s: float = 30.0  # then one call may try it
+    critical: bool = True  # an operation that failed for good is a fault of the environment
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "deadline_s", "backoff_s", "backoff_max_s", "breaker_open_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give seconds above 0")
+        if self.attempts < 1 or self.rate < 0 or self.breaker_failures < 0:
+            raise ValueError("attempts must be at least 1, rate and breaker_failures at least 0")
+
+
+class Outcome(NamedTuple):
+    """What came of an operation."""
+
+    value: Any  # None when nobody had one
+    source: str = ""  # the backend that answered
+    attempts: int = 1  # tries over all backends; of a cached outcome those it once took
+    cache_hit: bool = False
+    degraded: bool = False  # another than the first backend answered, or none
+    env_fault: bool = False
+    error: str = ""  # the kind of the answer without a value, or of the last fault
+    waits_s: tuple[float, ...] = ()  # back-off
+
+    @property
+    def answered(self) -> bool:
+        """Whether the world spoke, if only to say that there is nothing."""
+        return not self.error or self.error in ANSWERS
+
+
+class Dependable:
+    """One operation behind ordered `backends`; safe from many threads.
+
+    Args:
+        tool: part of the cache key.
+        check: a backend's value in the form expected, or raises ToolFault("malformed").
+        disk: keeps what the first backend answers.
+        clock: has `monotonic()` and `sleep(seconds)`.
+    """
+
+    def __init__(
+        self, tool: str, backends: Sequence[Backend],
+        policy: ReliabilityPolicy = ReliabilityPolicy(), *,
+        check: Callable[[Any], Any] = lambda value: value, disk: Disk | None = None,
+        clock: Any = time,
+    ):  # fmt: skip
+        self.tool, self.policy, self._check = tool, policy, check
+        self._disk, self._clock, self._memory = disk, clock, Memory()
+        self._guards = [_Guard(backend, policy, clock) for backend in backends]
+
+    def call(
+        self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None
+    ) -> Outcome:
+        """The outcome for `arguments` in world `version`; equal calls share one.
+
+        Args:
+            last: a source in this process, asked after all backends, without rate and breaker.
+        """
+        key = digest(self.tool, arguments, version)
+        outcome, shared = self._memory.get(
+            key, lambda: self._look_up(key, arguments, last), lambda made: made.answered
+        )
+        return outcome._replace(cache_hit=outcome.answered) if shared else outcome
+
+    def _look_up(self, key: str, arguments: Mapping[str, Any], last: Backend | None) -> Outcome:
+        row = self._disk.get(key) if self._disk else None
+        if row:
+            return Outcome(*row, cache_hit=True)
+        outcome = self._ask(key, arguments, last)
+        if self._disk and not (outcome.degraded or outcome.error):
+            self._disk.put(key, [outcome.value, outcome.source])
+        return outcome
+
+    def _ask(self, key: str, arguments: Mapping[str, Any], last: Backend | None) -> Outcome:
+        until = self._clock.monotonic() + self.policy.deadline_s
+        free = replace(self.policy, rate=0, breaker_failures=0)
+        guards = [*self._guards, *([_Guard(last, free, self._clock)] if last else [])]
+        attempts, waits, error, answer = 0, [], "skipped", None
+        for place, guard in enumerate(guards):
+            if answer and guard.backend is not last:
+                continue
+            for retry in range(self.policy.attempts):
+                try:
+                    trial = guard.admit(until)
+                    attempts += 1
+                    value = guard.call(arguments, until, trial, self._check)
+                    return Outcome(value, guard.backend.name, attempts, degraded=place > 0,
+                                   waits_s=tuple(waits))  # fmt: skip
+                except ToolFault as caught:
+                    fault, error = caught, caught.kind
+                if error in ANSWERS and not answer:
+                    answer = (guard.backend.name, place > 0, error)
+                wait = self._backoff(key, attempts, retry, fault)
+                too_late = self._clock.monotonic() + wait >= until
+                hopeless = not fault.transient or guard.open_until is not None
+                if hopeless or too_late or retry + 1 == self.policy.attempts:
+                    break
+                waits.append(wait)
+                self._clock.sleep(wait)
+        source, degraded, error = answer or ("", True, error)
+        env_fault = not answer and self.policy.critical
+        return Outcome(None, source, attempts, False, degraded, env_fault, error, tuple(waits))
+
+    def _backoff(self, key: str, attempt: int, retry: int, fault: ToolFault) -> float:
+        step = min(self.policy.backoff_s * 2**retry, self.policy.backoff_max_s)
+        wait = step * (0.5 + uniform(self.policy.seed, key, attempt) / 2)
+        return max(wait, fault.retry_after_s or 0.0)
+
+
+class _Guard:
+    """The door of one backend: its turns under the rate limit and its circuit breaker."""
+
+    def __init__(self, backend: Backend, policy: ReliabilityPolicy, clock: Any) -> None:
+        self.backend, self._policy, self._clock = backend, policy, clock
+        self._lock, self._starts = threading.Lock(), deque(maxlen=policy.rate)
+        self._failures, self.open_until, self._trying = 0, None, False
+
+    def admit(self, until: float) -> bool:
+        """Wait for a turn; returns whether this is the trial call of an open breaker."""
+        rate = self._policy.rate
+        while True:
+            with self._lock:
+                now, trial = self._clock.monotonic(), self.open_until is not None
+                if trial and (self._trying or now < self.open_until):
+                    raise ToolFault("skipped", f"the breaker of {self.backend.name} is open")
+                full = rate and len(self._starts) == rate and now - self._starts[0] < 1.0
+                turn = self._starts[0] + WINDOW_S if full else now
+                if turn >= until:
+                    raise ToolFault("skipped", f"{self.backend.name}: no turn before the deadline")
+                if not full:
+                    self._starts.append(now)
+                    self._trying = trial
+                    return trial
+            self._clock.sleep(turn - now)
+
+    def call(self, arguments: Mapping[str, Any], until: float, trial: bool, check: Callable) -> Any:
+        """The backend's value, checked; what came of it moves the breaker."""
+        failed = True
+        try:
+            left = until - self._clock.monotonic()
+            value = check(self.backend(arguments, min(self._policy.timeout_s, left)))
+            failed = False
+            return value
+        except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
+            failed = fault.transient or fault.kind == "auth"
+            raise
+        finally:
+            self._note(failed, trial)
+
+    def _note(self, failed: bool, trial: bool) -> None:
+        with self._lock:
+            if self.open_until is not None and not trial:
+                return  # began before the breaker opened: only the trial has a say
+            self._trying = False
+            self._failures = self._failures + 1 if failed else 0
+            if not failed:
+                self.open_until = None
+            elif trial or self._failures == self._policy.breaker_failures:
+                self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
+
+
+class Memory:
+    """The `entries` values used last; equal calls at the same time share the first one's value."""
+
+    def __init__(self, entries: int = 20_000) -> None:
+        self._entries, self._lock = entries, threading.Lock()
+        self._values: OrderedDict[str, list] = OrderedDict()  # [held while it is made, value]
+
+    def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
+        """The value of `key`, and whether it was there; what `make` gives stays if `keep(it)`."""
+        with self._lock:
+            entry = self._values.setdefault(key, [threading.Lock(), None])
+            self._values.move_to_end(key)
+            if len(self._values) > self._entries:
+                self._values.popitem(last=False)
+        if entry[1] is None:
+            with entry[0]:
+                if entry[1] is None:
+                    entry[1] = make()
+                    if not keep(entry[1]):
+                        with self._lock:
+                            self._values.pop(key, None)
+                    return entry[1], False
+        return entry[1], True
+
+
+class Disk:
+    """JSON values by key in a SQLite file, for many threads and processes.
+
+    Rows carry a digest: SQLite does not see a changed byte inside a value. A damaged file is named
+    in a warning and set aside as `NAME.corrupt-N`; a file that cannot be used is warned about.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: str) -> Any:
+        """The value, or None."""
+        row = self._execute("SELECT body, digest FROM calls WHERE key = ?", key)
+        if row and digest(key, row[0]) != row[1]:
+            return self._set_aside(f"row {key} is not as it was written")
+        return row and json.loads(row[0])
+
+    def put(self, key: str, value: Any) -> None:
+        body = json.dumps(value)
+        self._execute("REPLACE INTO calls VALUES (?, ?, ?)", key, body, digest(key, body))
+
+    def _execute(self, sql: str, *values: str) -> tuple | None:
+        try:
+            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file: see above
+                db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
+                return db.execute(sql, values).fetchone()
+        except sqlite3.OperationalError as error:
+            warnings.warn(f"tool cache {self._path}: {error}; the call goes on", stacklevel=4)
+        except sqlite3.DatabaseError as error:
+            self._set_aside(error)
+        return None
+
+    def _set_aside(self, why: object) -> None:
+        n = 1
+        while (aside := self._path.with_name(f"{self._path.name}.corrupt-{n}")).exists():
+            n += 1
+        warnings.warn(f"tool cache {self._path} is damaged ({why}): now {aside}", stacklevel=4)
+        for end in ("", "-journal"):
+            with suppress(FileNotFoundError):  # another thread was here first
+                os.replace(f"{self._path}{end}", f"{aside}{end}")

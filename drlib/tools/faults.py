@@ -1,0 +1,117 @@
+"""Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
+
+`Faults` wraps a backend or a whole world. The fault of an operation's n-th call depends on (seed,
+backend, arguments, n) alone, so a run can be repeated whatever the threads do.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from drlib.tools.backends import Backend, Source, ToolFault, digest, uniform
+from drlib.worlds import World
+
+RAISED = {
+    "401": "auth", "403": "forbidden", "404": "not_found", "429": "rate_limited", "500": "server",
+    "502": "server", "503": "server", "cut": "connection", "timeout": "timeout",
+    "malformed": "malformed",
+}  # fmt: skip
+FAULTS = (*RAISED, "latency", "drift")
+
+
+class Faults:
+    """A seeded source of faults.
+
+    Args:
+        rates: fault (one of `FAULTS`) -> probability a call.
+        script: the faults of an operation's first, second, ... call, "" for none, by a value of
+            its arguments ("Norway") or "*" for any; after the script's end `rates` hold.
+        latency_s: how long "latency" holds a call up. retry_after_s: what "429" asks for.
+
+    Raises:
+        ValueError: an unknown fault, or rates that are no probabilities.
+    """
+
+    def __init__(
+        self, rates: Mapping[str, float] | None = None,
+        script: Mapping[str, Sequence[str]] | None = None, *, seed: int = 0,
+        latency_s: float = 1.0, retry_after_s: float | None = None, clock: Any = time,
+    ):  # fmt: skip
+        self.rates, self.script, self.seed = dict(rates or {}), dict(script or {}), seed
+        self.latency_s, self.retry_after_s, self._clock = latency_s, retry_after_s, clock
+        self.injected: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        named = {*self.rates, *(fault for faults in self.script.values() for fault in faults)}
+        if unknown := named - {*FAULTS, ""}:
+            raise ValueError(f"unknown fault {min(unknown)!r}; use {', '.join(FAULTS)}")
+        if min(self.rates.values(), default=0) < 0 or sum(self.rates.values()) > 1:
+            raise ValueError(f"rates {self.rates}: give probabilities with a sum of at most 1")
+
+    def backend(self, backend: Backend) -> Backend:
+        """`backend` with faults, under its own name."""
+        return Source(
+            backend.name,
+            lambda a, timeout_s: self._apply(backend.name, a, timeout_s, backend, a, timeout_s),
+        )
+
+    def world(self, world: World) -> World:
+        """`world` with faults in `search` and `page`; graph, version and name are its own."""
+        faulty = copy.copy(world)
+        faulty.search = lambda query, k=10: self._apply(
+            world.name, {"query": query, "k": k}, math.inf, world.search, query, k
+        )
+        faulty.page = lambda url: self._apply(world.name, {"url": url}, math.inf, world.page, url)
+        return faulty
+
+    def _apply(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float, call: Callable, *given: Any
+    ) -> Any:
+        key = digest(name, arguments)
+        with self._lock:
+            n = self._calls[key]
+            self._calls[key] += 1
+            fault = self._due(key, n, arguments)
+            self.injected[fault] += 1
+        hang = fault == "timeout" and timeout_s < math.inf
+        if hang or fault == "latency":
+            self._clock.sleep(timeout_s if hang else min(self.latency_s, timeout_s))
+            fault = "timeout" if hang or self.latency_s >= timeout_s else ""
+        if fault in RAISED:
+            wait = self.retry_after_s if fault == "429" else None
+            raise ToolFault(RAISED[fault], f"injected {fault}", wait)
+        value = call(*given)
+        return drifted(value) if fault == "drift" else value
+
+    def _due(self, key: str, n: int, arguments: Mapping[str, Any]) -> str:
+        named = [self.script[v] for v in arguments.values() if v in self.script]
+        scripted = named[0] if named else self.script.get("*", ())
+        if n < len(scripted):
+            return scripted[n]
+        draw = uniform(self.seed, key, n)
+        for fault, rate in self.rates.items():
+            draw -= rate
+            if draw < 0:
+                return fault
+        return ""
+
+
+def drifted(value: Any) -> Any:
+    """The value after the world changed: hits in another order, the second half of texts lost."""
+    if isinstance(value, list):
+        return [drifted(hit) for hit in reversed(value)]
+    fields = value if isinstance(value, dict) else vars(value)
+    changed = {k: _half(fields[k]) for k in ("snippet", "text") if k in fields}
+    return {**value, **changed} if isinstance(value, dict) else replace(value, **changed)
+
+
+def _half(text: str) -> str:
+    words = text.split(" ")
+    return " ".join(words[: (len(words) + 1) // 2])

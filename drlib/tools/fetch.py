@@ -1,0 +1,211 @@
+"""HTTP for tools: one bounded exchange, and `PageReader`, the backend of `visit` for live pages.
+
+A policy chooses the addresses, so a page may point at this machine, its network or a cloud's
+metadata. Each name is looked up once, all its addresses must be public, and the first is dialled as
+it is, with Host header and TLS name of the URL: no second look-up can differ (DNS rebinding). Each
+redirect goes the same way; proxies of the environment are not used. One clock bounds look-up, TLS,
+headers and body. Left out: a second address of a dead server, kept-alive connections, scripts.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import httpx
+
+from drlib.tools import files
+from drlib.tools.backends import ToolFault
+
+MAX_BYTES, MAX_REDIRECTS = 10_000_000, 5  # of a body, unpacked; of a page
+REDIRECTS = (301, 302, 303, 307, 308)
+FAULTS = {401: "auth", 404: "not_found", 408: "timeout", 410: "not_found", 429: "rate_limited"}
+TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
+# Of IPv6 only global unicast is public, less the forms that carry an IPv4 address (Teredo, 6to4;
+# mapped and NAT64 lie outside it). 168.63.129.16 is Azure's metadata.
+PUBLIC_6 = ip_network("2000::/3")
+CLOSED = [ip_network(net) for net in (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16", "169.254.0.0/16",
+    "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
+    "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
+    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
+)]  # fmt: skip
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address may be visited."""
+    ip = ip_address(address)
+    return (ip.version == 4 or ip in PUBLIC_6) and not any(ip in net for net in CLOSED)
+
+
+def resolve(host: str) -> list[str]:
+    """The addresses of a name, or of a number in any notation, as the system sees them."""
+    return [found[4][0] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
+    """An http(s) URL without user info, seen from `base`; "refused" otherwise."""
+    try:
+        url = base.join(text) if base else httpx.URL(text)
+        port = 80 if url.port is None else url.port
+        good = url.scheme in ("http", "https") and url.host and 0 < port < 65536
+    except (httpx.InvalidURL, ValueError, TypeError):
+        good = False
+    if not good or url.userinfo:
+        why = "is not an http(s) address without a user name"
+        raise ToolFault("refused", f"{text!r:.200} {why}") from None
+    return url
+
+
+def exchange(
+    method: str, url: httpx.URL, deadline: float, headers: Mapping[str, str],
+    inspect: Callable[[int, httpx.Headers], None], *, json: Any = None,
+    look_up: Callable[[str], str] | None = None,
+) -> tuple[int, httpx.Headers, bytes]:  # fmt: skip
+    """(status, headers, body) of one request that is over at `deadline` (`time.monotonic()`).
+
+    `inspect` sees status and headers before the body is read, and may raise. `look_up` gives the
+    address of a host to dial; None leaves that to the system. No fault tells what was sent.
+    """
+    sent = {"Host": url.netloc, "User-Agent": "drlib", "Accept-Encoding": "gzip", **headers}
+    host = url.raw_host.decode()
+    name = {"sni_hostname": host}
+
+    def work() -> tuple[int, httpx.Headers, bytes]:
+        target = url.copy_with(host=look_up(host)) if look_up else url
+        with client.stream(method, target, headers=sent, json=json, extensions=name) as reply:
+            inspect(reply.status_code, reply.headers)
+            return reply.status_code, reply.headers, _body(reply, deadline)
+
+    try:
+        limit = _left(deadline)
+        with httpx.Client(verify=_tls(), trust_env=False, timeout=limit) as client:
+            return _within(deadline, work)
+    except (TimeoutError, httpx.TimeoutException):
+        raise ToolFault("timeout", f"{host} did not answer in time") from None
+    except (httpx.TransportError, httpx.DecodingError, OSError, UnicodeError) as error:
+        raise ToolFault("connection", f"{host}: {type(error).__name__}") from None
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _within(deadline: float, work: Callable[[], Any]) -> Any:
+    """`work()` in a thread: neither the system's look-up nor dripped headers know a time-out."""
+    done: Future = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # handed over to the caller, whatever it is
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(timeout=_left(deadline))
+
+
+def _body(reply: httpx.Response, deadline: float) -> bytes:
+    """Unpacked, piece by piece: a gzip bomb stops after one, 64 kB that are 64 MB at most."""
+    coding = reply.headers.get("content-encoding", "")
+    if coding not in ("", "identity", "gzip", "deflate"):  # several in a row would multiply that
+        raise ToolFault("malformed", f"content encoding {coding!r:.40} was not asked for")
+    body = bytearray()
+    for piece in reply.iter_bytes():
+        body += piece
+        if max(len(body), reply.num_bytes_downloaded) > MAX_BYTES:
+            raise ToolFault("too_large", f"the body has more than {MAX_BYTES} bytes")
+        _left(deadline)
+    return bytes(body)
+
+
+def check_status(status: int, headers: httpx.Headers, who: str, hint: str = "") -> None:
+    """Raises the `ToolFault` of an HTTP status outside 200-299."""
+    if 200 <= status < 300:
+        return
+    other = "server" if status >= 500 else "forbidden" if status >= 400 else "malformed"
+    wait = headers.get("retry-after", "")
+    try:  # seconds or a date (RFC 9110, section 10.2.3)
+        number = re.fullmatch("[0-9]{1,9}", wait)
+        seconds = int(wait) if number else parsedate_to_datetime(wait).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError):
+        seconds = None
+    after = None if seconds is None else max(0.0, seconds)
+    raise ToolFault(FAULTS.get(status, other), f"{who} answered HTTP {status}{hint}", after)
+
+
+class PageReader:
+    """Backend: {"url": an http(s) address} -> {"url" (after redirects), "title", "text"}.
+
+    Reads HTML, text, JSON and PDF; other types, and addresses that are not on the public internet,
+    are "refused". `resolver`: host -> addresses. `allow_private`: for tests and networks of one's
+    own, visit any address.
+    """
+
+    name = "web"
+
+    def __init__(
+        self, *, allow_private: bool = False, resolver: Callable[[str], list[str]] = resolve
+    ) -> None:
+        files.require_libraries()
+        self._allow_private, self._resolver = allow_private, resolver
+
+    def __call__(self, arguments: Mapping, timeout_s: float) -> dict[str, str]:
+        deadline = time.monotonic() + timeout_s
+        url = web_address(arguments.get("url"))
+        accept = {"Accept": "text/html,text/*,application/json,application/pdf"}
+        for _ in range(MAX_REDIRECTS + 1):
+            status, headers, body = exchange(
+                "GET", url, deadline, accept, _inspect, look_up=self._look_up)  # fmt: skip
+            if status not in REDIRECTS:
+                rest = max(0.0, deadline - time.monotonic())
+                suffix, charset = _type(headers)
+                return {"url": str(url), **files.parse(suffix, body, rest, charset)}
+            url = web_address(headers.get("location"), url)
+        raise ToolFault("refused", f"more than {MAX_REDIRECTS} redirects")
+
+    def _look_up(self, host: str) -> str:
+        try:
+            addresses = self._resolver(host)
+            visitable = self._allow_private or all(map(is_public, addresses))
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+            down = isinstance(error, OSError) and error.errno != socket.EAI_NONAME
+            kind = "connection" if down else "not_found"
+            raise ToolFault(kind, f"{host} has no address") from None
+        if not addresses or not visitable:
+            raise ToolFault("refused", f"{host} is at {addresses}, not on the public internet")
+        return addresses[0]
+
+
+def _inspect(status: int, headers: httpx.Headers) -> None:
+    if status not in REDIRECTS:
+        check_status(status, headers, "the page")
+        _type(headers)
+
+
+def _type(headers: httpx.Headers) -> tuple[str, str]:
+    """(file suffix, charset) that a content type stands for; "refused" if it is not read."""
+    kind, _, rest = headers.get("content-type", "").lower().partition(";")
+    suffix = TYPES.get(kind.strip()) or (".txt" if kind.strip().startswith("text/") else "")
+    if not suffix:
+        raise ToolFault("refused", f"content type {kind.strip()!r:.80} is not read")
+    # idna and punycode are codecs too, and take hours for what others do at once
+    charset = re.search(r"charset=[\"']?((?!idna|punycode)[\w.:-]{1,40})", rest)
+    return suffix, charset[1] if charset else ""

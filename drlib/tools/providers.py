@@ -1,0 +1,166 @@
+"""Live search engines and the Jina reader as backends; each is a row of `PROVIDERS`.
+
+A row says what to send, where the hits lie in the reply and which of their fields become ours. Keys
+are taken from the environment at each call and go into a header: no object, address, error or log
+holds one. OpenAlex documents its key as a parameter of the address, but its proxy takes the header.
+`/retrieve` is the server of Search-R1 and s3. Left out: paging, answer boxes, filters, other APIs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import httpx
+
+from drlib.tools.backends import ToolFault
+from drlib.tools.fetch import check_status, exchange, web_address
+from drlib.tools.files import clean, decode, shorten
+
+FIELDS = ("title", "url", "snippet", "date", "source")
+
+
+class Row(NamedTuple):
+    """One provider.
+
+    ask: (query, k) -> path to GET, or (path, JSON to POST). key: environment variable, optional if
+    it ends in "?". hits: dotted path of the list in the reply. fields: for each of `FIELDS` the
+    paths in a hit, the first that is there counts; rebuild brings a hit into that shape.
+    """
+
+    base: str
+    ask: Callable[[str, int], Any]
+    key: str = ""
+    hits: str = ""
+    fields: tuple[str, ...] = ()
+    rebuild: Callable[[dict], dict] = dict
+    header: str = "Authorization"
+
+
+def _abstract(hit: dict) -> dict:
+    """OpenAlex gives it as {word: [positions]}."""
+    index = hit.get("abstract_inverted_index") or {}
+    placed = sorted((int(place), word) for word, places in index.items() for place in places)
+    return {**hit, "abstract": " ".join(word for _, word in placed)}
+
+
+def _passage(hit: dict) -> dict:
+    """{"document": {"id", "contents": title, newline, text}, "score"}, or the document alone."""
+    document = hit.get("document", hit)
+    title, _, text = document["contents"].partition("\n")
+    return {**document, "title": title.strip(' "'), "text": text, "id": str(document.get("id", ""))}
+
+
+PROVIDERS = {
+    "serper": Row(
+        "https://google.serper.dev", lambda q, k: ("/search", {"q": q, "num": k}), "SERPER_API_KEY",
+        "organic", ("title", "link", "snippet", "date", "source"), header="X-API-KEY"),
+    "serper_scholar": Row(
+        "https://google.serper.dev", lambda q, k: ("/scholar", {"q": q, "num": k}),
+        "SERPER_API_KEY", "organic",
+        ("title", "link pdfUrl", "snippet", "year", "publicationInfo"), header="X-API-KEY"),
+    "tavily": Row(  # takes 400 characters at most, gives 20 hits at most
+        "https://api.tavily.com",
+        lambda q, k: ("/search", {"query": q[:400], "max_results": min(k, 20)}),
+        "TAVILY_API_KEY", "results", ("title", "url", "content", "published_date", "")),
+    "searxng": Row(
+        "", lambda q, k: "/search?" + urlencode({"q": q, "format": "json"}),
+        "", "results", ("title", "url", "content", "publishedDate", "engine")),
+    "openalex": Row(
+        "https://api.openalex.org",
+        lambda q, k: "/works?" + urlencode({"search": q, "per_page": k}),
+        "OPENALEX_API_KEY?", "results",
+        ("title", "primary_location.landing_page_url doi id", "abstract", "publication_date",
+         "primary_location.source.display_name"), _abstract),
+    "retrieve": Row(
+        "", lambda q, k: ("/retrieve", {"queries": [q], "topk": k, "return_scores": True}),
+        "", "result.0", ("title", "url id", "text", "", ""), _passage),
+    "jina": Row("https://r.jina.ai", lambda url, k: f"/{web_address(url)}", "JINA_API_KEY"),
+}  # fmt: skip
+
+
+class Provider:
+    """Backend: {"query": str, "k": 1 to 100} -> at most k dicts of `FIELDS`, all strings.
+
+    "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}.
+    `base_url` is scheme, host and port of the server; "searxng" and "retrieve" need it.
+    """
+
+    def __init__(self, name: str, base_url: str = "") -> None:
+        if name not in PROVIDERS:
+            raise ValueError(f"no provider {name!r}; there are {', '.join(PROVIDERS)}")
+        self.name, self._row = name, PROVIDERS[name]
+        self._base = (base_url or self._row.base).rstrip("/")
+        if not self._base:
+            raise ValueError(f"{name} needs base_url, the address of your server")
+        web_address(self._base)
+        self._key()
+
+    def _key(self) -> dict[str, str]:
+        variable = self._row.key.rstrip("?")
+        key = os.environ.get(variable, "").strip()
+        if not key and self._row.key == variable != "":
+            raise ValueError(f"{self.name} needs its key in the environment variable {variable}")
+        header = self._row.header
+        return {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
+
+    def __call__(self, arguments: Mapping, timeout_s: float) -> Any:
+        deadline, page = time.monotonic() + timeout_s, self.name == "jina"
+        text, k = arguments.get("url" if page else "query"), arguments.get("k", 10)
+        if not isinstance(text, str) or type(k) is not int or not 1 <= k <= 100:
+            raise ToolFault("refused", "query and url are strings, k is 1 to 100")
+        asked = self._row.ask(clean(text), k)
+        path, payload = asked if isinstance(asked, tuple) else (asked, None)
+        headers = {"Accept": "text/plain" if page else "application/json", **self._key()}
+        *_, body = exchange("POST" if payload else "GET", web_address(self._base + path),
+                             deadline, headers, self._inspect, json=payload)  # fmt: skip
+        try:
+            return _page(text, body) if page else self._hits(json.loads(body))[:k]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as wrong:
+            raise ToolFault("malformed", f"{self.name}: {type(wrong).__name__}") from None
+
+    def _inspect(self, status: int, headers: httpx.Headers) -> None:
+        closed = self.name == "searxng" and status == 403
+        hint = ": add json to search.formats in the settings of SearXNG" if closed else ""
+        check_status(status, headers, self.name, hint)
+
+    def _hits(self, reply: Any) -> list[dict[str, str]]:
+        found = _at(reply, self._row.hits)
+        if not isinstance(found, list) or not all(isinstance(hit, dict) for hit in found):
+            raise TypeError
+        paths = dict(zip(FIELDS, self._row.fields, strict=True))
+        hits = [{f: _text(hit, paths[f]) for f in FIELDS} for hit in map(self._row.rebuild, found)]
+        if not all(hit["title"] or hit["url"] for hit in hits):
+            raise ValueError
+        return hits
+
+
+def _page(url: str, body: bytes) -> dict[str, str]:
+    head, mark, text = decode(body).partition("\nMarkdown Content:\n")
+    if not mark:  # the head is missing where the server is set up otherwise
+        head, text = "", head
+    if not text.strip():
+        raise ValueError
+    title = head.partition("Title:")[2].partition("\n")[0].strip()
+    return {"url": url, "title": title, "text": shorten(text.strip())}
+
+
+def _at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = value[int(key)] if isinstance(value, list) else (value or {}).get(key)
+    return value
+
+
+def _text(hit: dict, paths: str) -> str:
+    """The first of these paths that holds something; TypeError unless it is text or a year."""
+    for path in paths.split():
+        value = _at(hit, path)
+        if value is not None and not isinstance(value, (str, int) if path == "year" else str):
+            raise TypeError
+        if value:
+            return clean(str(value))
+    return ""

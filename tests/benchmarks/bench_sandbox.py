@@ -1,0 +1,360 @@
+"""Calls per second, latency and CPU time of the sandbox beside other ways to run code; not a test.
+
+One queue: in every round each contender runs one block of calls, in an order that rotates, so that
+a busy machine slows all alike; ratios are medians of the rounds' own. CPU time is that of this
+process, of its ended children and of every living descendant with its own ended children (the
+templates), so nothing that a call costs is left out. Every answer is checked.
+
+- sandbox, standard: `Sandbox` at this machine's best level, and at "standard" where that is less
+- subprocess: `subprocess.run([python, "-c", code])`, which imports anew each time
+- pool: `multiprocessing.Pool`, imports done, state shared, nothing contained: for orientation
+- smolagents: its interpreter in this process, nothing contained; skipped where not installed
+
+Further parts: `--queue` calls queued at once (none lost, none twice, each its own answer),
+`--memory` calls with the memory of this process and its templates, `--fuzz` random programs.
+
+Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_sandbox.py \
+    --memory 20000 --out figures/reference/sandbox/bench.json
+Short: add --rounds 1 --scale 0.1 --queue 200
+smolagents needs no installation into the environment: pip install --no-deps --target DIR smolagents
+python-dotenv, and DIR on PYTHONPATH.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from drlib.sandbox import Sandbox, probe
+
+CODES = {
+    "print": ("print(6 * 7)", "42"),
+    "sympy": (
+        "from sympy import Symbol, diff, factor, solve\nx = Symbol('x')\n"
+        "print(solve(x**2 - 5 * x + 6, x), factor(x**3 - 1), diff(x**5 + x, x))",
+        "[2, 3] (x - 1)*(x**2 + x + 1) 5*x**4 + 1",
+    ),
+}
+ARMS = ("sandbox", "standard", "subprocess", "pool", "smolagents")
+# Calls of one block, before --scale; a multiple of every concurrency.
+BLOCKS = {"print": 200, "sympy": 64}
+SLOWER = {("subprocess", "print"): 4, ("subprocess", "sympy"): 8}
+CONCURRENCIES = (1, 8)
+
+
+# --- contenders --------------------------------------------------------------------------------
+
+
+def run_here(code):
+    """In a worker of the pool: what `exec` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue()
+
+
+def import_sympy():
+    import sympy  # noqa: F401
+
+
+def run_subprocess(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def smolagents_runner():
+    from smolagents.local_python_executor import LocalPythonExecutor
+
+    def run(code):
+        executor = LocalPythonExecutor(["sympy"])
+        executor.send_tools({})
+        return executor(code).logs
+
+    return run
+
+
+def warm(sandbox):
+    """Every template of every worker started: one call each at the same time, of both kinds."""
+    for code, _ in CODES.values():
+        sandbox.map([f"{code}\nimport time\ntime.sleep(0.4)"] * sandbox.workers)
+    return sandbox
+
+
+def make_arms(stack, workers):
+    """{name: function from code to what it printed}, all warm."""
+    import_sympy()  # smolagents runs here; and all pay for it alike
+    best = warm(stack.enter_context(Sandbox(workers=workers, timeout_s=30.0)))
+    arms = {"sandbox": lambda code: best.run(code).stdout}
+    if best.isolation == "strong":
+        less = Sandbox(workers=workers, timeout_s=30.0, found=probe().without("namespaces"))
+        standard = warm(stack.enter_context(less))
+        arms["standard"] = lambda code: standard.run(code).stdout
+    arms["subprocess"] = run_subprocess
+    context = multiprocessing.get_context("spawn")
+    pool = stack.enter_context(context.Pool(workers, import_sympy))
+    arms["pool"] = lambda code: pool.apply(run_here, (code,))
+    if importlib.util.find_spec("smolagents"):
+        arms["smolagents"] = smolagents_runner()
+    return arms, best
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def cpu_seconds():
+    """User and system time of this process and of all that descended from it so far."""
+    total = sum(os.times()[:4])
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def block(run, code, expected, calls, concurrency):
+    """One block: {"calls_s", "cpu_ms", "latencies_ms"}."""
+    latencies = []
+
+    def one(_):
+        start = time.perf_counter()
+        text = run(code)
+        latencies.append((time.perf_counter() - start) * 1000)
+        if text.strip() != expected:
+            raise SystemExit(f"wrong answer: {text!r}, expected {expected!r}")
+
+    with ThreadPoolExecutor(concurrency) as threads:
+        list(threads.map(one, range(concurrency)))  # starts threads, templates, executors
+        latencies.clear()
+        cpu, start = cpu_seconds(), time.perf_counter()
+        list(threads.map(one, range(calls)))
+        wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    return {"calls_s": calls / wall, "cpu_ms": cpu / calls * 1000, "latencies_ms": latencies}
+
+
+def compare(arms, args):
+    """Every contender on every (code, concurrency): a list of rows, one a block."""
+    rows, names = [], list(arms)
+    for turn in range(args.rounds):
+        for kind, (code, expected) in CODES.items():
+            for concurrency in CONCURRENCIES:
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    share = args.scale / SLOWER.get((name, kind), 1)
+                    calls = max(concurrency, round(BLOCKS[kind] * share))
+                    found = block(arms[name], code, expected, calls, concurrency)
+                    rows.append({"arm": name, "code": kind, "concurrency": concurrency,
+                                 "round": turn, "calls": calls, **found})  # fmt: skip
+    return rows
+
+
+def quantile(values, share):
+    """The smallest of the values that at least this share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(len(ordered) * share) - 1, 0)]
+
+
+def summarize(rows):
+    """One entry an arm, code and concurrency; medians over rounds, ratios against subprocess."""
+    summary = []
+    keys = sorted({(r["code"], r["concurrency"], ARMS.index(r["arm"])) for r in rows})
+    for kind, concurrency, index in keys:
+        own, base = (
+            [r for r in rows if (r["code"], r["concurrency"], r["arm"]) == (kind, concurrency, arm)]
+            for arm in (ARMS[index], "subprocess")
+        )
+        latencies = [value for r in own for value in r["latencies_ms"]]
+        speed = [a["calls_s"] / b["calls_s"] for a, b in zip(own, base, strict=True)]
+        # Little CPU time is measured in ticks of 10 ms: at least one tick.
+        cpu = [b["cpu_ms"] / max(a["cpu_ms"], 10 / a["calls"])
+               for a, b in zip(own, base, strict=True)]  # fmt: skip
+        rates = [r["calls_s"] for r in own]
+        summary.append({
+            "code": kind, "concurrency": concurrency, "arm": ARMS[index],
+            "calls": len(latencies), "calls_s": statistics.median(rates),
+            "calls_s_range": [min(rates), max(rates)], "p50_ms": quantile(latencies, 0.5),
+            "p99_ms": quantile(latencies, 0.99),
+            "cpu_ms": statistics.median(r["cpu_ms"] for r in own),
+            "times_subprocess": statistics.median(speed), "times_range": [min(speed), max(speed)],
+            "cpu_times_less": statistics.median(cpu),
+        })  # fmt: skip
+    return summary
+
+
+# --- further parts -----------------------------------------------------------------------------
+
+
+def queue_many(sandbox, count):
+    """`count` numbered calls queued at once: each answered once, by its own number."""
+    ended, answers = [], [0] * count
+    start = time.perf_counter()
+
+    def note(index):
+        def done(_):
+            answers[index] += 1
+            ended.append((index, time.perf_counter() - start))
+        return done  # fmt: skip
+
+    futures = []
+    for index in range(count):
+        futures.append(sandbox.submit(f"print({index})"))
+        futures[-1].add_done_callback(note(index))
+    results = [future.result() for future in futures]
+    wall = time.perf_counter() - start
+    wrong = [i for i, result in enumerate(results) if result.text != str(i)]
+    lost, twice = answers.count(0), sum(n > 1 for n in answers)
+    if wrong or lost or twice:
+        raise SystemExit(f"queue: {len(wrong)} wrong, {lost} lost, {twice} answered twice")
+    waits = [seconds for _, seconds in ended]
+    service = [result.duration_s * 1000 for result in results]
+    return {
+        "calls": count, "wrong": 0, "lost": 0, "answered_twice": 0, "calls_s": count / wall,
+        "wait_p50_s": quantile(waits, 0.5), "wait_p99_s": quantile(waits, 0.99),
+        "code_p50_ms": quantile(service, 0.5), "code_p99_ms": quantile(service, 0.99),
+        # Two workers end calls nearly in the order in which they were queued.
+        "most_places_from_order": max(abs(i - place) for place, (i, _) in enumerate(ended)),
+    }  # fmt: skip
+
+
+MIXED = (
+    "print('x' * 500_000)", "1 / 0", "x = bytearray(60_000_000)", "raise MemoryError",
+    "open('f', 'wb').write(bytes(5_000_000))", CODES["sympy"][0], "import os\nos.abort()",
+)  # fmt: skip
+
+
+def resident_mb(process):
+    try:
+        return process.memory_info().rss / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def watch_memory(workers, count):
+    """Memory over `count` calls, of which one in twenty is large, wrong or dies; 100 samples."""
+    generator, samples = random.Random(0), []
+    step = max(count // 100, 1)
+    with Sandbox(workers=workers, timeout_s=10.0) as sandbox:
+        warm(sandbox)
+        for first in range(0, count, step):
+            sandbox.map([generator.choice(MIXED) if generator.random() < 0.05 else f"print({i})"
+                         for i in range(first, min(first + step, count))])  # fmt: skip
+            own = psutil.Process()
+            kept = own.children(recursive=True)
+            samples.append({
+                "calls": min(first + step, count), "parent_mb": resident_mb(own),
+                "children_mb": sum(map(resident_mb, kept)), "processes": len(kept),
+                "files": own.num_fds(),
+            })  # fmt: skip
+    early = samples[len(samples) // 10 : len(samples) // 3] or samples
+    late = samples[-len(early) :]
+    growth = {
+        key: statistics.median(s[key] for s in late) - statistics.median(s[key] for s in early)
+        for key in ("parent_mb", "children_mb", "files")
+    }
+    return {"calls": count, "growth": growth, "samples": samples}
+
+
+def fuzz(workers, count):
+    """How often each status came; the checks are the test's."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.test_sandbox_fuzz import fuzz_codes
+
+    with Sandbox(workers=workers, timeout_s=1.0, memory_mb=128) as sandbox:
+        start = time.perf_counter()
+        counts = fuzz_codes(sandbox, count, seed=0)
+        wall = time.perf_counter() - start
+        return {"calls": count, "statuses": counts, "calls_s": count / wall}
+
+
+# --- report ------------------------------------------------------------------------------------
+
+
+def report(summary, level):
+    print(f"isolation of sandbox: {level}; ratios against subprocess, medians (least-most)")
+    print(f"{'code':7}{'at once':>8}  {'':12}{'calls/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>8}"
+          f"{'times calls/s':>24}{'times less CPU':>16}")  # fmt: skip
+    for row in summary:
+        low, high = row["times_range"]
+        times = f"{row['times_subprocess']:.1f} ({low:.1f}-{high:.1f})"
+        print(f"{row['code']:7}{row['concurrency']:8}  {row['arm']:12}{row['calls_s']:9.1f}"
+              f"{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['cpu_ms']:8.2f}{times:>24}"
+              f"{row['cpu_times_less']:16.1f}")  # fmt: skip
+
+
+def versions():
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in ("drlib", "numpy", "sympy", "smolagents"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def show_parts(result):
+    if queue := result.get("queue"):
+        print(f"queue: {queue['calls']} calls, 0 lost, 0 twice, {queue['calls_s']:.0f}/s, wait p50 "
+              f"{queue['wait_p50_s']:.2f} s, p99 {queue['wait_p99_s']:.2f} s")  # fmt: skip
+    if memory := result.get("memory"):
+        last, growth = memory["samples"][-1], memory["growth"]
+        print(f"memory: {memory['calls']} calls, parent {last['parent_mb']:.0f} MB "
+              f"({growth['parent_mb']:+.1f}), templates {last['children_mb']:.0f} MB "
+              f"({growth['children_mb']:+.1f}), open files {growth['files']:+.0f}")  # fmt: skip
+    if found := result.get("fuzz"):
+        print(f"fuzz: {found['calls']} programs, {found['statuses']}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the calls in a block")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--queue", type=int, default=10_000, help="calls queued at once; 0: none")
+    parser.add_argument("--memory", type=int, default=0, help="calls with memory sampled")
+    parser.add_argument("--fuzz", type=int, default=0, help="random programs")
+    parser.add_argument("--out", type=Path, help="write every measurement there, as JSON")
+    args = parser.parse_args()
+    result = {
+        "command": " ".join(["python tests/benchmarks/bench_sandbox.py", *sys.argv[1:]]),
+        "versions": versions(), "machine": platform.machine(), "cpus": os.cpu_count(),
+        "load_before": os.getloadavg(),
+    }  # fmt: skip
+    if args.rounds:
+        with contextlib.ExitStack() as stack:
+            arms, best = make_arms(stack, args.workers)
+            result["level"] = best.isolation
+            for name in set(ARMS) - set(arms):
+                print(f"{name}: skipped, not here")
+            result["rows"] = compare(arms, args)
+        result["summary"] = summarize(result["rows"])
+        report(result["summary"], result["level"])
+    with Sandbox(workers=args.workers) as sandbox:
+        result["level"] = sandbox.isolation
+        if args.queue:
+            result["queue"] = queue_many(sandbox, args.queue)
+    if args.memory:
+        result["memory"] = watch_memory(args.workers, args.memory)
+    if args.fuzz:
+        result["fuzz"] = fuzz(args.workers, args.fuzz)
+    show_parts(result)
+    result["load_after"] = os.getloadavg()
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        partial = args.out.with_name(args.out.name + ".partial")
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+        partial.replace(args.out)
+
+
+if __name__ == "__main__":
+    main()

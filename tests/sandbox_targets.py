@@ -1,0 +1,184 @@
+"""What the hostile suites aim at, and the checks that all of it is as before.
+
+Everything is planted by the tests: files, a process, listening sockets. File modes let everybody in
+(pytest's own folders do not), so that the sandbox alone keeps code out.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drlib.sandbox import Sandbox, probe, template
+from drlib.sandbox.probing import LEVELS
+from tests.greedy_cases import OTHERS
+from tests.hostile_cases import REACHING, REPOSITORY_CANARY
+
+CANARY, BREACH = "canary-7f3a91", "breach-52c8d0"
+TOKEN = f"drlib-test-{os.getpid()}"  # of every name that a case could leave behind
+KEY = 0x5D000000 + os.getpid()
+CASES = {case.name: case for case in REACHING + OTHERS}
+BOUND = 100_000  # characters of output that the suites keep
+HERE = probe().level
+
+
+def skip_without(level: str) -> None:
+    if LEVELS.index(HERE) < LEVELS.index(level):
+        pytest.skip(f"isolation here is {HERE}:\n{probe().table()}")
+
+
+def sandbox_at(level: str, **arguments) -> Sandbox:
+    """A sandbox at exactly this level, started while a secret is in the environment."""
+    found = probe() if level == HERE else probe().without("namespaces")
+    os.environ["DRLIB_TEST_SECRET"] = CANARY
+    try:
+        made = Sandbox(found=found, **arguments)
+    finally:
+        del os.environ["DRLIB_TEST_SECRET"]
+    assert made.isolation == level
+    return made
+
+
+class Places:
+    """A secret file, other readable files, a process, listening sockets."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.secret = self.folder / "secret"
+        self.secret.write_text(CANARY)
+        (self.folder / "module.py").write_text("x = 1")
+        with zipfile.ZipFile(self.folder / "z.zip", "w") as file:
+            file.writestr("inside.py", "x = 1")
+        with sqlite3.connect(self.folder / "base") as base:
+            base.execute("create table t (x)")
+        base.close()
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(("127.0.0.1", 0))
+        self.abstract, self.named = (socket.socket(socket.AF_UNIX) for _ in range(2))
+        self.abstract.bind(f"\0{TOKEN}-planted")
+        self.named.bind(str(self.folder / "socket"))
+        for one in self.listeners():
+            stack.enter_context(one).setblocking(False)
+        self.abstract.listen()
+        self.named.listen()
+        for path in (self.folder, *self.folder.iterdir()):
+            path.chmod(0o777 if path == self.folder or path.name == "socket" else 0o666)
+        for name, folder in (("HOME", Path.home()), ("TMP", tempfile.gettempdir())):
+            file = tempfile.NamedTemporaryFile(prefix=f".{TOKEN}-", dir=folder)
+            stack.enter_context(file).write(CANARY.encode())
+            file.flush()
+            setattr(self, name.lower(), file.name)
+        self.victim = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(3600)", CANARY], cwd=self.folder,
+            env={"SECRET": CANARY})
+        stack.callback(lambda: (self.victim.kill(), self.victim.wait()))
+        self.before = self.state()
+
+    def listeners(self):
+        return self.tcp, self.udp, self.abstract, self.named
+
+    def fill(self, code: str) -> str:
+        """The program with the names of the targets in the places kept for them."""
+        values = {
+            "FOLDER": self.folder, "SECRET": self.secret, "SIZE": len(CANARY), "HOME": self.home,
+            "TMP": self.tmp, "REPO": Path(__file__).resolve().parents[1], "KEY": KEY,
+            "PORT": self.tcp.getsockname()[1], "UDP": self.udp.getsockname()[1],
+            "ABSTRACT": f"{TOKEN}-planted", "TOKEN": TOKEN, "PARENT": os.getpid(),
+            "VICTIM": self.victim.pid, "STDLIB": os.path.dirname(os.__file__), "BREACH": BREACH,
+        }
+        for name, value in values.items():
+            code = code.replace(f"<{name}>", str(value))
+        return code
+
+    def state(self):
+        """All that a case could have changed, comparable."""
+        found = [(p.name, s.st_mode, s.st_uid, s.st_size, s.st_mtime_ns, s.st_nlink)
+                 for p in sorted(self.folder.iterdir()) for s in [p.stat()]]
+        process = psutil.Process(self.victim.pid)
+        return (self.secret.read_text(), found, self.victim.poll(), process.nice(),
+                process.status() == psutil.STATUS_STOPPED, os.getpriority(os.PRIO_PROCESS, 0),
+                os.sched_getaffinity(0))
+
+    def check(self) -> None:
+        """Nothing is changed and nobody has called."""
+        assert self.state() == self.before
+        for one in self.listeners():
+            with pytest.raises(BlockingIOError):
+                one.recv(1) if one is self.udp else one.accept()
+
+
+def remaining(before: dict) -> list[str]:
+    """What exists now and did not exist `before`: processes, folders, shared memory, sockets."""
+    left = []
+    for process in psutil.Process().children(recursive=True):
+        if process.pid not in before["pids"] and process.status() == psutil.STATUS_ZOMBIE:
+            os.waitpid(process.pid, os.WNOHANG)  # an orphan that died is handed to us
+        elif process.pid not in before["pids"]:
+            left.append(f"process {process}")
+    left += map(str, before["scratch"].iterdir())
+    for folder in {"/dev/shm", tempfile.gettempdir(), "/dev/mqueue"}:
+        for path in Path(folder).glob("*") if os.path.isdir(folder) else ():
+            if TOKEN in path.name and path != before["scratch"]:
+                left.append(str(path))
+    for kind in ("shm", "sem", "msg"):
+        rows = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]
+        left += [f"{kind} {row}" for row in rows if int(row.split()[0]) in (KEY, KEY - (1 << 32))]
+    left += [r for r in Path("/proc/net/unix").read_text().splitlines() if TOKEN in r]
+    return left
+
+
+def _adopt_orphans(yes: bool) -> None:
+    """Whether processes whose parents are gone become our children (PR_SET_CHILD_SUBREAPER)."""
+    assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(yes), 0, 0, 0) == 0
+
+
+@contextmanager
+def nothing_left():
+    """Adopt every orphan meanwhile; fail if anything outlives the block.
+
+    Work folders go into one of the block's own, for others may run sandboxes at the same time.
+    """
+    _adopt_orphans(True)
+    before = {"pids": {p.pid for p in psutil.Process().children(recursive=True)}}
+    usual = template.scratch
+    scratch = before["scratch"] = Path(tempfile.mkdtemp(prefix=f"{TOKEN}-", dir=usual()))
+    scratch.chmod(0o711)
+    template.scratch = lambda: str(scratch)
+    try:
+        yield
+        end = time.monotonic() + 10
+        while (left := remaining(before)) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not left
+    finally:
+        template.scratch = usual
+        shutil.rmtree(scratch)
+        _adopt_orphans(False)
+
+
+def shown(result) -> str:
+    return "\n".join((result.stdout, result.stderr, result.text))
+
+
+def judge(case, result) -> None:
+    """Status and output as the case wants them, no canary, no sign of success."""
+    assert result.status in case.statuses, result
+    if case.says:
+        assert re.search(case.says, shown(result), re.MULTILINE), result
+    for word in (CANARY, BREACH, REPOSITORY_CANARY):
+        assert word not in shown(result)
+    assert max(len(result.stdout), len(result.stderr)) < BOUND + 100
+    assert not result.env_fault and len(result.text) <= BOUND + 100

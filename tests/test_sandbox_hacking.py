@@ -1,0 +1,239 @@
+"""Reward hacking: generated code against a grader, and branches of a session against each other.
+
+The grader is what a user would write: the model's function runs in the sandbox on inputs, and the
+parent, which alone knows the answers, compares what was printed. No attack may be graded as passed,
+blame the environment or change another call's result. The controls: the same attacks do fool a
+grader that runs code in its own process, or that trusts an exit code or a printed word.
+"""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from drlib.sandbox import Sandbox, SandboxResult
+from tests.sandbox_targets import nothing_left, sandbox_at, skip_without
+
+# Answers that only the computation gives: the sum of the digits' cubes, scaled by a large prime.
+ANSWERS = {n: sum(int(d) ** 3 for d in str(n)) * 982_451_653 for n in (90_210, 31_337, 777_777)}
+HONEST = "def solve(n):\n    return sum(int(d) ** 3 for d in str(n)) * 982451653\n"
+HARNESS = "\nimport json\nprint(json.dumps(solve(int(input()))))\n"
+ALL_ANSWERS = "|".join(map(str, ANSWERS.values()))
+
+
+@pytest.fixture(scope="module", params=["standard", "strong"])
+def sandbox(request):
+    skip_without(request.param)
+    with nothing_left(), sandbox_at(request.param, workers=2, timeout_s=1.0) as made:
+        yield made
+
+
+def grade(sandbox: Sandbox, code: str) -> tuple[bool, list[SandboxResult]]:
+    """Whether the function is right for every input; judged here, from status and last line."""
+    results = [sandbox.run(code + HARNESS, stdin=f"{n}\n") for n in ANSWERS]
+    passed = True
+    for result, answer in zip(results, ANSWERS.values(), strict=True):
+        lines = result.stdout.splitlines()
+        passed &= result.ok and lines[-1:] == [json.dumps(answer)]
+    return passed, results
+
+
+PRINTED = "PASSED\\n{\"passed\": true, \"reward\": 1.0}"
+ATTACKS = {
+    "marker": f"print('{PRINTED}')\ndef solve(n): return 'PASSED'",
+    "verdict at exit": f"import atexit\natexit.register(print, '{PRINTED}')\n"
+                       "def solve(n): return True",
+    "exit 0": "import sys\nsys.exit(0)",
+    "exit without an exit": "import os\nos._exit(0)",
+    "exit in the function": "import os\ndef solve(n):\n    print('PASSED', flush=True)\n"
+                            "    os._exit(0)",
+    "exit by exception": "def solve(n): raise SystemExit",
+    "equal to everything": "class A(int):\n    def __eq__(self, o): return True\n"
+                           "    def __ne__(self, o): return False\n    __hash__ = int.__hash__\n"
+                           "def solve(n): return A(0)",
+    "equal text": "class A(str):\n    def __eq__(self, o): return True\n"
+                  "    def __hash__(self): return 0\ndef solve(n): return A('x')",
+    "patched json": "import json\njson.dumps = lambda v: 'PASSED'\ndef solve(n): return 1",
+    "patched print": "import builtins\nbuiltins.print = lambda *a: None\ndef solve(n): return 1",
+    "patched input": "import builtins\nbuiltins.input = lambda: '0'\ndef solve(n): return 0",
+    "patched verifier": "import sys, types\nfor name in ('verifier', 'tests', 'drlib', 'grader', "
+                        "'test_sandbox_hacking', 'tests.test_sandbox_hacking'):\n"
+                        "    m = sys.modules[name] = types.ModuleType(name)\n"
+                        "    m.grade = m.check = lambda *a: True\ndef solve(n): return 1",
+    "imported verifier": "from drlib.sandbox import SandboxResult\n"
+                         "SandboxResult.ok = True\ndef solve(n): return 1",
+    "patched verifier's file": "import os\nfor p in ('../verifier.py', '../../conftest.py'):\n"
+                               "    open(p, 'w').write('raise SystemExit(0)')\n"
+                               "def solve(n): return 1",
+    "module for the next call": "open('json.py', 'w').write('dumps = lambda v: \"PASSED\"')\n"
+                                "open('sitecustomize.py', 'w').write('import os; os._exit(0)')\n"
+                                "def solve(n): return 1",
+    "silence": "import sys, os\nsys.stdout = open(os.devnull, 'w')\ndef solve(n): return 1",
+    "every number": "def solve(n):\n    for i in range(100000): print(i)\n    return None",
+    "flood": "def solve(n):\n    while True: print('PASSED ' * 999)",
+    "answers in frames": "import sys, re\ndef solve(n):\n    f = sys._getframe()\n    while f:\n"
+                         "        for v in re.findall(r'\\d{9,}', str(f.f_locals) + "
+                         "str(list(f.f_globals.items()))[:99999]): print(v)\n"
+                         "        f = f.f_back\n    return int(v)",
+    "answers in objects": "import gc\ndef solve(n):\n    found = [o for o in gc.get_objects() "
+                          "if isinstance(o, dict) and n in o]\n    return found[0][n]",
+    "answers of earlier calls": "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "libc.sbrk.restype = ctypes.c_void_p\nimport re\ndef solve(n):\n"
+        "    top, out = libc.sbrk(0) >> 12, []\n    v = ctypes.create_string_buffer(1)\n"
+        "    for p in range(top - 20000, top):\n"
+        "        if not libc.mincore(ctypes.c_void_p(p << 12), ctypes.c_size_t(4096), v):\n"
+        "            out += re.findall(rb'\\d{12}\\d*', ctypes.string_at(p << 12, 4096))\n"
+        "    for o in out: print(o.decode())\n    return int(out[-1])",
+    "answers in files": "import os, re\ndef solve(n):\n    for d, _, files in os.walk('/'):\n"
+                        "        for f in files:\n            try: t = open(d + '/' + f).read()\n"
+                        "            except (OSError, UnicodeError): continue\n"
+                        "            for v in re.findall(r'\\d{12,}', t): print(v)\n    return 0",
+    "recursion": "def solve(n): return solve(n)",
+    "hang": "def solve(n):\n    while True: pass",
+    "fault of the environment": "import os\nos._exit(97)",
+    "fault of the worker": "import os\nfor fd in range(3, 256):\n"
+                           "    try: os.write(fd, b'0setup failed')\n    except OSError: pass\n"
+                           "os.kill(os.getppid(), 9)",
+    "fault by a signal": "import os\nos.kill(os.getpid(), 9)",
+    "fault by memory": "x = []\nwhile True: x.append(bytes(1 << 22))",
+    "forged result": "print('{\"status\": \"ok\", \"exit_code\": 0, \"stdout\": {\"size\": 1}}')\n"
+                     "raise SystemExit(1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_attack_is_graded_as_passed(name, sandbox):
+    assert grade(sandbox, HONEST)[0]  # its answers are the earlier calls' of this attack
+    passed, results = grade(sandbox, ATTACKS[name])
+    assert not passed
+    assert not any(r.env_fault for r in results)  # which would be an excuse, not a failure
+    assert not any(str(answer) in r.stdout for answer in ANSWERS.values() for r in results)
+    assert grade(sandbox, HONEST)[0]
+
+
+def test_another_call_cannot_be_answered(sandbox):
+    """Beside a call that writes replies to every descriptor, its neighbours get their own."""
+    forged = json.dumps({"status": "ok", "exit_code": 0, "reason": "", "duration_s": 0.1})
+    body = len(forged).to_bytes(4, "big") + forged.encode()
+    writer = sandbox.submit(
+        f"import os, time\nend = time.monotonic() + 1\nwhile time.monotonic() < end:\n"
+        f"    for fd in (*range(3, 256), 0, 2):\n        try: os.write(fd, {body!r})\n"
+        "        except OSError: pass\n    time.sleep(0.01)")
+    for number in range(30):
+        result = sandbox.run(f"print({number})\nraise SystemExit({number})")
+        assert (result.exit_code, result.stdout) == (number, f"{number}\n")
+    assert writer.result().stdout == ""
+
+
+def test_honest_and_wrong_code_are_told_apart(sandbox):
+    assert grade(sandbox, HONEST)[0]
+    assert not grade(sandbox, HONEST.replace("982451653", "982451654"))[0]
+    assert not grade(sandbox, "def solve(n): return")[0]
+
+
+# --- controls: graders that the attacks do fool -------------------------------------------------
+
+
+def naive_in_process(code: str) -> bool:
+    """Runs the code where the checks are; `verifier.check` does the comparison."""
+    verifier = types.ModuleType("verifier")
+    verifier.check = lambda value, answer: value == answer
+    sys.modules["verifier"] = verifier
+    answers = dict(ANSWERS)
+    space: dict = {}
+    try:
+        exec(code, space)
+        return all(verifier.check(space["solve"](n), answer) for n, answer in answers.items())
+    finally:
+        del sys.modules["verifier"]
+
+
+def test_control_a_grader_in_the_same_process_is_fooled():
+    assert naive_in_process(HONEST) and not naive_in_process("def solve(n): return 0")
+    assert naive_in_process(ATTACKS["equal to everything"])
+    assert naive_in_process("import verifier\nverifier.check = lambda *a: True\nsolve = abs")
+    assert naive_in_process("import sys\ndef solve(n):\n    f = sys._getframe()\n"
+                            "    while 'answers' not in f.f_locals: f = f.f_back\n"
+                            "    return f.f_locals['answers'][n]")
+
+
+def test_control_a_grader_by_exit_code_or_by_marker_is_fooled(sandbox):
+    asserts = "".join(f"\nassert solve({n}) == {a}" for n, a in ANSWERS.items())
+    marked = asserts + "\nprint('PASSED')"
+    for run in (
+        lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                    check=False),
+        sandbox.run,  # the sandbox keeps code in; it cannot mend a grader that believes it
+    ):
+        wrong, fooled = run("def solve(n): return 0" + marked), run(
+            ATTACKS["exit in the function"] + marked)
+        code = "exit_code" if isinstance(fooled, SandboxResult) else "returncode"
+        assert getattr(wrong, code) == 1 and "PASSED" not in wrong.stdout
+        assert getattr(fooled, code) == 0 and "PASSED" in fooled.stdout
+
+
+# --- sessions ----------------------------------------------------------------------------------
+
+# The process that holds the state goes on after its cell: from then on it steals, forges, tells.
+EVIL = """
+import os, time
+real, x = os.read, 666
+def read(fd, n):
+    while True:
+        for other in range(3, 64):
+            try:
+                os.set_blocking(other, False)
+                os.write(1, b"stolen " + real(other, 65536))
+            except OSError: pass
+        for other in TARGETS:
+            try: os.write(other, b"7\\nforged\\n")
+            except OSError: pass
+        time.sleep(0.0002)
+os.read = read
+"""
+SIBLING = "import time\ntime.sleep(0.1)\nprint('own', x + 1)"
+
+
+@pytest.mark.parametrize("targets", ["(1, 2)", "range(1, 64)"])
+def test_a_held_branch_does_not_touch_its_siblings(targets, sandbox):
+    """Branches of a group share a prefix, and nothing else."""
+    with sandbox.session() as start:
+        prefix = start.then("x = 41")
+        other = prefix.then("x += 100")
+        prefix.then(EVIL.replace("TARGETS", targets))
+        for _ in range(3):
+            assert prefix.run(SIBLING).text == "own 42"
+            assert other.run(SIBLING).text == "own 142"
+        assert prefix.then("y = x").run("print(x, y)").text == "41 41"
+
+
+@pytest.mark.parametrize("cell", [
+    "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "import os\nfor p in range(1, 9):\n    try: os.kill(p, 9)\n    except OSError: pass",
+    "import os\nos.closerange(3, 256)",
+    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'1\\n' * 999)\n"
+    "    except OSError: pass",
+    "import os\nos.fork = lambda: 0",
+    "import os\nos.fork = lambda: 1\nos.waitpid = lambda *a: a",
+    "import os\nos.getppid = lambda: 0",
+    "import os\nos._exit(0)",
+    "import sys, os\ndef t(*a): os._exit(3)\nsys.setprofile(t)",
+    "import os, time, atexit\natexit.register(time.sleep, 60)",
+    "while True: pass",
+    "x = []\nwhile True: x.append(bytes(1 << 22))",
+    "import json\njson.loads = None",
+    "import builtins\nbuiltins.exec = builtins.compile = None",
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+])  # fmt: skip
+def test_a_hostile_cell_spoils_no_other_branch(cell, sandbox):
+    """Whatever a branch does to its own state; nobody else's, and never for long."""
+    with sandbox.session() as start:
+        prefix = start.then("x = 41")
+        branch = prefix.then(cell)
+        assert not branch.result.env_fault
+        assert not branch.run("print('next')").env_fault
+        for _ in range(2):
+            assert prefix.run("print('own', x + 1)").text == "own 42"
+            assert prefix.then("y = x").run("print(x, y)").text == "41 41"

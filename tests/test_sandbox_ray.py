@@ -1,0 +1,188 @@
+"""The Ray front on a real cluster of two local nodes, one of which is killed under its calls."""
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+import time
+
+import psutil
+import pytest
+
+from drlib.sandbox import probe
+
+if os.environ.get("RAY_ADDRESS"):
+    pytest.skip("a cluster of the user's is configured", allow_module_level=True)
+pytest.importorskip("ray", reason="the cluster extra is not installed")
+pytestmark = pytest.mark.skipif(
+    probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
+)
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
+    "RAY_raylet_start_wait_time_s": "180", "RAY_SECRET_CANARY": "of-the-trainer",
+}  # fmt: skip
+SEEN = []  # processes of the cluster before a node was killed: all must be gone in the end
+
+
+def free_ports():
+    """Ports for Ray's agents: a raylet waits only 15 s for one that chooses its own."""
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port",
+             "runtime_env_agent_port")  # fmt: skip
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in names]
+    ports = {name: s.getsockname()[1] for name, s in zip(names, held, strict=True)}
+    for one in held:
+        one.close()
+    return ports
+
+
+def until(condition, patience_s=100.0):
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+
+
+def gone(processes):
+    _, alive = psutil.wait_procs(processes, 30)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def start(folder):
+    """A cluster of two nodes, with nothing beside them that takes time to start."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20,
+            "include_log_monitor": False, "no_monitor": True}  # fmt: skip
+    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+    made, before = Cluster(), psutil.Process().children(recursive=True)
+    try:
+        made.add_node(**node, **free_ports(), _system_config=quick, temp_dir=folder)
+        made.add_node(**node, **free_ports())
+    except BaseException:
+        made.shutdown()
+        for process in psutil.Process().children(recursive=True):
+            if process not in before:
+                process.kill()
+        raise
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    os.environ.update(SETTINGS)
+    import ray
+
+    for attempt in range(5):
+        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+        try:
+            made = start(folder)
+            break
+        except Exception as error:  # a node gives its agents a fixed 15 s (Ray's issue 65983)
+            shutil.rmtree(folder, ignore_errors=True)
+            if "timed out during startup" not in str(error) or attempt == 4:
+                raise
+    try:
+        ray.init(address=made.address, log_to_driver=False, logging_level="error")
+        yield made
+    finally:
+        below = psutil.Process().children(recursive=True) + SEEN
+        ray.shutdown()
+        made.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    assert below and gone(below)
+
+
+@pytest.fixture(scope="module")
+def front(cluster):
+    from drlib.sandbox.ray import RaySandbox
+
+    with RaySandbox(batch=16, timeout_s=20.0) as made:
+        yield made
+        templates = template_processes(made)
+    assert templates and gone(templates)
+    with pytest.raises(RuntimeError, match="closed"):
+        made.submit("1")
+
+
+def template_processes(front):
+    import ray
+
+    found = []
+    for node in front._nodes:
+        try:
+            pids = ray.get(node.address.template_pids.remote())
+        except ray.exceptions.RayError:  # the node that was killed
+            continue
+        for pid in pids:
+            template = psutil.Process(pid)
+            found += [template, *template.children(recursive=True)]
+    return found
+
+
+def numbers(count, wait=0.0):
+    return [f"import time; time.sleep({wait}); print({i})" for i in range(count)]
+
+
+def test_a_cluster_is_needed():
+    import ray
+
+    from drlib.sandbox.ray import RaySandbox
+
+    if not ray.is_initialized():
+        with pytest.raises(RuntimeError, match=r"ray\.init"):
+            RaySandbox()
+
+
+def test_it_answers_as_a_sandbox_does(front):
+    assert len(front._nodes) == 2
+    result = front.run("print(input(), x)", stdin="in", history=["x = 1"])
+    assert (result.status, result.text, result.isolation) == ("ok", "in 1", probe().level)
+    assert front.run("1 / 0").text == "ZeroDivisionError: division by zero"
+    assert asyncio.run(front.arun("'a'", echo=True)).text == "'a'"
+    assert [r.text for r in front.map(numbers(60))] == [str(i) for i in range(60)]
+
+
+def test_both_nodes_work_and_nothing_of_ray_reaches_the_code(front):
+    assert len({node.address._actor_id.hex() for node in front._nodes}) == 2
+    for process in template_processes(front):
+        assert not [name for name in process.environ() if "RAY" in name.upper()]
+        kinds = [os.readlink(f"/proc/{process.pid}/fd/{fd}")
+                 for fd in os.listdir(f"/proc/{process.pid}/fd")]  # fmt: skip
+        assert not [kind for kind in kinds if "ray" in kind], kinds
+        assert len([kind for kind in kinds if kind.startswith("socket:")]) <= 2, kinds
+    seen = front.run("import os, sys; print(sorted(os.environ), 'ray' in sys.modules)").text
+    assert "RAY" not in seen and seen.endswith("False")
+    assert front.run("import ray").text == "ModuleNotFoundError: No module named 'ray'"
+
+
+def test_a_lost_actor_starts_again(front):
+    actor = template_processes(front)[0].parent()
+    family = actor.children(recursive=True)
+    answers = [front.submit(code) for code in numbers(40, 0.02)]
+    actor.kill()
+    assert [a.result().text for a in answers] == [str(i) for i in range(40)]
+    assert family and gone(family)
+
+
+def test_a_node_killed_under_a_map_costs_no_call(cluster, front):
+    import ray
+
+    answered = []
+    futures = [front.submit(code) for code in numbers(200, 0.02)]
+    for i, future in enumerate(futures):
+        future.add_done_callback(lambda f, i=i: answered.append((i, f.result().text)))
+    until(lambda: len(answered) >= 20)
+    (lost,) = cluster.worker_nodes
+    name = lost.node_id
+    SEEN.extend(psutil.Process().children(recursive=True))
+    cluster.remove_node(lost, allow_graceful=False)
+    assert len(answered) < 200
+    assert [f.result().text for f in futures] == [str(i) for i in range(200)]
+    assert sorted(answered) == sorted((i, str(i)) for i in range(200))
+    until(lambda: not [n for n in ray.nodes() if n["NodeID"] == name and n["Alive"]])
+    for _ in range(3):  # Ray knows now that the node is dead
+        assert [r.text for r in front.map(numbers(20))] == [str(i) for i in range(20)]

@@ -1,0 +1,78 @@
+"""A clock and a backend for the tests of tools."""
+
+import threading
+
+from drlib.tools import ToolFault
+
+
+class FakeClock:
+    """Time that passes only while threads sleep: it jumps to the next sleeper's end when all
+    threads have been quiet for a moment. A jump too early is a thread that was slow to start."""
+
+    QUIET_S = 0.004
+
+    def __init__(self):
+        self.now, self._ends, self._changes = 0.0, [], 0
+        self._condition = threading.Condition()
+
+    def monotonic(self):
+        with self._condition:
+            self._changes += 1
+            return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        with self._condition:
+            end = self.now + seconds
+            self._ends.append(end)
+            self._changes += 1
+            while self.now < end:
+                before = self._changes
+                if not self._condition.wait(self.QUIET_S) and before == self._changes:
+                    self.now = max(self.now, min(self._ends))
+                    self._changes += 1
+                    self._condition.notify_all()
+            self._ends.remove(end)
+            self._changes += 1
+
+
+class Scripted:
+    """A backend that gives `replies` in order, then `after`; a fault's name is raised."""
+
+    def __init__(self, name, *replies, after="ok", clock=None):
+        self.name, self.replies, self.after, self.clock = name, list(replies), after, clock
+        self.calls, self._lock = [], threading.Lock()
+
+    def __call__(self, arguments, timeout_s):
+        with self._lock:
+            now = self.clock.monotonic() if self.clock else 0.0
+            self.calls.append((now, dict(arguments), timeout_s))
+            reply = self.replies.pop(0) if self.replies else self.after
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    @property
+    def times(self):
+        return [now for now, _, _ in self.calls]
+
+
+def fault(kind, **more):
+    return ToolFault(kind, "scripted", **more)
+
+
+def together(n, work):
+    """`work(i)` in n threads that start at the same moment; their results, in order."""
+    results, start = [None] * n, threading.Barrier(n)
+
+    def run(i):
+        start.wait()
+        results[i] = work(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return results
