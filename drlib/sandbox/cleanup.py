@@ -30,13 +30,10 @@ def wipe(folder: str) -> None:
             os.rmdir(entry.path)
 
 
-def reap() -> None:
-    """Collect every child that has ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def reap(keep: Container[int] = ()) -> None:
+    """Collect every child that has ended, but those in `keep`."""
+    for pid in children(keep):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def kill_children(keep: Container[int] = ()) -> None:

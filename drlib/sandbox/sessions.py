@@ -43,9 +43,7 @@ def open_session(template, zygote) -> None:
     global child  # noqa: PLW0603 - a module that was loaded by path cannot be imported here
     child = zygote.child
     ours, theirs = socket.socketpair()
-    template.fork()
-    if template.child:
-        template.child = 0
+    if template.fork():
         with ours, theirs:
             socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
         return

@@ -215,13 +215,13 @@ class Template:
             send_frame(self.channel, {"ready": True})
             while (frame := receive_frame(self.channel)) is not None:
                 if frame[0].get("session"):
+                    cleanup.reap({self.spare[0]} if self.spare else ())  # those that were closed
                     sessions.open_session(self, zygote)
                     continue
                 reply = self.call(frame[1])
                 if self.home < 0:
                     cleanup.wipe(self.work)
                 send_frame(self.channel, reply)
-                self.prepare_child()
         finally:
             if os.getpid() == self.pid:
                 try:  # a caller that dies is noticed twice, by its closed socket and by SIGTERM
@@ -250,6 +250,7 @@ class Template:
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has told why
                 socket.send_fds(line, [b"."], fds)
+            self.prepare_child()  # on another core, while this one runs
             return self._outcome_after_setup(line.fileno(), *fds[2:])
         finally:
             line.close()
@@ -260,18 +261,17 @@ class Template:
         """Fork the child of the next call, which puts its layers in place and waits: ready before
         anybody asks, and still used once."""
         ours, theirs = socket.socketpair()
-        self.fork()
-        if not self.child:
+        pid = self.fork()
+        if not pid:
             child.Child(self, layers).main([theirs.fileno()], child.LINE, self.steps)
         theirs.close()
-        self.spare, self.child = (self.child, ours), 0
+        self.spare = pid, ours
 
-    def fork(self) -> None:
+    def fork(self) -> int:
         """A child, at level "strong" as process 1 of a PID namespace of its own."""
-        cleanup.reap()  # sessions that were closed
         if self.home >= 0:
             layers.new_pid_namespace(self.home)
-        self.child = os.fork()
+        return os.fork()
 
     def _outcome_after_setup(self, ready: int, out: int, err: int) -> dict:
         self.sleep(ready, SETUP_SECONDS)
