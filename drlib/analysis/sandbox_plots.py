@@ -16,11 +16,12 @@ from drlib.analysis.plots import CONTROL, DOWN, UP, band
 
 ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "sandbox": (UP, "-", "sandbox"),
-    "standard": (UP, "--", "without namespaces"),
-    "subprocess": (DOWN, "-", "a new process"),
-    "pool": (CONTROL, "-", "pool, contains nothing"),
+    "standard": (UP, "--", "no namespaces"),
+    "subprocess": (DOWN, "-", "new process"),
+    "pool": (CONTROL, "-", "bare pool"),
 }
 WAITS, RUNS = "0.82", UP
+FLOOR_S = 0.01  # shorter waits are below the axis
 
 
 def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
@@ -42,10 +43,9 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
         values = sorted(v for row in chosen if row["arm"] == arm for v in row["latencies_ms"])
         if values:
             share = 100 * np.arange(1, len(values) + 1) / len(values)
-            ax.plot(values, share, style, color=color, label=label)
-            ax.plot(np.quantile(values, 0.5), 50, "o", color=color)
+            ax.step(values, share, style, color=color, label=label, where="post")
+            ax.plot(np.quantile(values, 0.5, method="inverted_cdf"), 50, "o", color=color)
     ax.set(xscale="log", xlabel="milliseconds", ylabel="% of the calls are back")
-    ax.legend(loc="lower right")
 
 
 def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
@@ -70,10 +70,12 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
         bound_s: what is still acceptable, drawn as a line.
     """
     for at, (label, by_cores) in enumerate(found.items()):
-        runs = np.maximum(list(by_cores.values()), 1e-3).T
+        runs = np.maximum(list(by_cores.values()), FLOOR_S / 10).T  # on a logarithmic axis
         band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
     ax.axhline(bound_s, color="0.4", lw=1, ls="--")
     ax.set(xscale="log", yscale="log", xlabel="cores", ylabel="99th percentile of the wait, s")
+    ax.set_xticks([16, 64, 256, 1024], ["16", "64", "256", "1,024"])
+    ax.set_ylim(FLOOR_S, None)
     ax.legend(loc="upper right")
 
 

@@ -30,12 +30,6 @@ def wipe(folder: str) -> None:
             os.rmdir(entry.path)
 
 
-def reap(keep: Container[int] = ()) -> None:
-    """Collect every child that has ended, but those in `keep`."""
-    for pid in children(keep):
-        os.waitpid(pid, os.WNOHANG)
-
-
 def kill_children(keep: Container[int] = ()) -> None:
     """Kill and reap every child and adopted descendant (where no filter forbids processes), but
     those in `keep`."""
@@ -50,14 +44,16 @@ def children(keep: Container[int] = ()) -> list[int]:
     if not os.path.exists("/proc/thread-self/children"):
         return []
     with open("/proc/thread-self/children") as file:
-        pids = [_own_number(word) for word in file.read().split()]
-    return [pid for pid in pids if pid and pid not in keep]
+        words = file.read().split()
+    depth = len(_numbers("self")) - 1  # /proc may be that of an outer PID namespace
+    pids = [numbers[depth] for word in words if (numbers := _numbers(word))]
+    return [pid for pid in pids if pid not in keep]
 
 
-def _own_number(pid: str) -> int:
-    """The process id that /proc (of an outer PID namespace) calls `pid`, as we see it."""
+def _numbers(pid: str) -> list[int]:
+    """The process ids of one process, from the outermost PID namespace inwards; [] if gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
-            return next(int(line.split()[-1]) for line in file if line.startswith("NSpid"))
-    except FileNotFoundError:
-        return 0
+            return next([int(w) for w in line.split()[1:]] for line in file if "NSpid" in line)
+    except (FileNotFoundError, ProcessLookupError):
+        return []

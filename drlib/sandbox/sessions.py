@@ -37,16 +37,16 @@ TELL_SECONDS = 5.0  # for a holder to fork; a holder that code has broken never 
 child = None  # child.py, as `zygote.py` has loaded it
 
 
-def open_session(template, zygote) -> None:
-    """Fork a keeper and send the other end of its socket to the caller of `template`; `zygote` is
-    the template's own module."""
+def open_session(template, zygote) -> int:
+    """Fork a keeper and send the other end of its socket to the caller of `template`; its process
+    id. `zygote` is the template's own module."""
     global child  # noqa: PLW0603 - a module that was loaded by path cannot be imported here
     child = zygote.child
     ours, theirs = socket.socketpair()
-    if template.fork():
+    if pid := template.fork():
         with ours, theirs:
             socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
-        return
+        return pid
     code = 1
     try:
         template.channel.close()

@@ -139,6 +139,7 @@ class Template:
         self.box = os.path.join(self.folder, "box")
         self.work = os.path.join(self.box, "work")
         self.ruleset, self.filter, self.home = -1, None, -1
+        self.keepers: list[int] = []  # of sessions
         self.also: dict[int, Callable[[], None]] = {}  # descriptors to answer while a child runs
         signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
@@ -215,9 +216,9 @@ class Template:
             send_frame(self.channel, {"ready": True})
             while (frame := receive_frame(self.channel)) is not None:
                 if frame[0].get("session"):
-                    cleanup.reap({self.spare[0]} if self.spare else ())  # those that were closed
-                    sessions.open_session(self, zygote)
+                    self.keepers.append(sessions.open_session(self, zygote))
                     continue
+                self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
                 reply = self.call(frame[1])
                 if self.home < 0:
                     cleanup.wipe(self.work)
