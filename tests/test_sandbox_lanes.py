@@ -1,4 +1,4 @@
-"""Lanes, queue time and memory: short calls pass long ones, and every call gets one typed answer."""
+"""Lanes, queue time, memory: short calls pass long ones, every call gets one typed answer."""
 
 import threading
 import time

@@ -70,12 +70,14 @@ def start(folder):
 
 @pytest.fixture(scope="module")
 def cluster():
-    before = {name: os.environ.get(name) for name in SETTINGS}
+    before = {name: os.environ.get(name) for name in (*SETTINGS, "RAY_TMPDIR")}
     os.environ.update(SETTINGS)
     import ray
 
     for attempt in range(5):
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+        os.environ["RAY_TMPDIR"] = folder
+        os.mkdir(os.path.join(folder, "ray"))  # it writes the cluster's address there
         try:
             made = start(folder)
             break

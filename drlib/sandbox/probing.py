@@ -116,7 +116,7 @@ def environment() -> dict[str, str]:
     """All that the template inherits: no secret, no proxy, one thread for the numeric libraries."""
     kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if k in os.environ}
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1",
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
             **threads, **kept}
 
 
