@@ -209,6 +209,36 @@ def test_a_held_branch_does_not_touch_its_siblings(targets, sandbox):
         assert prefix.then("y = x").run("print(x, y)").text == "41 41"
 
 
+BACKGROUND = """
+import sys, os, time
+frame = sys._getframe()
+while "_fork_twice" not in frame.f_globals: frame = frame.f_back
+ours, fork_twice, calls = frame.f_globals, frame.f_globals["_fork_twice"], []
+def evil():
+    calls.append(1)
+    if len(calls) > 1:
+        try: pid = os.fork()
+        except OSError: pid = -1
+        while pid == 0:
+            try: os.pwrite(1, b"FORGED", 0)
+            except OSError: pass
+            time.sleep(0.001)
+    return fork_twice()
+ours["_fork_twice"] = evil
+"""
+
+
+def test_nothing_that_a_branch_starts_outlives_its_turn(sandbox):
+    """A fork that was consented to, used for something else: a writer in the background."""
+    with sandbox.session() as start:
+        prefix = start.then("x = 41")
+        if not prefix.live:
+            pytest.skip("states are replayed here")
+        prefix.then(BACKGROUND).then("y = 1")
+        for _ in range(3):
+            assert prefix.run(SIBLING).text == "own 42"
+
+
 @pytest.mark.parametrize("cell", [
     "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "import os\nfor p in range(1, 9):\n    try: os.kill(p, 9)\n    except OSError: pass",

@@ -1,7 +1,9 @@
-"""Lanes, queue time, memory: short calls pass long ones, every call gets one typed answer."""
+"""Lanes, queue time, memory, closing: short calls pass long ones, every call gets one answer."""
 
+import os
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -93,8 +95,103 @@ def test_available_bytes_is_what_the_machine_says():
 @pytest.mark.parametrize(("arguments", "name"), [
     ({"queue_timeout_s": 0}, "queue_timeout_s"), ({"long_workers": -1}, "long_workers"),
     ({"long_s": 0}, "long_s"), ({"memory_mb": 1}, "memory_mb"), ({"workers": 0}, "workers"),
-    ({"min_level": "best"}, "min_level"),
+    ({"min_level": "best"}, "min_level"), ({"long_s": float("inf")}, "long_s"),
 ])
 def test_bad_settings_are_named(arguments, name):
     with pytest.raises(ValueError, match=name):
         Sandbox(**arguments)
+
+
+LEVELS = {"strong": probe(), "standard": probe().without("namespaces"),
+          "weak": probe().without("namespaces", "landlock", "seccomp")}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])
+@pytest.mark.filterwarnings("ignore:Sandbox runs with WEAK")
+def test_a_template_serves_many_calls(level):
+    """A retry would hide a template that has to be started again for every call."""
+    with Sandbox(found=LEVELS[level], min_level="weak") as single:
+        single.run("import numpy")
+        pids = single.template_pids()
+        codes = ["print(1)", "import numpy; print(1)", "__import__('num' + 'py'); print(1)"] * 10
+        assert {result.text for result in single.map(codes)} == {"1"}
+        assert single.template_pids() == pids and len(pids) == 2
+
+
+def test_code_gets_no_descriptor_of_a_caller_with_many_open_files():
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(400)]
+    scan = """
+import os
+seen = []
+for fd in range(3, 4096):
+    try: seen.append((fd, os.fstat(fd)))
+    except OSError: pass
+print(seen)
+"""
+    try:
+        with Sandbox() as single:
+            assert [single.run(scan + end).text for end in ("", "import numpy")] == ["[]", "[]"]
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def test_no_call_is_left_without_an_answer_by_closing():
+    for _ in range(5):
+        single, futures = Sandbox(), []
+
+        def submit(single=single, futures=futures):
+            try:
+                while True:
+                    futures.append(single.submit("print(1)"))
+            except RuntimeError as error:
+                assert "is closed" in str(error)
+
+        threads = [threading.Thread(target=submit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        single.close()
+        for thread in threads:
+            thread.join()
+        for future in futures:
+            try:
+                assert future.result(timeout=20).text == "1"
+            except (CancelledError, RuntimeError):
+                pass
+
+
+def test_a_callback_may_close_the_sandbox():
+    single = Sandbox()
+    done = threading.Event()
+    future = single.submit("print(1)")
+    future.add_done_callback(lambda _: (single.close(), done.set()))
+    assert future.result().text == "1" and done.wait(20)
+
+
+def test_a_fault_of_our_own_reaches_the_caller_and_the_next_call_runs(monkeypatch):
+    def broken():
+        raise ZeroDivisionError("ours")
+
+    with Sandbox() as single:
+        monkeypatch.setattr(workers, "available_bytes", broken)
+        with pytest.raises(ZeroDivisionError, match="ours"):
+            single.run("print(1)")
+        monkeypatch.undo()
+        assert single.run("print(2)").text == "2"
+
+
+def test_a_killed_spare_costs_no_answer():
+    from pathlib import Path
+
+    def below(pid):
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [p for word in words for p in (int(word), *below(int(word)))]
+
+    with Sandbox() as single:
+        for _ in range(3):
+            assert single.run("print(1)").text == "1"
+            time.sleep(0.2)
+            for top in single.template_pids():
+                os.kill(below(top)[-1], 9)
+            assert single.run("print(2)").text == "2"

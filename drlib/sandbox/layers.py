@@ -14,7 +14,8 @@ of its own (whatever it starts dies with it), sees no network and writes to a me
 that vanishes with it.
 
 Left out: cgroups (they need delegation), macOS's `sandbox-exec`. Not contained: names and sizes of
-existing files (`stat` works), bugs in allowed system calls, cache side channels.
+existing files (`stat` works), bugs in allowed system calls, cache side channels; without namespaces
+also the room of files that are deleted while they are open or mapped.
 This file imports the standard library only, because the template process loads it by path.
 """
 

@@ -112,7 +112,7 @@ class Sandbox(Runner):
             machine has less left than all that run may use.
         min_level: the least isolation to accept: "strong", "standard", or by choice "weak".
         output_chars: characters kept of each of stdout and stderr.
-        queue_timeout_s: a call that has not begun by then has the status queue_timeout; None waits.
+        queue_timeout_s: a call whose turn comes later has the status queue_timeout; None waits.
         long_s: after so many seconds a call leaves its place to the next one...
         long_workers: ...while at most so many spare templates (started when needed) make up for it.
         found: an earlier `probe()`, for tests of machines with less.
@@ -130,14 +130,18 @@ class Sandbox(Runner):
     ) -> None:  # fmt: skip
         if min_level not in LEVELS[1:]:
             raise ValueError(f"min_level is {min_level!r}; use one of {', '.join(LEVELS[1:])}.")
+        for name, value in (("workers", workers), ("memory_mb", memory_mb),
+                            ("output_chars", output_chars), ("long_workers", long_workers)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; it must be a whole number.")
         for name, value, least in (
             ("workers", workers, 1), ("memory_mb", memory_mb, 16), ("long_s", long_s, 0.01),
             ("timeout_s", timeout_s, 0.01), ("output_chars", output_chars, 2),
             ("long_workers", long_workers, 0),
             ("queue_timeout_s", 1.0 if queue_timeout_s is None else queue_timeout_s, 0.01),
         ):
-            if not value >= least:
-                raise ValueError(f"{name} is {value!r}; it must be at least {least}.")
+            if not least <= value < 1e6:
+                raise ValueError(f"{name} is {value!r}; it must be {least} to a million.")
         found = found or probe()
         if LEVELS.index(found.level) < LEVELS.index(min_level):
             raise SandboxUnavailable(
@@ -208,7 +212,9 @@ class Snapshot(Runner):
 
     At level "strong" a frozen process holds the state (at most 16 a session); elsewhere, and when
     that process is lost, the cells are run again, to the same output: random numbers depend on the
-    cells alone. Files are part of the state, running threads are not.
+    cells alone. Files are part of the state, running threads are not. Differences that remain: a
+    replay has one `timeout_s` for all its cells, and code that was held may not signal itself. The
+    branches of one session run one at a time, and each held state may take `memory_mb`.
 
     Attributes:
         history: the cells so far.

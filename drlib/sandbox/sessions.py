@@ -17,6 +17,7 @@ runner. Left out: threads that earlier cells left running.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import marshal
 import os
@@ -107,6 +108,8 @@ class Keeper:
             for fd in fds:
                 os.close(fd)
             self.zygote.cleanup.kill_children(keep=set(self.holders.values()))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP)  # what a holder may have started in its turn
             self.zygote.cleanup.wipe(self.template.work)
             self.zygote.send_frame(channel, reply)
 

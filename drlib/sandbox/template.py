@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from drlib.sandbox import cleanup
@@ -56,13 +56,19 @@ class Channel:
 
 
 class CallFiles(AbstractContextManager):
-    """The memory files of one call: the request, stdin, stdout and stderr."""
+    """The memory files of one call: the request, stdin, stdout and stderr.
+
+    A cell's random numbers depend on its text and on what came before, and on nothing else.
+    """
 
     def __init__(self, request: dict) -> None:
         self.fds: list[int] = []
         code, history, stdin = request["code"], request["history"], request["stdin"]
-        seeds = [_seed(history[:i], "", cell) for i, cell in enumerate(history)]
-        body = (code, history, request["echo"], [*seeds, _seed(history, stdin, code)])
+        state, seeds = b"", []
+        for text in (*(["", cell] for cell in history), [stdin, code]):
+            state = hashlib.sha256(state + json.dumps(text).encode()).digest()
+            seeds.append(int.from_bytes(state[:4], "big"))
+        body = (code, history, request["echo"], seeds)
         try:
             for data in (marshal.dumps(body), stdin.encode("utf-8", "surrogatepass"), b"", b""):
                 self.fds.append(_memory_file())
@@ -74,12 +80,6 @@ class CallFiles(AbstractContextManager):
     def __exit__(self, *exception: object) -> None:
         for fd in self.fds:
             os.close(fd)
-
-
-def _seed(history: list[str], stdin: str, code: str) -> int:
-    """A cell's random numbers depend on its text and on what came before, and on nothing else."""
-    text = json.dumps([history, stdin, code])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def _memory_file() -> int:
@@ -101,19 +101,23 @@ class Template:
 
     def __init__(self, config: dict) -> None:
         self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=scratch())
-        self._errors = tempfile.TemporaryFile()
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
         # The template's own limits come first; this one is for a template that is stopped.
         self._patience = config["timeout_s"] + 60.0
-        config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
-        with theirs:
-            self.process = subprocess.Popen(
-                [*python(), str(_HERE / "zygote.py"), json.dumps(config)],
-                env=environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for the caller, which then closes us
-            )  # fmt: skip
+        try:
+            self._errors = tempfile.TemporaryFile()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._channel = Channel(ours)
+                config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
+                self.process = subprocess.Popen(
+                    [*python(), str(_HERE / "zygote.py"), json.dumps(config)],
+                    env=environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
+                    start_new_session=True,  # Ctrl-C is for the caller, which then closes us
+                )  # fmt: skip
+        except BaseException:
+            os.rmdir(self._folder)
+            raise
 
     def wait_ready(self) -> None:
         """Until the imports are done; `TemplateDied` if they never are."""
@@ -180,13 +184,18 @@ class Session:
         late_s: float = 0.0,
     ) -> dict | None:  # fmt: skip
         """The reply, or None where the session is lost."""
-        with self._lock:
+        if not self._lock.acquire(timeout=late_s):  # another branch runs
+            late()
+            self._lock.acquire()
+        try:
             if self.alive:
                 try:
                     return self._channel.call(request, files, self._patience, late, late_s)
                 except (OSError, EOFError):
                     self._end()
             return None
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the keeper, and with it every state that it holds."""
@@ -194,5 +203,8 @@ class Session:
             self._end()
 
     def _end(self) -> None:
-        self.alive = False
-        self._channel.socket.close()
+        if self.alive:
+            self.alive = False
+            with suppress(OSError):  # the keeper sees the end even if a forked copy has the socket
+                self._channel.socket.shutdown(socket.SHUT_RDWR)
+            self._channel.socket.close()

@@ -34,12 +34,14 @@ MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside
 
 
 def available_bytes() -> int:
-    """Memory that the machine, or the control group of this process, has left."""
+    """Memory that the machine, or the container's control group, has left; bytes."""
     left = psutil.virtual_memory().available
     try:
         group = Path("/sys/fs/cgroup")
         if (limit := (group / "memory.max").read_text().strip()) != "max":
-            left = min(left, int(limit) - int((group / "memory.current").read_text()))
+            used = int((group / "memory.current").read_text())
+            cache = re.search(r"inactive_file (\d+)", (group / "memory.stat").read_text())
+            left = min(left, int(limit) - used + int(cache[1]))  # which the kernel gives back
     except FileNotFoundError:  # no control group of the second version
         pass
     return left
@@ -73,6 +75,7 @@ class Workers:
         self.short = self.long = 0  # calls in each lane
         self.idle = 0  # threads with a template that wait for a call
         self.running = 0  # calls whose memory is spoken for
+        self.looked = self.left = 0.0  # when memory was looked at, and how much there was
         self.started: list[Future] = [Future() for _ in range(count)]
         self.threads = [
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"sandbox-{i}")
@@ -82,8 +85,10 @@ class Workers:
             thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job."""
+        """Queue a job; RuntimeError where nobody would take it any more."""
         with self.lane:
+            if self.closing:
+                raise RuntimeError("This Sandbox is closed; make a new one.")
             self.jobs.append(job)
             self.lane.notify_all()
 
@@ -92,7 +97,6 @@ class Workers:
             try:
                 self._start(index, False)
             except (TemplateDied, OSError) as error:
-                self._drop(index)
                 self.started[index].set_exception(
                     SandboxUnavailable(f"The sandbox's template process did not start: {error}")
                 )
@@ -103,10 +107,13 @@ class Workers:
             try:
                 if job.future.set_running_or_notify_cancel():
                     self._answer(index, job, lane)
+            except Exception as error:  # noqa: BLE001 - a thread that ends would answer nobody
+                job.future.set_exception(error)
             finally:
                 lane.leave()
             del job
-        self._drop(index)
+        for heavy in (False, True):
+            self._drop(index, heavy)
 
     def _next(self, index: int) -> Job | None:
         """The next job for this thread, with a place among the short calls; None at the end."""
@@ -124,6 +131,7 @@ class Workers:
             if self.closing:
                 return None
             self.short += 1
+            self.lane.notify_all()  # the next job may now be for a spare
             return self.jobs.popleft()
 
     def _start(self, index: int, heavy: bool) -> Template:
@@ -133,15 +141,18 @@ class Workers:
             if self.closing:
                 raise TemplateDied("the sandbox is being closed")
             template = self.templates[index, heavy] = Template(config)
-        template.wait_ready()
+        try:
+            template.wait_ready()
+        except TemplateDied:
+            self._drop(index, heavy)
+            raise
         return template
 
-    def _drop(self, index: int) -> None:
-        for heavy in (False, True):
-            with self.lane:
-                template = self.templates.pop((index, heavy), None)
-            if template is not None:
-                template.close()
+    def _drop(self, index: int, heavy: bool) -> None:
+        with self.lane:
+            template = self.templates.pop((index, heavy), None)
+        if template is not None:
+            template.close()
 
     def _answer(self, index: int, job: Job, lane: _Lane) -> None:
         if reason := self._admit(job):
@@ -167,7 +178,6 @@ class Workers:
                         return self._result(reply, files.fds), reply
             except (TemplateDied, OSError) as error:
                 reason = str(error)
-            self._drop(index)
             if self.closing:
                 break
         return SandboxResult("worker_died", "", reason, None, 0.0, self.isolation), {}
@@ -186,7 +196,7 @@ class Workers:
                 now = time.monotonic()
                 if limit is not None and now - job.queued > limit:
                     return f"the call waited longer than queue_timeout_s={limit}"
-                if available_bytes() >= need * (self.running + 1):
+                if self._fits(need):
                     break
                 if not self.running and now > patient:
                     return (f"less than memory_mb={self.config['memory_mb']} of memory is left on "
@@ -200,26 +210,44 @@ class Workers:
         late = lane.turn_long, self.config["long_s"]
         if job.held:
             session, request = job.held
-            reply = session.call(request, files, *late)
+            with self.lane:  # a state that is held takes memory as long as it lives
+                fits = self._fits(2 * self.config["memory_mb"] << 20)
+            reply = session.call({**request, "keep": request["keep"] and fits}, files, *late)
             if reply is not None and reply["status"] != "lost":
                 return reply
         text = "\n".join((*job.request["history"], job.request["code"]))
         heavy = _NAMES_A_PACKAGE.search(text) is not None
         if job.opens:
-            session = self._template(index, True).open_session()
+            session = self._use(index, True, Template.open_session)
             return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
                     "session": session}
-        reply = self._template(index, heavy).call(files, *late)
+        reply = self._use(index, heavy, lambda template: template.call(files, *late))
         if reply["status"] == "heavy":  # it imports a package that it does not name
             for fd in files[2:]:
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
             os.lseek(files[1], 0, os.SEEK_SET)
-            reply = self._template(index, True).call(files, *late)
+            reply = self._use(index, True, lambda template: template.call(files, *late))
         return reply
 
-    def _template(self, index: int, heavy: bool) -> Template:
-        return self.templates.get((index, heavy)) or self._start(index, heavy)
+    def _use(self, index: int, heavy: bool, action: Callable[[Template], Any]) -> Any:
+        """`action` on the template, which is started if need be and dropped where it fails."""
+        template = self.templates.get((index, heavy)) or self._start(index, heavy)
+        failed = True
+        try:
+            done = action(template)
+            failed = isinstance(done, dict) and done["status"] == "setup_failed"
+            return done
+        finally:
+            if failed:
+                self._drop(index, heavy)
+
+    def _fits(self, need: int) -> bool:
+        """Whether `need` bytes are left beside all that runs; looks at most every 0.05 s."""
+        now = time.monotonic()
+        if now > self.looked + 0.05:
+            self.looked, self.left = now, available_bytes()
+        return self.left >= need + self.running * (self.config["memory_mb"] << 20)
 
     def close(self) -> None:
         """Cancel what waits, stop what runs, end every process; may be called twice."""
@@ -232,7 +260,8 @@ class Workers:
         for job in waiting:
             job.future.cancel()
         for thread in self.threads:
-            thread.join()
+            if thread is not threading.current_thread():  # a callback of a future may close us
+                thread.join()
 
 
 class _Lane:

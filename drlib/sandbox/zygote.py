@@ -251,7 +251,6 @@ class Template:
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has told why
                 socket.send_fds(line, [b"."], fds)
-            self.prepare_child()  # on another core, while this one runs
             return self._outcome_after_setup(line.fileno(), *fds[2:])
         finally:
             line.close()
@@ -278,7 +277,7 @@ class Template:
         self.sleep(ready, SETUP_SECONDS)
         message = os.read(ready, 4096) if select.select([ready], [], [], 0)[0] else b""
         if message[:1] == b"1":
-            return self.outcome(out, err)
+            return self.outcome(out, err, self.prepare_child)
         if message:  # it has told why and is leaving
             _, status, _ = os.wait4(self.child, 0)
         else:
@@ -287,14 +286,17 @@ class Template:
         return {"status": "setup_failed", "exit_code": os.waitstatus_to_exitcode(status),
                 "duration_s": 0.0, "reason": message[1:].decode("utf-8", "replace")}
 
-    def outcome(self, out: int, err: int) -> dict:
-        """Watch the child to its end, or to the end of its time, and say how it ended."""
+    def outcome(self, out: int, err: int, meanwhile: Callable[[], None] = lambda: None) -> dict:
+        """Watch the child to its end, or to the end of its time, and say how it ended;
+        `meanwhile` runs on another core."""
         began = time.monotonic()
+        with contextlib.suppress(OSError):  # no process to be had just now; try again when needed
+            meanwhile()
         cause, status, usage = self._watch(began + self.config["timeout_s"])
         duration = time.monotonic() - began
         self.child = 0
         if "seccomp" not in self.config["layers"]:
-            cleanup.kill_children()
+            cleanup.kill_children({self.spare[0]} if self.spare else ())
         code = os.waitstatus_to_exitcode(status)
         if not cause and max(os.fstat(out).st_size, os.fstat(err).st_size) >= OUTPUT_BYTES:
             cause = "output_limit"
@@ -388,6 +390,9 @@ def die_with_parent(number: int, parent: int) -> None:
 
 def start(config: dict) -> None:
     """Serve in this process, or, where namespaces need it, as process 1 of a PID namespace."""
+    # As low as can be: children close what lies below the limit.
+    given, config["fd"] = config["fd"], fcntl.fcntl(config["fd"], fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(given)
     layers.take(layers.limits({"NOFILE": MOST_DESCRIPTORS}))  # children close all below it
     if config["drop"] == "userns":
         layers.enter_user_namespace()
