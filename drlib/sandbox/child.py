@@ -8,7 +8,7 @@ that an uncaught MemoryError exits with `EXIT_MEMORY`.
 
 from __future__ import annotations
 
-import array
+import _socket
 import ast
 import atexit
 import builtins
@@ -17,7 +17,7 @@ import linecache
 import marshal
 import os
 import random
-import socket
+import struct
 import sys
 import threading
 import traceback
@@ -26,7 +26,9 @@ from collections.abc import Callable, Sequence
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
 LINE, REQUEST = 3, 4  # descriptors of a child
+MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
 CODE_NAME = "<python>"
+_shutdown = threading._shutdown  # a call of it is saved where there are no other threads
 
 
 def prepare() -> None:
@@ -63,48 +65,61 @@ class Child:
     """One call, inside the forked process."""
 
     def __init__(self, template, layers: types.ModuleType) -> None:
-        self.template, self.layers = template, layers
+        self.template, self.layers, self.line = template, layers, LINE
 
-    def main(self, fds: Sequence[int], first: int, steps: list, then=None) -> None:
-        """Take the steps, wait for the call, report, run the code; never returns.
+    def main(self, line: _socket.socket) -> None:
+        """Lock in, wait for the call, run it; never returns.
 
-        `fds` become descriptors `first`, `first` + 1, ...; the plain child has the line to the
-        template alone, over which it gets the request and its streams: nothing of one call is ever
-        in the memory that the next is forked from. A session (sessions.py) gives all descriptors
-        now, and what to do `then`.
+        The request and the streams come over `line`: nothing of one call is ever in the memory that
+        the next is forked from.
         """
+        self.line = line.fileno()
+        self.lock_in(self.template.steps, lambda: self._receive(line), self._run)
+
+    def lock_in(
+        self, steps: list, arrange: Callable[[], int], then: Callable[[], int]
+    ) -> None:  # fmt: skip
+        """Take the steps, `arrange` the descriptors (the first free number), install the filter,
+        tell so through descriptor LINE, and exit with what `then` returns."""
         exit_now = os._exit  # generated code may replace the name
         try:
-            for target, fd in enumerate(fds, first):
-                os.dup2(fd, target)
             self.layers.take(steps)
-            if not then:
-                _receive_files()
+            os.closerange(arrange(), MOST_DESCRIPTORS)
             if os.getppid() not in (0, self.template.pid):  # 0: seen from its own PID namespace
                 exit_now(EXIT_SETUP)
             gc.enable()
             if self.template.filter:
                 self.listener = self.template.filter.install()
             os.write(LINE, b"1\n")
-            if not then:
-                os.close(LINE)
-                self.request = _read_request()
         except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
             try:
-                os.write(LINE, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
+                os.write(self.line, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
             finally:  # whoever asked may be gone
                 exit_now(EXIT_SETUP)
         try:
-            exit_now((then or self._run)())
+            exit_now(then())
         except BaseException:  # noqa: BLE001 - the template's own code must never go on in here
             exit_now(1)
+
+    def _receive(self, line: _socket.socket) -> int:
+        """Wait for the call; its memory files become descriptors 4 and 0 to 2."""
+        _, rights, _, _ = line.recvmsg(1, 64)
+        if not rights:  # the template has gone
+            os._exit(EXIT_SETUP)
+        numbers = struct.unpack("4i", rights[0][2])
+        for target, fd in zip((REQUEST, 0, 1, 2), numbers):
+            os.dup2(fd, target)
+        os.dup2(self.line, LINE)
+        self.line = LINE
+        return REQUEST + 1
 
     def _run(self) -> int:
         """Earlier cells silently, then the code; the exit code."""
         # Generated code may replace any of these in their modules.
         flush, finish, truncate, seek = _flush, _finish_threads, os.ftruncate, os.lseek
         execute, seed_all, main = _execute, seed, sys.modules["__main__"]
-        code, history, echo, seeds = self.request
+        os.close(LINE)
+        code, history, echo, seeds = _read_request()
         for cell, number in zip(history, seeds):
             seed_all(number)
             execute(cell, main, silent=True)
@@ -129,20 +144,6 @@ def run_cell(request: tuple, after: Callable[[], None]) -> int:
     after()
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
-
-
-def _receive_files() -> None:
-    """Wait for the call; its memory files become descriptors 4 and 0 to 2."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=LINE)
-    _, received, _, _ = line.recvmsg(1, 64)
-    line.detach()
-    if not received:  # the template has gone
-        os._exit(EXIT_SETUP)
-    request, *streams = array.array("i", received[0][2])
-    os.dup2(request, REQUEST)  # the first free number, most often itself
-    for target, fd in enumerate(streams):
-        os.dup2(fd, target)
-    os.closerange(REQUEST + 1, 16)
 
 
 def _read_request() -> tuple:
@@ -214,8 +215,10 @@ def _complain(text: str, silent: bool) -> None:
 def _finish_threads() -> int:
     """What the interpreter does at its end: wait for threads, run the exit functions."""
     try:
-        threading._shutdown()
-        atexit._run_exitfuncs()
+        if len(threading._active) > 1 or threading._shutdown is not _shutdown:
+            threading._shutdown()
+        if atexit._ncallbacks():
+            atexit._run_exitfuncs()
     except BaseException as error:  # noqa: BLE001
         _complain(_format(error), False)
         return 1

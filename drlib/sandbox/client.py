@@ -2,10 +2,10 @@
 
 `Front` is what it shares with the Ray front. Calls are sent in batches, as in rStar2-Agent's code
 service (paper section 3.1); but each is answered as it ends, so a slow one does not hold up its
-batch. Calls are stateless, so those that a dead or full node left without an answer are sent again:
-a call may run twice, its future gets one answer. If nothing answers until the deadline, that is
-`service_unavailable`, a fault of the environment. Standard library only: rollout workers need no
-web framework. Left out: snapshots, TLS.
+batch. Calls are stateless, so those that a dead or full node left without an answer are sent again,
+at once if another node does not rest: a call may run twice, its future gets one answer. One that
+has none at its deadline is `queue_timeout` or `service_unavailable`, faults of the environment.
+Standard library only: rollout workers need no web framework. Left out: snapshots, TLS.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from drlib.sandbox.pool import Runner, check_call
 from drlib.sandbox.result import SandboxResult
 
 TOKEN = "DRLIB_SANDBOX_TOKEN"
+MAX_BODY_BYTES = 32 << 20  # of a request; a service takes no more
 LINGER_S = 0.002  # how long a batch that is not full waits for more calls of the same step
 BATCH_CHARS = 1 << 20  # a batch with more is full
 TRIES = 4  # of a call that the sandbox itself failed (rStar2's client repeats as often)
-CONNECT_S, MAX_PAUSE_S = 10.0, 2.0
+CONNECT_S = 10.0
 
 
 def require(name: str) -> types.ModuleType:
@@ -51,12 +52,16 @@ def size_of(call: dict) -> int:
     return sum(map(len, (call["code"], call["stdin"], *call["history"])))
 
 
-class Unreachable(Exception):
-    """A node gave no (complete) answer; try again, at the earliest after `pause_s` seconds."""
+class Refused(RuntimeError):
+    """The token is wrong: no call will ever be answered."""
 
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause_s = pause_s
+
+class TooLarge(Exception):
+    """A batch has more bytes than a node takes."""
+
+
+class Unreachable(Exception):
+    """A node gave no (complete) answer; its arguments: why, and the seconds that it asks for."""
 
 
 class _Job(Future):
@@ -65,7 +70,7 @@ class _Job(Future):
     def __init__(self, call: dict) -> None:
         super().__init__()
         self.call, self.submitted = call, time.monotonic()
-        self.faults, self.last = 0, None  # answers that were the sandbox's own failure
+        self.faults, self.last = 0, None  # answers that were the sandbox's own failure, the last
 
 
 @dataclass(eq=False)
@@ -96,7 +101,8 @@ class Front(Runner):
         self._senders: set[threading.Thread] = set()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._random = random.Random()  # its own: training draws from the global one
-        self._last_answer, self._pid = time.monotonic(), os.getpid()
+        self._last_answer, self._fault, self._pid = time.monotonic(), "", os.getpid()
+        self._end = RuntimeError(f"This {type(self).__name__} is closed; make a new one.")
 
     def submit(
         self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
@@ -106,7 +112,7 @@ class Front(Runner):
             raise RuntimeError("Made in another process; make a new one in each forked process.")
         with self._lock:
             if self._closed.is_set():
-                raise RuntimeError(f"This {type(self).__name__} is closed; make a new one.")
+                raise self._end.with_traceback(None)
             self._waiting.append(job)
             if len(self._senders) < self._in_flight:
                 sender = threading.Thread(target=self._send, daemon=True, name="sandbox-sender")
@@ -117,21 +123,20 @@ class Front(Runner):
     def _send(self) -> None:
         """Deliver batches until no call waits; an idle client has no threads."""
         while jobs := self._take():
-            began, pause_s = time.monotonic(), 0.025
-            while jobs:
-                fault = self._attempt(jobs)
-                jobs = [job for job in jobs if not job.done()]
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                wait_s = fault.pause_s + self._random.uniform(0.5, 1) * pause_s
+            began, tried = time.monotonic(), False
+            while jobs := [job for job in jobs if not job.done()]:
+                now = time.monotonic()
+                wait_s = max(0.0, min(node.rests_until for node in self._nodes) - now)
                 for job in jobs:
                     since = min(began, max(self._last_answer, job.submitted))
                     if self._closed.is_set():
-                        job.set_exception(RuntimeError("Closed during this call."))
-                    elif time.monotonic() + wait_s > since + self._deadline_s:
+                        job.set_exception(self._end)
+                    elif (tried or wait_s) and now + wait_s > since + self._deadline_s:
                         job.set_result(job.last or SandboxResult(
-                            "service_unavailable", "", str(fault), None, 0.0, ""))
-                if jobs := [job for job in jobs if not job.done()]:
-                    self._closed.wait(wait_s)
+                            "service_unavailable", "", self._fault, None, 0.0, ""))
+                tried = True
+                if (left := [job for job in jobs if not job.done()]) and not self._closed.wait(wait_s):
+                    self._attempt(left)
 
     def _take(self) -> list[_Job]:
         """The next batch; an empty one is the end of the thread."""
@@ -148,8 +153,8 @@ class Front(Runner):
                 self._senders.discard(threading.current_thread())
         return jobs
 
-    def _attempt(self, jobs: list[_Job]) -> Unreachable:
-        """Put `jobs` to one node; why some of them may still lack an answer."""
+    def _attempt(self, jobs: list[_Job]) -> None:
+        """Put `jobs` to one node; those that are not done then have had no (good) answer."""
         with self._lock:  # power of two choices (Mitzenmacher 2001) on our own calls
             now = time.monotonic()
             ready = [node for node in self._nodes if node.rests_until <= now] or self._nodes
@@ -159,19 +164,30 @@ class Front(Runner):
             for index, result in self._ask(node.address, [job.call for job in jobs]):
                 job, self._last_answer = jobs[index], time.monotonic()
                 if result.env_fault:  # quick to fail, a broken node would draw all calls
-                    node.rests_until = self._last_answer + 1.0
-                    job.faults, job.last = job.faults + 1, result
+                    node.rests_until = self._last_answer + self._random.uniform(0.5, 1.5)
+                    job.faults += result.status != "queue_timeout"  # too many calls: like 429
+                    job.last = result
                 if not job.done() and (not result.env_fault or job.faults == TRIES):
                     job.set_result(result)
-            return Unreachable("no complete answer")
+            if not all(job.done() or job.last for job in jobs):
+                raise Unreachable("no complete answer")
         except Unreachable as fault:
-            node.rests_until = time.monotonic() + max(1.0, fault.pause_s)
-            return fault
+            self._fault, *asked = fault.args
+            pause_s = max(self._random.uniform(0.5, 1.5), *(min(s, self._deadline_s) for s in asked))
+            node.rests_until = time.monotonic() + pause_s
+        except TooLarge as error:
+            if len(jobs) == 1:
+                jobs[0].set_exception(ValueError(f"The call is too large: {error}"))
+            else:
+                for job in jobs:
+                    self._attempt([job])
         except Exception as error:  # trying again is vain: every caller is told
+            if isinstance(error, Refused):
+                self._end = error
+                self._closed.set()
             for job in jobs:
                 if not job.done():
                     job.set_exception(error)
-            return Unreachable("")
         finally:
             with self._lock:
                 node.calls -= len(jobs)
@@ -204,7 +220,9 @@ class SandboxClient(Front):
         patience_s: seconds without a byte after which a service counts as dead; longer than its
             queue time-out and call time-out together.
 
-    The rest as in `Front`. A wrong token or a refused call is a RuntimeError of the future.
+    The rest as in `Front`. A wrong token (401, 403) ends the client: `Refused` from every call, now
+    and later. A call that a service finds too large (413) or refuses otherwise is a ValueError or a
+    RuntimeError of its own future.
     """
 
     def __init__(
@@ -220,8 +238,10 @@ class SandboxClient(Front):
         self._patience_s, self._sockets = patience_s, weakref.WeakSet()
 
     def _ask(self, address: SplitResult, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
-        message = {"stream": True, "calls": [{**c, "id": str(i)} for i, c in enumerate(calls)]}
+        message = {"calls": [{**c, "id": str(i)} for i, c in enumerate(calls)]}
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"{len(body)} bytes as JSON; {MAX_BODY_BYTES} is the limit.")
         connection = http.client.HTTPConnection(address.hostname, address.port, CONNECT_S)
         try:
             connection.connect()
@@ -230,19 +250,22 @@ class SandboxClient(Front):
             self._sockets.add(channel)
             if self._closed.is_set():
                 return
-            connection.request("POST", address.path + "/run", body, self._headers)
+            with contextlib.suppress(ConnectionError):  # it may have answered before the end
+                connection.request("POST", address.path + "/run", body, self._headers)
             reply = connection.getresponse()
-            if reply.status == 429 or reply.status >= 500:
-                pause_s = float(reply.headers.get("Retry-After", "0"))
-                raise Unreachable(f"{address.netloc}: {reply.status}", pause_s)
+            text = f"{address.netloc}: {reply.status}"
+            if reply.status in (408, 429) or reply.status >= 500:
+                raise Unreachable(text, float(reply.headers.get("Retry-After", "0")))
             if reply.status != 200:
-                text = f"{reply.status} {reply.read(500).decode('utf-8', 'replace')}"
-                raise RuntimeError(f"{address.netloc} refused calls: {text} (Token: {TOKEN}.)")
+                text += f" {reply.read(500).decode('utf-8', 'replace')}"
+                kind = {401: Refused, 403: Refused, 413: TooLarge}.get(reply.status, RuntimeError)
+                raise kind(f"{text} (The token is that of {TOKEN}.)" if kind is Refused else text)
             while line := reply.readline():
                 answer = json.loads(line)
                 index = range(len(calls)).index(int(answer.pop("id")))
                 yield index, SandboxResult(**answer)
-        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as error:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError,
+                AttributeError, RecursionError) as error:  # not HTTP, or not an answer of ours
             raise Unreachable(f"{address.netloc}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()

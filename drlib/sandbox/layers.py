@@ -99,6 +99,17 @@ def _step(what: str, name: str, *arguments) -> Step:
     return what, getattr(_libc(), name), tuple(longs)
 
 
+def fork() -> int:
+    """`os.fork` for a process of one thread, without the hooks of Python's modules around it, which
+    touch 150 pages of a child; raises OSError."""
+    return _check(_forking().fork(), "fork")
+
+
+@functools.lru_cache(maxsize=1)
+def _forking() -> ctypes.PyDLL:
+    return ctypes.PyDLL(None, use_errno=True)  # it keeps Python's lock: the child goes on at once
+
+
 def take(steps: Iterable[Step]) -> None:
     """Make prepared calls in order; `LayerError` names the first that fails.
 
@@ -292,7 +303,6 @@ class SeccompFilter:
 
     def __init__(self, machine: str = "", ask_to_fork: bool = False) -> None:
         machine = machine or platform.machine()
-        self._ask_to_fork = ask_to_fork
         if machine not in _MACHINES:
             raise LayerError(errno.ENOSYS, f"seccomp: no system call table for {machine!r}")
         arch, self._column = _MACHINES[machine]
@@ -316,6 +326,10 @@ class SeccompFilter:
         self._pid_slots = [8 * i + 4 for i, each in enumerate(code) if each == slot]
         self.instructions = len(code)
         self._program = ctypes.create_string_buffer(b"".join(code))
+        self._header = struct.pack("@HP", self.instructions, ctypes.addressof(self._program))
+        flags = 8 if ask_to_fork else 0  # SECCOMP_FILTER_FLAG_NEW_LISTENER
+        self._call = (ctypes.c_long((317, 277)[self._column]), ctypes.c_uint(1),
+                      ctypes.c_uint(flags), self._header)
 
     def _for_call(self, numbers: tuple[int, int], body: list[bytes]) -> list[bytes]:
         return [_instruction(_JEQ, numbers[self._column], 0, len(body)), *body]
@@ -351,11 +365,7 @@ class SeccompFilter:
         """
         for slot in self._pid_slots:
             struct.pack_into("=I", self._program, slot, os.getpid())
-        header = struct.pack("@HP", self.instructions, ctypes.addressof(self._program))
-        header = ctypes.create_string_buffer(header)  # a name keeps it alive during the call
-        number = (317, 277)[self._column]
-        flags = ctypes.c_uint(8 if self._ask_to_fork else 0)  # SECCOMP_FILTER_FLAG_NEW_LISTENER
-        return _syscall(number, "seccomp", ctypes.c_uint(1), flags, header)
+        return _check(_libc().syscall(*self._call), "seccomp")
 
 
 def answer_fork(listener: int, allow: bool) -> None:

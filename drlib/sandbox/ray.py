@@ -4,12 +4,11 @@ One actor a node owns a `Sandbox`; batching, power of two choices and repetition
 contains nothing: actors are trusted, and exec their templates with an environment of its own and
 no descriptor of Ray's. Actors are pinned to the nodes that offer the custom resource "sandbox"
 (keep trainers off those) or, where none does, to all; Ray restarts one that dies. drlib must be
-importable there. Left out: nodes that join later; answers before the whole batch has ended.
+importable there. Left out: nodes that join later.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +23,8 @@ class SandboxNode:
     def __init__(self, settings: dict) -> None:
         self.sandbox = Sandbox(**settings)
 
-    async def run(self, calls: list[dict]) -> list[SandboxResult]:
-        return await asyncio.gather(*(self.sandbox.arun(**call) for call in calls))
+    async def run(self, call: dict) -> SandboxResult:
+        return await self.sandbox.arun(**call)
 
     async def template_pids(self) -> list[int]:
         return self.sandbox.template_pids()
@@ -36,8 +35,10 @@ class RaySandbox(Front):
 
     Args:
         workers: calls at the same time on each node; as many CPUs are reserved there.
-        patience_s: seconds after which a node that has not answered a batch counts as dead.
-        settings: of each node's `Sandbox`.
+        patience_s: seconds without any answer after which a node counts as dead; longer than its
+            queue time-out and call time-out together.
+        settings: of each node's `Sandbox`; queue_timeout_s is 30 unless given: calls that wait
+            behind runaways are tried elsewhere, and a node that answers nothing is dead, not full.
 
     The rest as in `Front`. RuntimeError without a cluster, or where an actor does not start.
     """
@@ -52,9 +53,10 @@ class RaySandbox(Front):
             raise RuntimeError("RaySandbox needs a cluster: call ray.init() before.")
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         chosen = [node for node in alive if "sandbox" in node["Resources"]] or alive
+        settings = {"workers": workers, "queue_timeout_s": 30.0, **settings}
         make = self._ray.remote(num_cpus=workers, max_restarts=-1)(SandboxNode)
         actors = [make.options(scheduling_strategy=pin(node["NodeID"], soft=False))
-                  .remote({"workers": workers, **settings}) for node in chosen]
+                  .remote(settings) for node in chosen]
         super().__init__(actors, batch, in_flight, deadline_s)
         try:
             self._ray.get([a.template_pids.remote() for a in actors], timeout=300.0)
@@ -63,11 +65,21 @@ class RaySandbox(Front):
             raise RuntimeError(f"A node's sandbox did not start: {error}") from error
 
     def _ask(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
+        waiting = {}
         try:
-            results = self._ray.get(address.run.remote(calls), timeout=self._patience_s)
+            waiting = {address.run.remote(call): i for i, call in enumerate(calls)}
+            while waiting:
+                for ref in self._ray.wait(list(waiting), timeout=self._patience_s)[0]:
+                    yield waiting[ref], self._ray.get(ref)
+                    del waiting[ref]
+                    break
+                else:
+                    raise Unreachable(f"a node gave no answer in {self._patience_s} s")
         except self._ray.exceptions.RayError as error:
             raise Unreachable(f"a node's actor is gone: {error}") from error
-        yield from enumerate(results)
+        finally:  # what is sent again must not run there too
+            for ref in waiting:
+                self._ray.cancel(ref)
 
     def _abort(self) -> None:
         for node in self._nodes if self._ray.is_initialized() else ():

@@ -1,14 +1,15 @@
 """A `Sandbox` behind HTTP: `python -m drlib.sandbox serve`.
 
-POST /run takes {"calls": [{"code", "stdin", "history", "echo", "id"}, ...]} and answers
-{"results": [...]} in that order; with "stream": true, a line of JSON for each call as it ends.
-GET /health, and GET /metrics for Prometheus. Loopback only, unless DRLIB_SANDBOX_TOKEN is set: then
-every request needs `Authorization: Bearer <token>`.
+POST /run takes {"calls": [{"code", "stdin", "history", "echo", "id"}, ...]} and answers a line of
+JSON for each call as it ends. GET /health, and GET /metrics for Prometheus. Loopback only, unless
+DRLIB_SANDBOX_TOKEN is set: then every request needs `Authorization: Bearer <token>`.
 
 What is accepted is bounded in calls and in characters; a batch beyond is told to come back (429).
 When a client goes away, or the service is told to stop, calls that wait are not run and those that
-run come to their end. Requests are checked by hand: pydantic refuses the lone surrogates that
-Python code may hold. Left out: TLS (a proxy's work), snapshots.
+run come to their end. Connections without a request end after 5 s, the oldest at once where there
+are too many: strangers cannot take all the places. Requests are checked by hand: pydantic refuses
+the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address
+(a proxy's work: strangers who connect thousands of times a second still cost CPU).
 """  # no `from __future__ import annotations`: FastAPI must see the type of `request`
 
 import asyncio
@@ -22,14 +23,14 @@ import socket
 import time
 from concurrent.futures import Future
 
-from drlib.sandbox.client import TOKEN, require, size_of
+from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, require, size_of
 from drlib.sandbox.pool import Sandbox, check_call
 from drlib.sandbox.result import SandboxResult
 
 MAX_CALLS = 64
-MAX_BODY_BYTES = 32 << 20
 MAX_HELD_CHARS = 256 << 20  # of all calls that wait or run
 BODY_SECONDS, READERS = 60.0, 8  # bodies are read a few at a time: they are not counted yet
+MAX_IDLE, IDLE_SECONDS = 512, 5.0  # connections without a request
 STEPS = [0.001 * 2**k for k in range(16)]  # of the histograms: 1 ms to 33 s
 STOPPED = SandboxResult("service_unavailable", "", "the service was stopped", None, 0.0, "")
 
@@ -88,8 +89,8 @@ class Service:
             future.cancel()
 
 
-def parse(body: bytes) -> tuple[list[str], list[dict], bool]:
-    """(ids, calls, stream) of a request; a ValueError names the field."""
+def parse(body: bytes) -> tuple[list[str], list[dict]]:
+    """(ids, calls) of a request; a ValueError names the field."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -107,7 +108,7 @@ def parse(body: bytes) -> tuple[list[str], list[dict], bool]:
             checked.append(check_call(**call))
         except (TypeError, ValueError) as error:
             raise ValueError(f"calls[{place}].{error}") from error
-    return ids, checked, message.get("stream") is True
+    return ids, checked
 
 
 def _refusal(status: int, text: str, **more) -> Exception:
@@ -153,7 +154,7 @@ def make_app(service: Service, token: str):
     @app.post("/run")
     async def run(request: fastapi.Request):
         try:
-            ids, calls, stream = parse(await _read(request, readers))
+            ids, calls = parse(await _read(request, readers))
         except ValueError as error:
             raise _refusal(422, str(error).encode("utf-8", "replace").decode()) from error
         if (futures := service.accept(calls)) is None:
@@ -169,11 +170,7 @@ def make_app(service: Service, token: str):
             finally:
                 gone.cancel()
 
-        if stream:
-            return replies.StreamingResponse(lines(), media_type="application/x-ndjson")
-        async for _ in lines():
-            pass
-        return replies.JSONResponse({"results": [task.result() for task in answers]})
+        return replies.StreamingResponse(lines(), media_type="application/x-ndjson")
 
     @app.get("/health")
     async def health():
@@ -188,6 +185,22 @@ def make_app(service: Service, token: str):
     return app
 
 
+def _protocol() -> type:
+    """uvicorn's protocol, which itself would wait for ever for a request that does not come."""
+
+    class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
+        def connection_made(self, transport) -> None:
+            super().connection_made(transport)
+            self.since = self.loop.time()
+            self.loop.call_later(IDLE_SECONDS, lambda: self.cycle or transport.close())
+            idle = [c for c in self.connections if not c.transport.is_closing()
+                    and (c.cycle is None or c.cycle.response_complete)]  # fmt: skip
+            if len(idle) > MAX_IDLE:
+                min(idle, key=lambda c: c.since).transport.close()
+
+    return Protocol
+
+
 def serve(host: str, port: int, max_queue: int, **settings) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port."""
     uvicorn, token = require("uvicorn"), os.environ.get(TOKEN, "")
@@ -197,21 +210,20 @@ def serve(host: str, port: int, max_queue: int, **settings) -> int:
     if max_queue < MAX_CALLS:
         raise ValueError(f"max_queue is {max_queue}; a batch may have {MAX_CALLS} calls.")
 
-    async def until_stopped() -> None:
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.should_exit and not running.done():
-            await asyncio.sleep(0.05)
-        service.stop()
-        await running
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets=None) -> None:
+            service.stop()
+            await super().shutdown(sockets)
 
     with (socket.create_server(address[:2], family=family) as listener,
           Sandbox(**settings) as sandbox):  # fmt: skip
         service = Service(sandbox, max_queue)
-        server = uvicorn.Server(uvicorn.Config(
-            make_app(service, token), log_level="warning", access_log=False,
-            limit_concurrency=1024, timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
+        server = Server(uvicorn.Config(
+            make_app(service, token), log_level="warning", access_log=False, http=_protocol(),
+            backlog=128, limit_concurrency=1024,
+            timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its own again in the end
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
-        asyncio.run(until_stopped())
+        asyncio.run(server.serve(sockets=[listener]))
     return 0

@@ -66,6 +66,8 @@ class Keeper:
     def __init__(self, template, channel: socket.socket, zygote) -> None:
         self.template, self.zygote, self.layers = template, zygote, zygote.layers
         template.channel, template.pid, template.home = channel, os.getpid(), -1
+        template.poller = select.poll()
+        template.poller.register(channel, select.POLLRDHUP)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         self.layers.take([
             *self.layers.die_with_parent(signal.SIGTERM),
@@ -86,8 +88,8 @@ class Keeper:
             first = zygote.child.Child(template, zygote.layers)
             fds = [*self.files, tell, *self.readers]
             fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, zygote.HIGH) for fd in fds]
-            steps = template.child_steps(len(fds), False)
-            first.main(fds, 0, steps, lambda: _first(first))
+            first.line = fds[3]
+            first.lock_in(template.child_steps(False), lambda: _arrange(fds), lambda: _first(first))
         self.holders[0], template.child = template.child, 0
         os.close(tell)
         if (word := self._hear(zygote.SETUP_SECONDS)) != "1":
@@ -98,12 +100,13 @@ class Keeper:
         self._stop(0)
         self.forks = 0  # to consent to
         template.also[self.listener] = self._consent
+        template.poller.register(self.listener, select.POLLIN)
 
     def serve(self) -> None:
         """Answer calls until the caller closes the session."""
         channel = self.template.channel
         while (frame := self.zygote.receive_frame(channel)) is not None:
-            request, fds = frame
+            request, fds = frame[0], self.zygote.descriptors(frame[1])
             reply = self.call(request, fds) if fds else self.release(request["release"])
             for fd in fds:
                 os.close(fd)
@@ -207,15 +210,21 @@ class Keeper:
     def _hear(self, seconds: float) -> str:
         """The next line that a process of the session wrote, or ""."""
         line, until = b"", time.monotonic() + seconds
-        while len(line) < 2000 and time.monotonic() < until:
-            self.template.sleep(self.told, until - time.monotonic())
-            if not select.select([self.told], [], [], 0)[0]:
-                continue  # it was a question on `also`
+        while len(line) < 2000:
+            if not self.template.sleep(self.told, until - time.monotonic()):
+                break
             byte = os.read(self.told, 1)
             if byte in (b"", b"\n"):
                 break
             line += byte
         return line.decode("latin-1")
+
+
+def _arrange(fds: list[int]) -> int:
+    """In the first holder: `fds` become descriptors 0, 1, ...; the first number after them."""
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+    return len(fds)
 
 
 def _first(child) -> None:

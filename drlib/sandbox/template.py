@@ -27,7 +27,7 @@ class TemplateDied(Exception):
 
 
 class Channel:
-    """Frames of a 4-byte length and JSON over a socket; EOFError or OSError where it broke."""
+    """Frames as `zygote.py` writes them, over a socket; EOFError or OSError where it broke."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -43,16 +43,21 @@ class Channel:
 
     def send(self, request: dict, files: Sequence[int] = ()) -> None:
         self.socket.settimeout(START_SECONDS)
-        body = json.dumps(request).encode()
+        body = marshal.dumps(request)
         socket.send_fds(self.socket, [len(body).to_bytes(4, "big"), body], files)
 
     def receive(self, seconds: float) -> dict:
         self.socket.settimeout(seconds)
-        size = self.socket.recv(4, socket.MSG_WAITALL)
-        body = size and self.socket.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-        if not body:
-            raise EOFError("the other side has closed")
-        return json.loads(body)
+        return marshal.loads(self._exactly(int.from_bytes(self._exactly(4), "big")))
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            if not part:
+                raise EOFError("the other side has closed")
+            data += part
+        return data
 
 
 class CallFiles(AbstractContextManager):

@@ -17,29 +17,33 @@ Standard library only, and no import of drlib: the child must not see the reposi
 
 from __future__ import annotations
 
-import _signal  # signal.signal wraps it in enums: hundreds of touched pages a call
+import _signal  # the C functions alone: what `signal` and `socket` put around them in Python costs
+import _socket  # hundreds of touched pages a call
 import contextlib
 import fcntl
 import gc
 import importlib.machinery
 import importlib.util
 import json
+import marshal
 import math
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import types
 from collections.abc import Callable
 
 SETUP_SECONDS = 30.0  # a child that needs longer to reach "ready" is a fault of the machine
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
 OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
 OPEN_FILES, THREADS = 64, 512
-HIGH, MOST_DESCRIPTORS = 64, 256  # above all numbers that descriptors get in a child; the limit
+HIGH = 64  # above all numbers that descriptors get in a child
 
 
 def load(name: str) -> types.ModuleType:
@@ -58,16 +62,21 @@ child, cleanup, layers, sessions = map(load, ("child", "cleanup", "layers", "ses
 
 
 def send_frame(channel: socket.socket, message: dict) -> None:
-    """Write one message: its length in 4 bytes, then JSON."""
-    body = json.dumps(message).encode()
+    """Write one message: its length in 4 bytes, then as `marshal` writes it."""
+    body = marshal.dumps(message)
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
-def receive_frame(channel: socket.socket) -> tuple[dict, list[int]] | None:
-    """Read one message and the descriptors that came with it; None: the other side has closed."""
-    size, fds, _, _ = socket.recv_fds(channel, 4, 8)
-    body = size and channel.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-    return (json.loads(body), fds) if body else None
+def receive_frame(channel: socket.socket) -> tuple[dict, bytes] | None:
+    """Read one message and the descriptors that came with it, packed as C integers; None: the other
+    side has closed. Messages to us are short, and the next comes after our reply."""
+    data, rights, _, _ = channel.recvmsg(4096, 128)
+    return (marshal.loads(data[4:]), rights[0][2] if rights else b"") if data else None
+
+
+def descriptors(rights: bytes) -> tuple[int, ...]:
+    """The numbers in what `receive_frame` returns."""
+    return struct.unpack(f"{len(rights) // 4}i", rights)
 
 
 # --- what a child may read --------------------------------------------------------------------
@@ -132,7 +141,9 @@ class Template:
     def __init__(self, config: dict) -> None:
         self.config, self.pid, self.child = config, os.getpid(), 0
         self.spare: tuple[int, socket.socket] | None = None  # the next child and the line to it
-        self.channel = socket.socket(fileno=config["fd"])
+        self.channel = _socket.socket(fileno=config["fd"])
+        self.poller = select.poll()
+        self.poller.register(self.channel, getattr(select, "POLLRDHUP", 0))
         self.folder = os.getcwd()
         # At level "strong" a file system of the call's own hides `work`, and Landlock's rule must
         # then stand on the folder around it, in which nobody may write.
@@ -168,14 +179,14 @@ class Template:
             self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
-        self.steps = self.child_steps(child.LINE + 1, self.home >= 0)
+        self.steps = self.child_steps(self.home >= 0)
         child.prepare()
         gc.collect()
         gc.freeze()
         gc.disable()
 
-    def child_steps(self, descriptors: int, mount: bool) -> list:
-        """All that a child does before the filter; it keeps descriptors below `descriptors`."""
+    def child_steps(self, mount: bool) -> list:
+        """What a child does before it gets its descriptors."""
         on, steps = self.config["layers"], []
         if mount:
             steps += layers.work_mount(self.work, WORK_BYTES, WORK_ENTRIES)
@@ -192,7 +203,7 @@ class Template:
             steps += layers.die_with_parent(signal.SIGKILL)
         if "landlock" in on:
             steps += layers.landlock_restrict(self.ruleset)
-        return [*steps, ("descriptors", os.closerange, (descriptors, MOST_DESCRIPTORS))]
+        return steps
 
     def _limits(self) -> dict[str, int]:
         uid = layers.NOBODY if self.config["drop"] == "setuid" else os.stat(self.work).st_uid
@@ -218,7 +229,8 @@ class Template:
                 if frame[0].get("session"):
                     self.keepers.append(sessions.open_session(self, zygote))
                     continue
-                self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
+                if self.keepers:
+                    self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
                 reply = self.call(frame[1])
                 if self.home < 0:
                     cleanup.wipe(self.work)
@@ -242,15 +254,18 @@ class Template:
         cleanup.wipe(self.folder)
         os.rmdir(self.folder)  # a caller that was killed cannot do it
 
-    def call(self, fds: list[int]) -> dict:
-        """Hand one request to the child that waits and describe how it ended; closes `fds`: the
-        request's memory file, and the child's stdin, stdout and stderr."""
+    def call(self, rights: bytes) -> dict:
+        """Hand one request to the child that waits and describe how it ended; closes what `rights`
+        names: the request's memory file, and the child's stdin, stdout and stderr."""
+        fds = descriptors(rights)
         if not self.spare:
             self.prepare_child()
         (self.child, line), self.spare = self.spare, None
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has told why
-                socket.send_fds(line, [b"."], fds)
+            try:
+                line.sendmsg((b".",), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights),))
+            except (BrokenPipeError, ConnectionResetError):  # it has told why
+                pass
             return self._outcome_after_setup(line.fileno(), *fds[2:])
         finally:
             line.close()
@@ -260,10 +275,10 @@ class Template:
     def prepare_child(self) -> None:
         """Fork the child of the next call, which puts its layers in place and waits: ready before
         anybody asks, and still used once."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket.socketpair()
         pid = self.fork()
         if not pid:
-            child.Child(self, layers).main([theirs.fileno()], child.LINE, self.steps)
+            child.Child(self, layers).main(theirs)
         theirs.close()
         self.spare = pid, ours
 
@@ -271,11 +286,10 @@ class Template:
         """A child, at level "strong" as process 1 of a PID namespace of its own."""
         if self.home >= 0:
             layers.new_pid_namespace(self.home)
-        return os.fork()
+        return layers.fork()
 
     def _outcome_after_setup(self, ready: int, out: int, err: int) -> dict:
-        self.sleep(ready, SETUP_SECONDS)
-        message = os.read(ready, 4096) if select.select([ready], [], [], 0)[0] else b""
+        message = os.read(ready, 4096) if self.sleep(ready, SETUP_SECONDS) else b""
         if message[:1] == b"1":
             return self.outcome(out, err, self.prepare_child)
         if message:  # it has told why and is leaving
@@ -322,33 +336,38 @@ class Template:
         pidfd = os.pidfd_open(self.child) if hasattr(os, "pidfd_open") else -1
         try:
             while True:
-                pid, status, usage = os.wait4(self.child, os.WNOHANG)
-                if pid:
-                    return "", status, usage
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left)):
+                    _, status, usage = os.wait4(self.child, 0)
+                    return "", status, usage
+                if time.monotonic() >= deadline:
                     return "timeout", *self._kill()
                 if self.home < 0 and folder_is_full(self.work):
                     return "output_limit", *self._kill()
-                self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left))
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
 
-    def sleep(self, fd: int, seconds: float) -> None:
-        """Until `fd` is readable or the time is over; leaves where the caller has gone."""
-        poller = select.poll()
-        poller.register(self.channel, getattr(select, "POLLRDHUP", 0))
+    def sleep(self, fd: int, seconds: float) -> bool:
+        """Whether `fd` becomes readable in time (for -1: whether the child has ended); leaves where
+        the caller has gone."""
+        until = time.monotonic() + seconds
         if fd >= 0:
-            poller.register(fd, select.POLLIN)
-        else:
-            seconds = min(seconds, 0.002)
-        for other in self.also:
-            poller.register(other, select.POLLIN)
-        for ready, _ in poller.poll(seconds * 1000 + 1):
-            if ready == self.channel.fileno():
-                sys.exit(0)
-            self.also.get(ready, int)()
+            self.poller.register(fd, select.POLLIN)
+        try:
+            while (left := until - time.monotonic()) > 0:
+                for ready, _ in self.poller.poll(left * 1000 + 1 if fd >= 0 else 2):
+                    if ready == fd:
+                        return True
+                    if ready == self.channel.fileno():
+                        sys.exit(0)
+                    self.also[ready]()
+                if fd < 0 and os.waitid(os.P_PID, self.child, ENDED):
+                    return True
+            return False
+        finally:
+            if fd >= 0:
+                self.poller.unregister(fd)
 
     def _kill(self) -> tuple[int, object]:
         """Kill the child with its process group and reap it."""
@@ -393,7 +412,7 @@ def start(config: dict) -> None:
     # As low as can be: children close what lies below the limit.
     given, config["fd"] = config["fd"], fcntl.fcntl(config["fd"], fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(given)
-    layers.take(layers.limits({"NOFILE": MOST_DESCRIPTORS}))  # children close all below it
+    layers.take(layers.limits({"NOFILE": child.MOST_DESCRIPTORS}))  # children close all below it
     if config["drop"] == "userns":
         layers.enter_user_namespace()
         if "namespaces" in config["layers"]:  # only a namespace of our own can be returned to

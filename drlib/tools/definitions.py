@@ -57,9 +57,12 @@ class Tool:
             strings = isinstance(value, list) and value and all([isinstance(v, str) for v in value])
             if parameter.many and not strings:
                 return f"{name} must be a list of strings."
+            if parameter.many and len(value) > MAX_OPERATIONS:
+                return f"{name} may have {MAX_OPERATIONS} entries at most."
         return ""
 
 
+MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
@@ -84,15 +87,21 @@ def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
     """A class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 
     An instance keeps the `ToolResult`s of its rollout in `results`; reward functions get the
-    instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`.
+    instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`; one
+    that is not there is a ValueError.
     """
+    own = {toolbox.world.version: toolbox.world} if toolbox.world is not None else {}
+    known = {"": None, **own, **(worlds or {})}
 
     class Environment:
         def __init__(self):
             self.reset()
 
         def reset(self, world: str = "", **_row: Any) -> None:
-            self.results, self.world = [], (worlds or {}).get(world)
+            if world not in known:
+                names = ", ".join(filter(None, known))
+                raise ValueError(f"unknown world {world!r} in a row: put it into worlds ({names})")
+            self.results, self.world = [], known[world]
 
         def _call(self, name: str, arguments: dict) -> str:
             self.results.append(toolbox.call(name, arguments, world=self.world))

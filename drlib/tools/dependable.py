@@ -3,7 +3,9 @@
 Tongyi DeepResearch's report (real environment) asks for tool calls that are deterministic and
 stable; its code does little for it. `Dependable` asks the ordered backends of one operation and
 returns an `Outcome`, never a fault. "not_found" and "refused" are answers: no retry, no count at
-the breaker, no fault of the environment; only a source in this process is still asked.
+the breaker, no fault of the environment; only a source in this process is still asked. If a source
+before was down, though, the answer or an empty value of the next is the environment's fault: the
+first might have known. Faults of one page move no breaker either; other backends are asked.
 
 Back-off depends on (seed, key, attempt) alone. What depends on which thread comes first is not in
 an outcome (waiting for a turn) or can be switched off (the breaker).
@@ -14,9 +16,13 @@ cached values (the world's version is in the key), one rate for several processe
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
+import math
 import os
 import sqlite3
+import sys
 import threading
 import time
 import warnings
@@ -27,18 +33,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drlib.tools.backends import ANSWERS, Backend, ToolFault, digest, uniform
+from drlib.tools.backends import ANSWERS, PAGE, Backend, ToolFault, digest, uniform
 
 WINDOW_S = 1.000001  # a second and a hair, so that rounded sums keep the distance
+PASSING = ("timeout", "killed")  # how a program ended by the clock or from outside: never kept
 
 
 @dataclass(frozen=True)
 class ReliabilityPolicy:
-    """How hard to try. ValueError for a number that makes no sense."""
+    """How hard to try. ValueError for a number that makes no sense.
+
+    A source in this process (world, sandbox) has no rate and no breaker, and is asked once even
+    when the deadline is over.
+    """
 
     attempts: int = 3  # tries a backend
     timeout_s: float = 15.0  # of one try
-    deadline_s: float = 60.0  # of the operation, waits included
+    deadline_s: float = 60.0  # of a call, all its operations and waits included
     backoff_s: float = 0.5  # before the second try; doubles; half of it is jitter
     backoff_max_s: float = 8.0
     rate: int = 0  # calls that a backend gets in any window of one second; 0: no limit
@@ -56,7 +67,7 @@ class ReliabilityPolicy:
 
 
 class Outcome(NamedTuple):
-    """What came of an operation."""
+    """What came of an operation; equal calls share it, so its value is not to be changed."""
 
     value: Any  # None when nobody had one
     source: str = ""  # the backend that answered
@@ -70,7 +81,13 @@ class Outcome(NamedTuple):
     @property
     def answered(self) -> bool:
         """Whether the world spoke, if only to say that there is nothing."""
-        return not self.error or self.error in ANSWERS
+        return not self.error or self.error in (*ANSWERS, *PAGE)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a later call may be given it: nothing was down, and no clock had a say."""
+        status = self.value.get("status") if isinstance(self.value, dict) else ""
+        return self.answered and not self.degraded and status not in PASSING
 
 
 class Dependable:
@@ -94,47 +111,52 @@ class Dependable:
         self._guards = [_Guard(backend, policy, clock) for backend in backends]
 
     def call(
-        self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None
-    ) -> Outcome:
+        self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None,
+        until: float = math.inf,
+    ) -> Outcome:  # fmt: skip
         """The outcome for `arguments` in world `version`; equal calls share one.
 
         Args:
-            last: a source in this process, asked after all backends, without rate and breaker.
+            last: a source in this process, asked after all backends.
+            until: the clock's time when it must be over, if that is before the policy's deadline.
         """
         key = digest(self.tool, arguments, version)
         outcome, shared = self._memory.get(
-            key, lambda: self._look_up(key, arguments, last), lambda made: made.answered
+            key, lambda: self._look_up(key, arguments, last, until), lambda made: made.lasting
         )
-        return outcome._replace(cache_hit=outcome.answered) if shared else outcome
+        hit = outcome.answered and not outcome.env_fault
+        return outcome._replace(cache_hit=hit) if shared else outcome
 
-    def _look_up(self, key: str, arguments: Mapping[str, Any], last: Backend | None) -> Outcome:
+    def _look_up(self, key: str, arguments: Mapping, last: Backend | None, until: float) -> Outcome:
         row = self._disk.get(key) if self._disk else None
         if row:
             return Outcome(*row, cache_hit=True)
-        outcome = self._ask(key, arguments, last)
-        if self._disk and not (outcome.degraded or outcome.error):
+        outcome = self._ask(key, arguments, last, until)
+        if self._disk and outcome.lasting and not outcome.error:
             self._disk.put(key, [outcome.value, outcome.source])
         return outcome
 
-    def _ask(self, key: str, arguments: Mapping[str, Any], last: Backend | None) -> Outcome:
-        until = self._clock.monotonic() + self.policy.deadline_s
+    def _ask(self, key: str, arguments: Mapping, last: Backend | None, until: float) -> Outcome:
+        until = min(until, self._clock.monotonic() + self.policy.deadline_s)
         free = replace(self.policy, rate=0, breaker_failures=0)
         guards = [*self._guards, *([_Guard(last, free, self._clock)] if last else [])]
-        attempts, waits, error, answer = 0, [], "skipped", None
+        attempts, waits, error, answer, down = 0, [], "skipped", None, not guards
         for place, guard in enumerate(guards):
             if answer and guard.backend is not last:
                 continue
+            end = until if guard.backend is not last else math.inf
             for retry in range(self.policy.attempts):
                 try:
-                    trial = guard.admit(until)
+                    trial = guard.admit(end)
                     attempts += 1
-                    value = guard.call(arguments, until, trial, self._check)
-                    return Outcome(value, guard.backend.name, attempts, degraded=place > 0,
+                    value = guard.call(arguments, end, trial, self._check)
+                    return Outcome(value, guard.backend.name, attempts, False, place > 0,
+                                   self.policy.critical and down and not value,
                                    waits_s=tuple(waits))  # fmt: skip
                 except ToolFault as caught:
                     fault, error = caught, caught.kind
                 if error in ANSWERS and not answer:
-                    answer = (guard.backend.name, place > 0, error)
+                    answer = (guard.backend.name, place > 0, error, down)
                 wait = self._backoff(key, attempts, retry, fault)
                 too_late = self._clock.monotonic() + wait >= until
                 hopeless = not fault.transient or guard.open_until is not None
@@ -142,8 +164,9 @@ class Dependable:
                     break
                 waits.append(wait)
                 self._clock.sleep(wait)
-        source, degraded, error = answer or ("", True, error)
-        env_fault = not answer and self.policy.critical
+            down = down or error not in (*ANSWERS, *PAGE)
+        source, degraded, error, down = answer or ("", True, error, down)
+        env_fault = down and self.policy.critical
         return Outcome(None, source, attempts, False, degraded, env_fault, error, tuple(waits))
 
     def _backoff(self, key: str, attempt: int, retry: int, fault: ToolFault) -> float:
@@ -187,7 +210,7 @@ class _Guard:
             failed = False
             return value
         except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
-            failed = fault.transient or fault.kind == "auth"
+            failed = fault.transient and fault.kind not in PAGE or fault.kind == "auth"
             raise
         finally:
             self._note(failed, trial)
@@ -205,28 +228,53 @@ class _Guard:
 
 
 class Memory:
-    """The `entries` values used last; equal calls at the same time share the first one's value."""
+    """The values used last; equal calls at the same time share the first one's value.
 
-    def __init__(self, entries: int = 20_000) -> None:
-        self._entries, self._lock = entries, threading.Lock()
-        self._values: OrderedDict[str, list] = OrderedDict()  # [held while it is made, value]
+    Args:
+        entries, size: how many values, and how many bytes of them and their keys.
+        weigh: a value -> its bytes in memory.
+    """
+
+    def __init__(
+        self, entries: int = 20_000, size: int = 256 << 20,
+        weigh: Callable[[Any], int] = lambda value: _weight(value),
+    ) -> None:  # fmt: skip
+        self._entries, self._size, self._weigh = entries, size, weigh
+        self._lock, self._held = threading.Lock(), 0
+        # [held while it is made, value, bytes]
+        self._values: OrderedDict[str, list] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
         """The value of `key`, and whether it was there; what `make` gives stays if `keep(it)`."""
         with self._lock:
-            entry = self._values.setdefault(key, [threading.Lock(), None])
+            entry = self._values.setdefault(key, [threading.Lock(), None, 0])
             self._values.move_to_end(key)
-            if len(self._values) > self._entries:
-                self._values.popitem(last=False)
+            self._evict()
         if entry[1] is None:
             with entry[0]:
                 if entry[1] is None:
-                    entry[1] = make()
-                    if not keep(entry[1]):
-                        with self._lock:
-                            self._values.pop(key, None)
-                    return entry[1], False
+                    entry[1] = made = make()
+                    weight = self._weigh(made) + sys.getsizeof(key) if keep(made) else 0
+                    with self._lock:
+                        if self._values.get(key) is entry:  # nobody has put it out meanwhile
+                            entry[2] = weight
+                            self._held += weight
+                            self._evict()
+                            if not weight:
+                                del self._values[key]
+                    return made, False
         return entry[1], True
+
+    def _evict(self) -> None:
+        while len(self._values) > self._entries or self._held > self._size:
+            self._held -= self._values.popitem(last=False)[1][2]
+
+
+def _weight(value: Any) -> int:
+    """The bytes of JSON values and tuples of them."""
+    inner = (*value, *value.values()) if isinstance(value, dict) else value
+    inner = inner if isinstance(value, (dict, list, tuple)) else ()
+    return sys.getsizeof(value) + sum(map(_weight, inner))
 
 
 class Disk:
@@ -243,8 +291,6 @@ class Disk:
     def get(self, key: str) -> Any:
         """The value, or None."""
         row = self._execute("SELECT body, digest FROM calls WHERE key = ?", key)
-        if row and digest(key, row[0]) != row[1]:
-            return self._set_aside(f"row {key} is not as it was written")
         return row and json.loads(row[0])
 
     def put(self, key: str, value: Any) -> None:
@@ -253,21 +299,47 @@ class Disk:
 
     def _execute(self, sql: str, *values: str) -> tuple | None:
         try:
-            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file: see above
-                db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
-                return db.execute(sql, values).fetchone()
+            return self._run(sql, values)
         except sqlite3.OperationalError as error:
-            warnings.warn(f"tool cache {self._path}: {error}; the call goes on", stacklevel=4)
-        except sqlite3.DatabaseError as error:
-            self._set_aside(error)
+            self._warn(f"{error}; the call goes on")
+        except sqlite3.DatabaseError:
+            try:
+                return self._set_aside(sql, values)
+            except (OSError, sqlite3.OperationalError) as error:
+                self._warn(f"is damaged and could not be set aside ({error}); the call goes on")
         return None
 
-    def _set_aside(self, why: object) -> None:
-        n = 1
-        while (aside := self._path.with_name(f"{self._path.name}.corrupt-{n}")).exists():
-            n += 1
-        warnings.warn(f"tool cache {self._path} is damaged ({why}): now {aside}", stacklevel=4)
-        for end in ("", "-journal"):
-            with suppress(FileNotFoundError):  # another thread was here first
-                os.replace(f"{self._path}{end}", f"{aside}{end}")
+    def _run(self, sql: str, values: tuple) -> tuple | None:
+        with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
+            db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file: see above
+            db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
+            row = db.execute(sql, values).fetchone()
+        if row and not (isinstance(row[0], str) and digest(values[0], row[0]) == row[1]):
+            raise sqlite3.DatabaseError(f"row {values[0]} is not as it was written")
+        return row
+
+    def _set_aside(self, sql: str, values: tuple) -> tuple | None:
+        """Give the damaged file a name of its own, one thread of all processes at a time."""
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            try:
+                return self._run(sql, values)  # another one was here first, and the file is new
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                why = error
+            for n in itertools.count(1):
+                aside = self._path.with_name(f"{self._path.name}.corrupt-{n}")
+                with suppress(FileExistsError):
+                    aside.touch(exist_ok=False)
+                    break
+            with suppress(FileNotFoundError):
+                os.replace(f"{self._path}-journal", f"{aside}-journal")
+            os.replace(self._path, aside)
+        finally:
+            os.close(folder)
+        return self._warn(f"is damaged ({why}): now {aside}")
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"tool cache {self._path} {what}", stacklevel=5)

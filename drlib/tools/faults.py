@@ -1,7 +1,8 @@
 """Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
 
 `Faults` wraps a backend or a whole world. The fault of an operation's n-th call depends on (seed,
-backend, arguments, n) alone, so a run can be repeated whatever the threads do.
+backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no two
+rollouts make equal calls: of those the first to come gets the first fault.
 """
 
 from __future__ import annotations

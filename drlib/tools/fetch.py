@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from drlib.tools import files
-from drlib.tools.backends import ToolFault
+from drlib.tools.backends import ANSWERS, ToolFault
 
 MAX_BYTES, MAX_REDIRECTS = 10_000_000, 5  # of a body, unpacked; of a page
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -155,8 +155,11 @@ class PageReader:
     """Backend: {"url": an http(s) address} -> {"url" (after redirects), "title", "text"}.
 
     Reads HTML, text, JSON and PDF; other types, and addresses that are not on the public internet,
-    are "refused". `resolver`: host -> addresses. `allow_private`: for tests and networks of one's
-    own, visit any address.
+    are "refused". The policy chose the host, so all that goes wrong with it is an answer about that
+    page and no `env_fault`: "unreachable" (no look-up, no connection, cut, slow, 408, 429, 5xx) is
+    tried again, "unreadable" (other 4xx, too large, broken content) is not. That our own network is
+    down looks the same from here; provider-level faults (`Provider`) do void rollouts.
+    `resolver`: host -> addresses. `allow_private`: for tests and own networks, visit any address.
     """
 
     name = "web"
@@ -168,7 +171,15 @@ class PageReader:
         self._allow_private, self._resolver = allow_private, resolver
 
     def __call__(self, arguments: Mapping, timeout_s: float) -> dict[str, str]:
-        deadline = time.monotonic() + timeout_s
+        try:
+            return self._read(arguments, time.monotonic() + timeout_s)
+        except ToolFault as fault:
+            if fault.kind in ANSWERS:
+                raise
+            kind = "unreachable" if fault.transient and fault.kind != "malformed" else "unreadable"
+            raise ToolFault(kind, str(fault), fault.retry_after_s) from None
+
+    def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
         url = web_address(arguments.get("url"))
         accept = {"Accept": "text/html,text/*,application/json,application/pdf"}
         for _ in range(MAX_REDIRECTS + 1):
@@ -206,6 +217,5 @@ def _type(headers: httpx.Headers) -> tuple[str, str]:
     suffix = TYPES.get(kind.strip()) or (".txt" if kind.strip().startswith("text/") else "")
     if not suffix:
         raise ToolFault("refused", f"content type {kind.strip()!r:.80} is not read")
-    # idna and punycode are codecs too, and take hours for what others do at once
-    charset = re.search(r"charset=[\"']?((?!idna|punycode)[\w.:-]{1,40})", rest)
+    charset = re.search(r"charset=[\"']?([\w.:-]{1,40})", rest)
     return suffix, charset[1] if charset else ""

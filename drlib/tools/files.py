@@ -8,6 +8,7 @@ wall against code that takes over a parser in C; OCR, sound, doc, xls, pptx; hea
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
 import io
 import json
@@ -40,8 +41,8 @@ class Unreadable(Exception):
 class ParseFile:
     """Backend: {"file": a name relative to `folder`} -> {"name", "text"}.
 
-    Raises "refused" (a name outside the folder, an unknown type, a trick in an archive),
-    "not_found", "malformed", "too_large", "timeout".
+    Raises "not_found" or "refused": a name outside the folder, an unknown type, and whatever is
+    wrong with a file, which is no fault of the environment and would be no better next time.
     """
 
     name = "files"
@@ -60,11 +61,14 @@ class ParseFile:
             if not path.is_file():
                 raise ToolFault("not_found", f"there is no file {name!r:.200}")
             if path.stat().st_size > MAX_FILE:
-                raise ToolFault("too_large", f"{name!r:.200} has more than {MAX_FILE} bytes")
+                raise ToolFault("refused", f"too_large: {name!r:.200} is above {MAX_FILE} bytes")
             data = path.read_bytes()
         except (TypeError, OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
             raise ToolFault("refused", f"{name!r:.200} cannot be opened") from None
-        return {"name": name, "text": parse(path.suffix.lower(), data, timeout_s)["text"]}
+        try:
+            return {"name": name, "text": parse(path.suffix.lower(), data, timeout_s)["text"]}
+        except ToolFault as fault:
+            raise ToolFault("refused", str(fault)) from None
 
 
 def require_libraries() -> None:
@@ -114,12 +118,21 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def codec(charset: str) -> str:
+    """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
+    try:  # Python knows a name in many spellings: "-idna" is one
+        name = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        return ""
+    return "" if name in ("idna", "punycode") else name
+
+
 def decode(data: bytes, charset: str = "") -> str:
     """Bytes as text: by the declared encoding, a byte order mark, as UTF-8, else as Latin-1."""
     marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    for codec in (charset, marked):
+    for codec_name in filter(None, (codec(charset), marked)):
         try:
-            return data.decode(codec)
+            return data.decode(codec_name)
         except (UnicodeError, LookupError):
             continue
     return data.decode("latin-1")
@@ -151,7 +164,8 @@ def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
     import bs4
     import trafilatura
 
-    html = bs4.UnicodeDammit(data, [charset] if charset else [], is_html=True).unicode_markup
+    declared = list(filter(None, [codec(charset)]))
+    html = bs4.UnicodeDammit(data, declared, is_html=True).unicode_markup
     soup = bs4.BeautifulSoup(html or decode(data), "lxml")
     title = soup.title.get_text() if soup.title else ""
     for hidden in soup(["script", "style", "noscript", "template", "title"]):

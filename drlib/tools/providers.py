@@ -86,7 +86,8 @@ PROVIDERS = {
 class Provider:
     """Backend: {"query": str, "k": 1 to 100} -> at most k dicts of `FIELDS`, all strings.
 
-    "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}.
+    "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}; what it
+    finds wrong with the page is an answer ("refused") or "unreadable", its own faults are faults.
     `base_url` is scheme, host and port of the server; "searxng" and "retrieve" need it.
     """
 
@@ -116,22 +117,38 @@ class Provider:
         asked = self._row.ask(clean(text), k)
         path, payload = asked if isinstance(asked, tuple) else (asked, None)
         headers = {"Accept": "text/plain" if page else "application/json", **self._key()}
-        *_, body = exchange("POST" if payload else "GET", web_address(self._base + path),
-                             deadline, headers, self._inspect, json=payload)  # fmt: skip
         try:
+            status, _, body = exchange(
+                "POST" if payload else "GET", web_address(self._base + path), deadline, headers,
+                self._inspect, json=payload)  # fmt: skip
+            if status == 400:  # the query is no good; Serper also says so of an empty account
+                kind = "forbidden" if b"credit" in body.lower() else "refused"
+                raise ToolFault(kind, f"{self.name} answered HTTP 400")
             return _page(text, body) if page else self._hits(json.loads(body))[:k]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as wrong:
-            raise ToolFault("malformed", f"{self.name}: {type(wrong).__name__}") from None
+            kind = "unreadable" if page else "malformed"
+            raise ToolFault(kind, f"{self.name}: {type(wrong).__name__}") from None
+        except ToolFault as fault:
+            kind = "unreadable" if page and fault.kind == "too_large" else fault.kind
+            raise ToolFault(kind, fault.detail, fault.retry_after_s) from None
 
     def _inspect(self, status: int, headers: httpx.Headers) -> None:
         closed = self.name == "searxng" and status == 403
         hint = ": add json to search.formats in the settings of SearXNG" if closed else ""
-        check_status(status, headers, self.name, hint)
+        about_page = self.name == "jina" and status in (403, 404, 410, 451)
+        if status in (414, 422) or about_page:
+            raise ToolFault("refused", f"{self.name} answered HTTP {status}")
+        if status in (404, 410):  # of a service this is no answer
+            raise ToolFault("forbidden", f"{self.name} answered HTTP {status}: is base_url right?")
+        if status != 400:
+            check_status(status, headers, self.name, hint)
 
     def _hits(self, reply: Any) -> list[dict[str, str]]:
         found = _at(reply, self._row.hits)
         if not isinstance(found, list) or not all(isinstance(hit, dict) for hit in found):
             raise TypeError
+        if not found and reply.get("unresponsive_engines"):
+            raise ToolFault("server", f"the engines behind {self.name} do not answer")
         paths = dict(zip(FIELDS, self._row.fields, strict=True))
         hits = [{f: _text(hit, paths[f]) for f in FIELDS} for hit in map(self._row.rebuild, found)]
         if not all(hit["title"] or hit["url"] for hit in hits):

@@ -4,7 +4,7 @@ Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its
 list of queries, numbered `[title](link)` results, visits with a goal, code whose printed output
 alone is seen. A call never raises: bad arguments, unknown tools and faults of the infrastructure
 come back as a `ToolResult` whose `text` is the observation. `env_fault` marks the last kind, so
-that a broken sandbox is never the policy's failure.
+that a broken sandbox is never the policy's failure; so does a bug of ours, with a warning.
 
 Each query, page or file of a call is an operation. The world and the sandbox are in this process
 and are asked directly; a tool with `backends` or a policy goes through `Dependable`, and the world
@@ -15,7 +15,10 @@ are cached by tool, canonical arguments and world version: tools are pure functi
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,10 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from drlib.sandbox import Sandbox
-from drlib.tools.backends import ANSWERS, Backend, Source, ToolFault
+from drlib.tools.backends import ANSWERS, PAGE, Backend, Source, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS
-from drlib.tools.dependable import Dependable, Disk, Memory, Outcome, ReliabilityPolicy
+from drlib.tools.dependable import (
+    PASSING, Dependable, Disk, Memory, Outcome, ReliabilityPolicy,
+)  # fmt: skip
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -43,6 +48,7 @@ LEAD = {"visit": "The useful information in {} for user goal {} as follows:\n",
         "parse_file": "The content of {}:\n"}  # fmt: skip
 MISSING = {"visit": "Error: {} could not be accessed.",
            "parse_file": "Error: {} could not be read."}  # fmt: skip
+FIELDS = ("title", "snippet", "date", "source")  # of a hit, beside its url
 THREADS = 8  # calls that run at the same time
 
 
@@ -52,16 +58,16 @@ class Toolbox(AbstractContextManager):
     Args:
         world: what `search` and `visit` read.
         sandbox: where `python` runs; None leaves the tool out.
-        results: how many hits a query returns (Tongyi: 10; the tour's small policy reads 2).
+        results: hits that a query returns, 1 to 100 (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
         backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
-        policies: how hard to try, by tool. On the open web make `visit` not `critical`: whether a
-            page is slow or down must not decide which rollouts are trained on.
-        cache: file that keeps what backends answered.
+        policies: how hard to try, by tool.
+        cache: file that keeps what backends answered, files that came with a question excepted:
+            equal names of two questions are not the same file.
         clock: `monotonic()` and `sleep(seconds)`.
 
     Raises:
-        ValueError: backends or policies for a tool that is not there.
+        ValueError: backends or policies for a tool that is not there, or `results` out of range.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class Toolbox(AbstractContextManager):
         policies: Mapping[str, ReliabilityPolicy] | None = None,
         cache: str | Path | None = None, clock: Any = time,
     ):  # fmt: skip
+        if type(results) is not int or not 1 <= results <= 100:
+            raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
         self.world, self.sandbox, self.results = world, sandbox, results
         self.closed_book, self._clock = closed_book, clock
         self._here: dict[str, Callable[[Mapping, World], Any]] = {}  # sources in this process
@@ -87,10 +95,11 @@ class Toolbox(AbstractContextManager):
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
         self.dependable = {
             name: Dependable(name, backends.get(name, ()), policies.get(name, ReliabilityPolicy()),
-                             check=partial(_checked, name), disk=disk, clock=clock)
+                             check=partial(_checked, name), clock=clock,
+                             disk=None if name == "parse_file" else disk)
             for name in {**backends, **policies}
         }  # fmt: skip
-        self._cache = Memory()
+        self._cache = Memory(weigh=lambda made: sys.getsizeof(made.text))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
 
     @property
@@ -110,11 +119,11 @@ class Toolbox(AbstractContextManager):
             return _refused(name, {}, "the arguments are no JSON object.", "arguments")
         result, shared = self._cache.get(
             key, lambda: self._run(name, arguments, world),
-            lambda made: not (made.env_fault or made.degraded),
+            lambda made: not (made.env_fault or made.degraded or made.error in PASSING),
         )  # fmt: skip
-        result = replace(result, cache_hit=not result.env_fault) if shared else result
-        result.latency_s = self._clock.monotonic() - started
-        return result
+        hit = not result.env_fault if shared else result.cache_hit
+        return replace(result, arguments=dict(arguments), cache_hit=hit,
+                       latency_s=self._clock.monotonic() - started)  # fmt: skip
 
     def submit(
         self, name: str, arguments: Mapping, *, world: World | None = None,
@@ -138,41 +147,46 @@ class Toolbox(AbstractContextManager):
             return _refused(name, arguments, wrong, "arguments")
         operands = arguments[tool.parameters[0].name]
         operands = operands if isinstance(operands, list) else [operands]
-        done = [self._operate(name, operand, world) for operand in operands]
+        limit_s = self.dependable[name].policy.deadline_s if name in self.dependable else math.inf
+        until = self._clock.monotonic() + limit_s
+        done = [self._operate(name, operand, world, until) for operand in operands]
         goal = arguments.get("goal")
         parts = [_observation(name, o, goal, outcome) for o, outcome in zip(operands, done)]
         errors = [error for _, error in parts]
-        faults = [outcome.error for outcome in done if not outcome.answered]
+        faults = [e for e, o in zip(errors, done) if e and (o.env_fault or not o.answered)]
         error = faults[0] if faults else "" if "" in errors else errors[0]
         return ToolResult(
             name, dict(arguments), SEPARATOR.join([text for text, _ in parts]), not error, error,
-            attempts=1 + sum([o.attempts - 1 for o in done]),
+            attempts=any([o.attempts for o in done]) + sum([max(o.attempts, 1) - 1 for o in done]),
             source=",".join(dict.fromkeys([o.source for o in done if o.source])),
             cache_hit=all([o.cache_hit for o in done]), degraded=any([o.degraded for o in done]),
             env_fault=any([o.env_fault for o in done]),
         )  # fmt: skip
 
-    def _operate(self, tool: str, operand: str, world: World | None) -> Outcome:
-        """One query, page, file or program."""
+    def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
+        """One query, page, file or program, over at `until`."""
         source = world.name if tool in ("search", "visit") and world is not None else ""
         if self.closed_book:
             return Outcome(None, source, error="not_found")
         arguments, here = {OPERAND[tool]: operand}, self._here.get(tool)
         if tool in SEARCHES:
             arguments["k"] = self.results
-        if tool in self.dependable:
-            last = here and Source(source or tool, lambda a, _: here(a, world))
-            version = "" if world is None else world.version
-            outcome = self.dependable[tool].call(arguments, version, last)
-            if tool in LEAD and outcome.error in ("forbidden", "too_large"):
-                # about the page that the policy chose: it cannot void its rollout that way
-                return outcome._replace(error="refused", env_fault=False)
-            return outcome
         try:
+            if tool in self.dependable:
+                last = here and Source(source or tool, lambda a, _: here(a, world))
+                version = "" if world is None else world.version
+                outcome = self.dependable[tool].call(arguments, version, last, until)
+                late = tool in LEAD and self._clock.monotonic() >= until
+                if late and outcome.error == "skipped":  # the pages before took all the time,
+                    return outcome._replace(error="unreachable", env_fault=False)  # as was chosen
+                return outcome
             value = here(arguments, world)
         except ToolFault as fault:
-            broken = fault.kind not in ANSWERS
+            broken = fault.kind not in (*ANSWERS, *PAGE)
             return Outcome(None, source, degraded=broken, env_fault=broken, error=fault.kind)
+        except Exception as bug:  # ours, or a closed sandbox: no reason to end a rollout
+            warnings.warn(f"tool {tool}: {type(bug).__name__}: {bug}", stacklevel=2)
+            return Outcome(None, source, degraded=True, env_fault=True, error="server")
         if tool == "python":
             return Outcome(value, value["isolation"], env_fault=value["env_fault"])
         return Outcome(value, source or tool)
@@ -206,7 +220,11 @@ def _visit(arguments: Mapping, world: World) -> dict:
 
 
 def _python(sandbox: Sandbox, code: str) -> dict:
-    run = sandbox.run(code)
+    try:
+        run = sandbox.run(code)
+    except ValueError:  # more characters than a call may have
+        text = "Error: the program is too long."
+        return {"text": text, "status": "too_large", "isolation": "", "env_fault": False}
     return {"text": run.text, "status": run.status, "isolation": run.isolation,
             "env_fault": run.env_fault}  # fmt: skip
 
@@ -214,12 +232,14 @@ def _python(sandbox: Sandbox, code: str) -> dict:
 def _checked(tool: str, value: Any) -> Any:
     """A backend's value in the form that `_observation` reads; raises ToolFault."""
     if tool in SEARCHES and isinstance(value, list):
-        if all(isinstance(hit, dict) and isinstance(hit.get("url"), str) for hit in value):
+        if all(isinstance(hit, dict) and isinstance(hit.get("url"), str) and
+               all(isinstance(hit.get(f) or "", str) for f in FIELDS) for hit in value):
             return [_hit(hit) for hit in value]
-    elif tool not in SEARCHES and isinstance(value, dict) and isinstance(value.get("text"), str):
-        if value.get("env_fault"):
-            raise ToolFault("server", value["text"])
-        return value
+    elif tool not in SEARCHES and isinstance(value, dict):
+        if isinstance(value.get("text"), str) and isinstance(value.get("status", ""), str):
+            if value.get("env_fault"):
+                raise ToolFault("server", value["text"])
+            return value
     raise ToolFault("malformed", f"{tool}: {str(value)[:80]}")
 
 
