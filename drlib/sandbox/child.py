@@ -41,7 +41,7 @@ def prepare() -> None:
     for _ in range(20):  # until the interpreter has specialised its byte code, which it writes to
         seed(0)
         _execute("print()", main, silent=True)
-    sys.stdout.flush()
+        _flush()
     linecache.clearcache()
 
 

@@ -200,7 +200,7 @@ def enter_user_namespace() -> None:
 
 def unshare(flags: int) -> None:
     """Leave the namespaces named by `flags` for new ones (a PID namespace: the next child)."""
-    _check(_libc().unshare(flags), f"unshare({flags:#x})")
+    take([_step(f"unshare({flags:#x})", "unshare", flags)])
 
 
 def enter_namespaces() -> int:
@@ -214,10 +214,10 @@ def enter_namespaces() -> int:
     return home
 
 
-def new_pid_namespace(home: int) -> None:
+def new_pid_namespace(home: int) -> list[Step]:
     """The next child becomes process 1 of a PID namespace that dies with it."""
-    _check(_libc().setns(home, NEW_PID), "setns(pid)")  # unshare twice in a row is an error
-    unshare(NEW_PID)
+    back = _step("setns(pid)", "setns", home, NEW_PID)  # unshare twice in a row is an error
+    return [back, _step("unshare(pid)", "unshare", NEW_PID)]
 
 
 def work_mount(folder: str, size: int, entries: int) -> list[Step]:

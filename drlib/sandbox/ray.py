@@ -69,12 +69,10 @@ class RaySandbox(Front):
         try:
             waiting = {address.run.remote(call): i for i, call in enumerate(calls)}
             while waiting:
-                for ref in self._ray.wait(list(waiting), timeout=self._patience_s)[0]:
-                    yield waiting[ref], self._ray.get(ref)
-                    del waiting[ref]
-                    break
-                else:
+                ended, _ = self._ray.wait(list(waiting), timeout=self._patience_s)
+                if not ended:
                     raise Unreachable(f"a node gave no answer in {self._patience_s} s")
+                yield waiting.pop(ended[0]), self._ray.get(ended[0])
         except self._ray.exceptions.RayError as error:
             raise Unreachable(f"a node's actor is gone: {error}") from error
         finally:  # what is sent again must not run there too

@@ -184,7 +184,7 @@ def try_namespaces(drop: str, scratch: str) -> str:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         home = layers.enter_namespaces()
         for _ in range(2):
-            layers.new_pid_namespace(home)
+            layers.take(layers.new_pid_namespace(home))
             ok, detail = in_child(lambda: _one_namespaced_call(folder))
             if not ok:
                 raise AssertionError(detail)

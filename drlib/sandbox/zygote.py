@@ -151,6 +151,8 @@ class Template:
         self.work = os.path.join(self.box, "work")
         self.ruleset, self.filter, self.home = -1, None, -1
         self.keepers: list[int] = []  # of sessions
+        self.before_fork: list = []
+        self.next = child.Child(self, layers)
         self.also: dict[int, Callable[[], None]] = {}  # descriptors to answer while a child runs
         signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
@@ -173,6 +175,7 @@ class Template:
         exec(config["warm_up"], {})
         if "namespaces" in config["layers"]:
             self.home = layers.enter_namespaces()
+            self.before_fork = layers.new_pid_namespace(self.home)
         if "landlock" in config["layers"]:
             place = self.work if self.home < 0 else self.box
             ruleset = layers.landlock_ruleset(*readable_paths(packages), place)
@@ -278,14 +281,13 @@ class Template:
         ours, theirs = _socket.socketpair()
         pid = self.fork()
         if not pid:
-            child.Child(self, layers).main(theirs)
+            self.next.main(theirs)
         theirs.close()
         self.spare = pid, ours
 
     def fork(self) -> int:
         """A child, at level "strong" as process 1 of a PID namespace of its own."""
-        if self.home >= 0:
-            layers.new_pid_namespace(self.home)
+        layers.take(self.before_fork)
         return layers.fork()
 
     def _outcome_after_setup(self, ready: int, out: int, err: int) -> dict:
@@ -312,7 +314,7 @@ class Template:
         if "seccomp" not in self.config["layers"]:
             cleanup.kill_children({self.spare[0]} if self.spare else ())
         code = os.waitstatus_to_exitcode(status)
-        if not cause and max(os.fstat(out).st_size, os.fstat(err).st_size) >= OUTPUT_BYTES:
+        if not cause and max(os.lseek(fd, 0, os.SEEK_END) for fd in (out, err)) >= OUTPUT_BYTES:
             cause = "output_limit"
         return {"status": cause or self._classify(code, usage), "exit_code": code, "reason": "",
                 "duration_s": duration}
