@@ -15,9 +15,10 @@ worlds
     CLDR) and fictional ones of the same schema.
 sandbox
     Where generated Python runs: forked from a warm process, without network or files, killed on
-    time-out.
+    time-out; a pool here, a service and a Ray front elsewhere.
 tools
-    What an agent can call (search, visit, python), with limits and observations that never raise.
+    What an agent can call (search, visit, python, google_scholar, parse_file, calculator), over a
+    world or live sources, with limits, caches, fail-over, and observations that never raise.
 synthesis
     Questions whose answers the graph proves, pre-training text, and demonstrations by a scripted
     oracle that works through the tools alone.

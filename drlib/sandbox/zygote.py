@@ -22,7 +22,6 @@ import _socket  # hundreds of touched pages a call
 import contextlib
 import fcntl
 import gc
-import importlib.machinery
 import importlib.util
 import json
 import marshal
@@ -55,7 +54,8 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
-child, cleanup, layers, sessions = map(load, ("child", "cleanup", "layers", "sessions"))
+child, cleanup, layers = load("child"), load("cleanup"), load("layers")
+reach, sessions = load("reach"), load("sessions")
 
 
 # --- frames -----------------------------------------------------------------------------------
@@ -77,59 +77,6 @@ def receive_frame(channel: socket.socket) -> tuple[dict, bytes] | None:
 def descriptors(rights: bytes) -> tuple[int, ...]:
     """The numbers in what `receive_frame` returns."""
     return struct.unpack(f"{len(rights) // 4}i", rights)
-
-
-# --- what a child may read --------------------------------------------------------------------
-
-
-class Packages:
-    """Imports the packages that code may use, and no neighbour of theirs, from outside sys.path.
-
-    Other packages hold the facts and answers that questions are made from; they are "not found".
-    """
-
-    def __init__(self, names: list[str], roots: list[str], heavy: bool) -> None:
-        self.names, self.roots, self.heavy = names, roots, heavy
-
-    def find_spec(self, name: str, path=None, target=None):
-        """As the import system asks for it (see `importlib.abc.MetaPathFinder`)."""
-        if path is None and name in self.names:
-            if not self.heavy:  # the call is to run again where they are loaded and seeded
-                os._exit(child.EXIT_HEAVY)
-            return importlib.machinery.PathFinder.find_spec(name, self.roots)
-        return None
-
-    def paths(self) -> list[str]:
-        """The folders that hold them and their C libraries."""
-        return [os.path.join(root, name + end) for root in self.roots for name in self.names
-                for end in ("", ".libs")]
-
-
-def readable_paths(packages: Packages) -> tuple[list[str], list[str]]:
-    """(contents readable, only listable): standard library, `packages`, C libraries, time zones."""
-    stdlib = os.path.dirname(os.path.abspath(os.__file__))
-    read = [os.path.join(stdlib, name) for name in os.listdir(stdlib)
-            if name not in ("site-packages", "dist-packages")]
-    machine = f"{os.uname().machine}-linux-gnu"
-    read += [*packages.paths(), f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache",
-             "/dev/urandom", "/usr/share/zoneinfo"]
-    for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
-        if os.path.isdir(folder):
-            read += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
-    return sorted(set(read)), [stdlib]
-
-
-def count_tasks(uid: int) -> int:
-    """Threads that user `uid` has now: RLIMIT_NPROC counts them all, not only a child's."""
-    total = 0
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    total += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # gone meanwhile, or hidden from us
-                total += 1
-    return total
 
 
 # --- the template -----------------------------------------------------------------------------
@@ -170,7 +117,8 @@ class Template:
         if sys.platform == "linux":
             # After the change of credentials. SIGTERM, so that the work folder is cleared first.
             die_with_parent(signal.SIGTERM, config["parent"])
-        packages = Packages(config["packages"], config["roots"], config["heavy"])
+        leave = None if config["heavy"] else child.EXIT_HEAVY
+        packages = reach.Packages(config["packages"], config["roots"], leave)
         sys.meta_path.append(packages)
         exec(config["warm_up"], {})
         if "namespaces" in config["layers"]:
@@ -178,7 +126,7 @@ class Template:
             self.before_fork = layers.new_pid_namespace(self.home)
         if "landlock" in config["layers"]:
             place = self.work if self.home < 0 else self.box
-            ruleset = layers.landlock_ruleset(*readable_paths(packages), place)
+            ruleset = layers.landlock_ruleset(*reach.readable_paths(packages), place)
             self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
@@ -218,7 +166,7 @@ class Template:
                 own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         return {
             "AS": own + (self.config["memory_mb"] << 20), "CPU": self.cpu_s,
-            "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": count_tasks(uid) + THREADS,
+            "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": reach.count_tasks(uid) + THREADS,
             "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
         }
 

@@ -143,7 +143,8 @@ def block(run, code, expected, calls, concurrency):
         cpu, start = cpu_seconds(), time.perf_counter()
         list(threads.map(one, range(calls)))
         wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
-    return {"calls_s": calls / wall, "cpu_ms": cpu / calls * 1000, "latencies_ms": [round(x, 3) for x in latencies]}
+    latencies = [round(value, 3) for value in latencies]
+    return {"calls_s": calls / wall, "cpu_ms": cpu / calls * 1000, "latencies_ms": latencies}
 
 
 def compare(arms, args):
