@@ -129,6 +129,24 @@ def test_an_environment_is_a_rollout_of_its_own(toolbox):
     assert first.results == [] and "Krone" in first.search(query=["Norway"])
 
 
+def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
+    made = environment(toolbox)()
+    made.reset(world=toolbox.world.version)
+    assert "Krone" in made.search(query=["Norway"])
+    with pytest.raises(ValueError, match="unknown world 'v9' in a row: put it into worlds"):
+        made.reset(world="v9")
+
+
+def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox):
+    made = environment(toolbox)()
+    assert made.search(query=["Norway"] * 11) == "Error: query may have 10 entries at most."
+    assert made.visit(url=["u"] * 11, goal="") == "Error: url may have 10 entries at most."
+    assert made.parse_file(files=["f"] * 11) == "Error: files may have 10 entries at most."
+    assert made.results[-1].error == "arguments" and not made.results[-1].env_fault
+    assert made.search(query=["Norway"] * 10).count("=======") == 9
+    assert "maxItems" not in json.dumps(SCHEMAS)
+
+
 def test_only_the_tools_that_are_there_become_methods():
     with Toolbox(load_world("cldr")) as two:
         assert {m.__name__ for m in methods(environment(two)())} == {"search", "visit"}

@@ -9,6 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tool_examples import FakeClock, Scripted, fault, together
 
 from drlib.tools import Dependable, Disk, ReliabilityPolicy
 from drlib.tools.backends import Source, digest, uniform
+from drlib.tools.dependable import Memory
 
 Q = {"query": "Norway", "k": 2}
 PLAIN = ReliabilityPolicy(breaker_failures=0)
@@ -125,6 +128,63 @@ def test_primary_down_gives_the_backup_and_says_so(clock):
     assert outcome.degraded and not outcome.env_fault and outcome.error == ""
 
 
+@pytest.mark.parametrize("answer", ["not_found", "refused", []])
+@pytest.mark.parametrize("critical", [True, False])
+def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
+    answer, critical, tmp_path, clock
+):
+    policy = ReliabilityPolicy(attempts=1, breaker_failures=0, critical=critical)
+    after = answer if isinstance(answer, list) else fault(answer)
+    here = Source("world", lambda arguments, timeout_s: backup(arguments, timeout_s))
+    for in_process in (False, True):
+        first = Scripted("a", fault("server"), after=["page"])
+        backup = Scripted("b", after=after)
+        backends, last = ([first], here) if in_process else ([first, backup], None)
+        disk = Disk(tmp_path / str(in_process))
+        chain = Dependable("visit", backends, policy, disk=disk, clock=clock)
+        down, up = chain.call(Q, last=last), chain.call(Q, last=last)
+        assert not down.value and down.degraded and down.env_fault is critical
+        assert (up.value, up.source, up.cache_hit) == (["page"], "a", False)
+
+
+def test_what_a_backup_answered_is_not_kept_either(clock):
+    first = Scripted("a", fault("server"), after="new")
+    chain = Dependable("visit", [first, Scripted("b", after="old")],
+                       ReliabilityPolicy(attempts=1), clock=clock)  # fmt: skip
+    assert [chain.call(Q).value for _ in range(3)] == ["old", "new", "new"]
+    assert len(first.calls) == 2
+
+
+def test_faults_of_one_page_open_no_breaker_and_ask_the_next_backend(clock):
+    policy = ReliabilityPolicy(attempts=2, breaker_failures=1)
+    first = Scripted("a", *[fault("unreachable")] * 2, fault("unreadable"), after="page")
+    second = Scripted("b", after=fault("unreadable"))
+    chain = Dependable("visit", [first, second], policy, clock=clock)
+    for attempts in (3, 2):  # "unreachable" is tried again, "unreadable" is not
+        outcome = chain.call(Q)
+        assert (outcome.error, outcome.attempts) == ("unreadable", attempts)
+        assert outcome.answered and not outcome.env_fault and not outcome.cache_hit
+    assert chain.call(Q).source == "a"
+    second.after = fault("server")  # that one is down: it might have had the page
+    first.after = fault("unreadable")
+    assert chain.call({"url": "2"}).env_fault
+
+
+def test_the_source_in_this_process_is_asked_after_the_deadline_too(clock):
+    def hangs(arguments, timeout_s):
+        clock.sleep(timeout_s)
+        raise fault("timeout")
+
+    given = []
+    here = Source("world", lambda arguments, timeout_s: given.append(timeout_s) or "page")
+    chain = Dependable("search", [Source("a", hangs), Source("b", hangs)], PLAIN, clock=clock)
+    outcome = chain.call(Q, last=here)
+    assert clock.now >= 60 and given == [15.0]
+    assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
+    assert chain.call({"query": "x"}, last=here, until=clock.now + 1).value == "page"
+    assert clock.now <= 61.001
+
+
 def test_all_down_is_an_outcome_and_no_exception(clock):
     backends = [Scripted("a", after=fault("server")), Scripted("b", after=fault("timeout"))]
     chain = Dependable("search", backends, PLAIN, clock=clock)
@@ -172,6 +232,19 @@ def test_the_breaker_opens_half_opens_and_closes(clock):
     clock.now = 20.5
     assert [next(ask).source for _ in range(3)] == ["a"] * 3  # the trial closed it
     assert len(first.calls) == 7
+
+
+@pytest.mark.parametrize(("kind", "opens"), [
+    ("auth", True), ("server", True), ("forbidden", False), ("too_large", False),
+    ("refused", False), ("unreachable", False),
+])  # fmt: skip
+def test_which_faults_open_the_breaker(kind, opens, clock):
+    backend = Scripted("a", after=fault(kind))
+    policy = ReliabilityPolicy(attempts=1, breaker_failures=2)
+    chain = Dependable("search", [backend], policy, clock=clock)
+    for n in range(4):
+        chain.call({"query": str(n)})
+    assert len(backend.calls) == (2 if opens else 4)
 
 
 def test_a_half_open_breaker_lets_one_call_through(clock):
@@ -273,6 +346,44 @@ def test_equal_calls_at_the_same_time_are_one(clock):
     assert sum(not o.cache_hit for o in outcomes) == 1
 
 
+def test_a_shared_failure_is_no_cache_hit(clock):
+    def down(arguments, timeout_s):
+        clock.sleep(1)
+        raise fault("server")
+
+    policy = ReliabilityPolicy(attempts=1, breaker_failures=0)
+    for last in (None, Source("here", lambda arguments, timeout_s: [])):
+        chain = Dependable("search", [Source("a", down)], policy, clock=clock)
+        outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, last=last))
+        assert all(o.env_fault and not o.cache_hit for o in outcomes)
+
+
+def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
+    def get(key, value="x"):
+        return memory.get(key, lambda: value, lambda made: made != "no")
+
+    memory = Memory(entries=2)
+    assert [get(key)[1] for key in "ababcbaca"] == [0, 0, 1, 1, 0, 1, 0, 0, 1]
+    memory = Memory(size=3_000)
+    big = "y" * 1_000
+    assert [get(key, big)[1] for key in "ababcaac"] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert get("d", "z" * 10_000) == ("z" * 10_000, False) and not get("d")[1]
+    memory = Memory(size=3_000)
+    for n in range(1_000):  # what is not kept takes no room
+        assert get(str(n), "no") == ("no", False)
+    assert memory._held == 0 and not get("a")[1] and get("a")[1]
+
+
+def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
+    for status, kept in (("timeout", False), ("killed", False), ("error", True), ("ok", True)):
+        value = {"text": "", "status": status}
+        backend, disk = Scripted("a", after=value), Disk(tmp_path / status)
+        chain = Dependable("python", [backend], disk=disk, clock=clock)
+        assert [chain.call({"code": "x"}).cache_hit for _ in range(2)] == [False, kept]
+        again = Dependable("python", [backend], disk=disk, clock=clock)
+        assert again.call({"code": "x"}).cache_hit is kept
+
+
 def test_a_cached_call_does_not_reach_the_backend(clock):
     backend = Scripted("a", fault("server"))
     chain = Dependable("search", [backend], clock=clock)
@@ -323,6 +434,42 @@ def test_a_damaged_cache_is_named_and_set_aside(damage, tmp_path, clock):
     assert (tmp_path / "cache.corrupt-1").read_bytes() == damaged
     disk.put("key", "new")
     assert disk.get("key") == "new" and Disk(path).get("key") == "new"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_threads_that_find_the_damage_together_lose_no_file(seed, tmp_path):
+    """The damaged file is set aside once, and the new one is not taken for damaged."""
+    path, notes = tmp_path / "cache", b"my notes, not a data base " * 100
+    path.write_bytes(notes)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            disks = [Disk(path), Disk(path)]
+
+            def work(i):
+                disk = disks[(i + seed) % 2]
+                disk.get(str(i))
+                disk.put(str(i), [i])
+                return disk.get(str(i))
+
+            found = together(8, work)
+    finally:
+        sys.setswitchinterval(before)
+    assert [p.read_bytes() for p in tmp_path.glob("cache.corrupt-*")] == [notes]
+    assert found == [[i] for i in range(8)] == [Disk(path).get(str(i)) for i in range(8)]
+
+
+def test_a_body_of_another_type_is_damage_and_no_exception(tmp_path):
+    for kind in ("BLOB", "INTEGER"):
+        disk = Disk(tmp_path / kind)
+        disk.put("key", ["value", "a"])
+        with closing(sqlite3.connect(tmp_path / kind)) as db, db:
+            db.execute(f"UPDATE calls SET body=CAST(body AS {kind})")
+        with pytest.warns(UserWarning, match="row key is not as it was written"):
+            assert disk.get("key") is None
+        assert disk.get("key") is None and list(tmp_path.glob(f"{kind}.corrupt-1"))
 
 
 def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_path, clock):

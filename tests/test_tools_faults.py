@@ -88,6 +88,23 @@ def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
     assert any(len(set(row)) > 1 for row in forward)  # the next try has its own luck
 
 
+def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
+    """Of rollouts with equal calls the first to come gets the first: only the faults are fixed."""
+    def drawn(seed):
+        faults = Faults(rates={"503": 0.3, "cut": 0.2}, seed=seed)
+        backend = faults.backend(Scripted("a"))
+
+        def work(_):
+            try:
+                return backend({"query": "one for all"}, 1)
+            except ToolFault as fault:
+                return fault.kind
+
+        return sorted(together(40, work))
+
+    assert drawn(1) == drawn(1) != drawn(3)
+
+
 def test_a_script_names_the_operation(cldr):
     world = Faults(script={"Norway": ["", "503"], "*": ["cut"]}).world(cldr)
     assert world.search("Norway") and world.search("Norway", 3)

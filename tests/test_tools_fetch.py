@@ -16,8 +16,9 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
-from drlib.tools import fetch  # noqa: E402
-from drlib.tools.backends import KINDS, ToolFault  # noqa: E402
+from drlib.tools import fetch, files  # noqa: E402
+from drlib.tools import ReliabilityPolicy, Toolbox  # noqa: E402
+from drlib.tools.backends import ANSWERS, PAGE, ToolFault  # noqa: E402
 
 OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # in these tests the first plays a public address
 
@@ -84,9 +85,16 @@ def reader(monkeypatch):
 
 
 def fault(reader, url, timeout_s=20.0):
+    """What went wrong, as the exchange named it; outside it is an answer about the page."""
     with pytest.raises(ToolFault) as raised:
         reader({"url": url}, timeout_s)
-    return raised.value
+    outer = raised.value
+    assert outer.kind in (*ANSWERS, *PAGE)
+    kind, _, detail = outer.detail.partition(": ")
+    if outer.kind in ANSWERS:
+        return outer
+    assert outer.transient is (kind in ("timeout", "connection", "server", "rate_limited"))
+    return ToolFault(kind, detail, outer.retry_after_s)
 
 
 def test_a_page_is_read_with_host_header_and_without_proxies(site, reader, monkeypatch):
@@ -232,6 +240,39 @@ def test_statuses(site, reader, status, kind):
     assert fault(reader, site.page("/a", status=status, Retry_After="7")).kind == kind
 
 
+def test_what_is_wrong_with_a_page_voids_no_rollout_and_stops_no_other_page(site, reader):
+    """401, 503, a closed port, silence, broken bytes: each an answer about that one page."""
+    site.raw["/silent"] = lambda out: time.sleep(1)
+    with socket.socket() as held:  # bound, not listening
+        held.bind((OPEN, 0))
+        bad = [site.page("/401", status=401), site.page("/503", status=503),
+               f"http://example.test:{held.getsockname()[1]}/",
+               f"http://example.test:{site.port}/silent",
+               site.page("/b", b"%PDF-1.4", "application/pdf")]  # fmt: skip
+        good = site.page("/good", b"fine", "text/plain")
+        policy = ReliabilityPolicy(
+            attempts=2, timeout_s=0.8, backoff_s=0.01, breaker_failures=1)  # fmt: skip
+        with Toolbox(None, backends={"visit": [reader]}, policies={"visit": policy}) as toolbox:
+            for url in bad:
+                result = toolbox.call("visit", {"url": [url], "goal": ""})
+                assert result.text == f"Error: {url} could not be accessed."
+                assert (result.ok, result.error, result.env_fault) == (False, "empty", False)
+                assert not toolbox.call("visit", {"url": [bad[0]], "goal": ""}).cache_hit
+            assert toolbox.call("visit", {"url": [good], "goal": ""}).ok
+    paths = [path for _, path, _ in site.seen]
+    assert paths.count("/503") == 2 and paths.count("/401") == 6  # tried again, and not
+
+
+@pytest.mark.parametrize("name", ["idna", "-idna", "punycode", "-punycode", ":punycode",
+                                  "_punycode", "Puny-Code"])  # fmt: skip
+def test_an_encoding_that_takes_hours_is_not_used_under_any_spelling(site, reader, name):
+    body = b"a" * 300_000 + b"-" + b"9z" * 300_000  # as punycode: minutes
+    url = site.page("/a", body, f"text/plain; charset={name}")
+    assert reader({"url": url}, 5.0)["text"].startswith("aaa")
+    assert files.decode(b"abc-", name) == "abc-" and not files.codec(name)
+    assert files.codec("GBK") == "gbk" and files.codec("a\0b") == ""
+
+
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
@@ -346,9 +387,10 @@ def test_random_replies_give_typed_results_only(site, reader):
             page = reader({"url": f"http://example.test:{site.port}/a"}, 10.0)
             assert set(page) == {"url", "title", "text"}
         except ToolFault as wrong:
-            assert wrong.kind in KINDS and wrong.kind != "timeout", replies["now"]
+            assert wrong.kind in (*PAGE, *ANSWERS), replies["now"]
+            assert not wrong.detail.startswith("timeout"), replies["now"]
             kinds.add(wrong.kind)
-    assert {"connection", "malformed"} <= kinds
+    assert set(PAGE) <= kinds
 
 
 def test_random_addresses_give_typed_results_only():

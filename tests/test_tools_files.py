@@ -15,7 +15,7 @@ pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 openpyxl = pytest.importorskip("openpyxl")
 
-from drlib.tools import files  # noqa: E402
+from drlib.tools import ReliabilityPolicy, Toolbox, files  # noqa: E402
 from drlib.tools.backends import KINDS, ToolFault  # noqa: E402
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -39,9 +39,12 @@ def read(reader, name, data=None, timeout_s=30.0):
 
 
 def fault(reader, name, data=None, timeout_s=30.0):
+    """What was wrong, as the parser named it; outside it is an answer, whatever it was."""
     with pytest.raises(ToolFault) as raised:
         read(reader, name, data, timeout_s)
-    return raised.value
+    assert raised.value.kind in ("refused", "not_found")
+    kind, _, detail = raised.value.detail.partition(": ")
+    return ToolFault(kind, detail) if kind in KINDS else raised.value
 
 
 def zipped(members, **options):
@@ -223,6 +226,29 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path):
         files.ParseFile(tmp_path / "nowhere")
 
 
+def test_a_broken_file_is_an_answer_asked_for_once(reader):
+    (reader._folder / "bad.pdf").write_bytes(b"%PDF-nothing")
+    (reader._folder / "good.txt").write_bytes(b"fine")
+    policy = ReliabilityPolicy(breaker_failures=1)
+    with Toolbox(None, backends={"parse_file": [reader]},
+                 policies={"parse_file": policy}) as toolbox:  # fmt: skip
+        bad = toolbox.call("parse_file", {"files": ["bad.pdf"]})
+        assert bad.text == "Error: bad.pdf could not be read." and not bad.ok
+        assert (bad.error, bad.attempts, bad.env_fault) == ("empty", 1, False)
+        assert toolbox.call("parse_file", {"files": ["good.txt"]}).ok
+
+
+def test_equal_names_in_two_folders_are_two_files(tmp_path):
+    texts = []
+    for question in ("one", "two"):
+        (tmp_path / question).mkdir()
+        (tmp_path / question / "data.csv").write_text(question)
+        backends = {"parse_file": [files.ParseFile(tmp_path / question)]}
+        with Toolbox(None, backends=backends, cache=tmp_path / "cache") as toolbox:
+            texts.append(toolbox.call("parse_file", {"files": ["data.csv"]}).text)
+    assert texts == [f"The content of data.csv:\n{text}" for text in ("one", "two")]
+
+
 def nested(depth):
     data = zipped([("a.txt", "core")])
     for i in range(depth):
@@ -311,7 +337,7 @@ def test_truncated_pdfs_give_text_or_malformed(reader, cut):
     try:
         assert isinstance(read(reader, "a.pdf", pdf("First", "Second")[: cut or None][:cut]), str)
     except ToolFault as wrong:
-        assert wrong.kind == "malformed"
+        assert wrong.kind == "refused" and wrong.detail.startswith("malformed")
 
 
 def test_a_pdf_with_a_password_and_one_with_lone_surrogates():

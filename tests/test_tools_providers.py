@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from drlib.tools import fetch
-from drlib.tools.backends import KINDS, ToolFault
+from drlib.tools import NO_RESULTS, ReliabilityPolicy, Toolbox, fetch
+from drlib.tools.backends import KINDS, Source, ToolFault
 from drlib.tools.providers import FIELDS, PROVIDERS, Provider
 
 KEY = "k3y-that-nobody-may-see"
@@ -187,7 +187,7 @@ def test_the_jina_reader(server):
     server.says(b"only text")
     assert ask(server, "jina")["text"] == "only text"
     server.says(b"Title: x\n\nMarkdown Content:\n\n")
-    assert fault(server, "jina").kind == "malformed"
+    assert fault(server, "jina").kind == "unreadable"  # the page is empty: no fault of Jina
     for url in ("file:///etc/passwd", "https://me:pw@a.org/", 3, "a\nb"):
         with pytest.raises(ToolFault) as raised:
             Provider("jina", server.url)({"url": url}, 5.0)
@@ -230,15 +230,37 @@ def test_bad_arguments_are_refused(server):
 
 
 @pytest.mark.parametrize(("status", "kind"), [
-    (401, "auth"), (403, "forbidden"), (404, "not_found"), (429, "rate_limited"),
-    (500, "server"), (502, "server"), (503, "server"), (400, "forbidden"), (402, "forbidden"),
-    (432, "forbidden"), (302, "malformed"), (204, "malformed"),
+    (401, "auth"), (403, "forbidden"), (404, "forbidden"), (410, "forbidden"),
+    (429, "rate_limited"), (500, "server"), (502, "server"), (503, "server"), (400, "refused"),
+    (402, "forbidden"), (414, "refused"), (422, "refused"), (432, "forbidden"), (302, "malformed"),
+    (204, "malformed"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["serper", "openalex", "jina"])
 def test_statuses(server, name, status, kind):
+    if name == "jina":  # about the page
+        kind = {403: "refused", 404: "refused", 410: "refused", 204: "unreadable"}.get(status, kind)
     server.says(b"" if status == 204 else b'{"message": "no"}', status, Location="/elsewhere")
     assert fault(server, name).kind == kind
     assert len(server.seen) == 1  # nothing is followed, nothing is asked again
+
+
+def test_a_service_that_is_set_up_wrong_or_has_no_engines_gives_way_to_the_backup(server):
+    """An empty account, a wrong address, throttled engines: none of it is "No results."."""
+    throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
+    replies = [(404, b""), (200, json.dumps(throttled).encode()),
+               (400, b'{"message": "Not enough credits"}')]  # fmt: skip
+    for status, body in replies:
+        server.reply = (status, {}, body)
+        for backup in (None, [{"title": "t", "url": "u"}]):
+            backends = [Provider("searxng", server.url)]
+            backends += [Source("backup", lambda a, t, found=backup: found)] if backup else []
+            policies = {"search": ReliabilityPolicy(attempts=1)}
+            with Toolbox(None, backends={"search": backends}, policies=policies) as toolbox:
+                result = toolbox.call("search", {"query": ["x"]})
+            assert result.ok is bool(backup) and result.degraded
+            assert result.env_fault is (not backup) and result.text != NO_RESULTS
+    server.says({"results": []})
+    assert Provider("searxng", server.url)({"query": "x"}, 5.0) == []
 
 
 def test_searxng_says_what_its_403_means(server):
@@ -300,6 +322,7 @@ def test_huge_bodies(server, monkeypatch):
     monkeypatch.setattr(fetch, "MAX_BYTES", 1_000)
     server.says({"organic": [], "x": "y" * 1_000})
     assert fault(server).kind == "too_large"
+    assert fault(server, "jina").kind == "unreadable"
 
 
 def broken(name):
@@ -417,4 +440,4 @@ def test_random_replies_give_typed_results_only(server, monkeypatch):
         except ToolFault as wrong:
             assert wrong.kind in KINDS
             kinds.add(wrong.kind)
-    assert kinds == {"malformed"}
+    assert kinds == {"malformed", "unreadable"}

