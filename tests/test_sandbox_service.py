@@ -229,14 +229,16 @@ def test_a_token_is_asked_for_everywhere():
                 body = {"calls": [{"code": "1"}]} if method == "POST" else None
                 assert made.ask(method, path, body, Authorization=shown)[0] == 401
         assert "calls_total{" not in made.ask("GET", "/metrics")[2].decode()  # nothing was run
-        with SandboxClient(made.url, SECRET) as right, SandboxClient(made.url, "wrong") as wrong:
+        with SandboxClient(made.url, SECRET) as right:
             assert right.run("print(1)").text == "1"
-            waiting = [wrong.submit(code) for code in numbers(40)]  # of them two batches
+        with SandboxClient(made.url, "wrong", batch=1, in_flight=1) as wrong:
+            waiting = [wrong.submit("print(1)")]
+            with pytest.raises(Refused, match="401"):
+                while True:  # until submitting itself says so
+                    waiting.append(wrong.submit("print(1)"))
             for future in waiting:
                 with pytest.raises(Refused, match=f"401.*{TOKEN}"):
                     future.result(30)
-            with pytest.raises(Refused, match="401"):
-                wrong.submit("print(1)")
     finally:
         made.kill(signal.SIGTERM)
 

@@ -15,7 +15,7 @@ pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 openpyxl = pytest.importorskip("openpyxl")
 
-from drlib.tools import ReliabilityPolicy, Toolbox, files  # noqa: E402
+from drlib.tools import files  # noqa: E402
 from drlib.tools.backends import KINDS, ToolFault  # noqa: E402
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -224,29 +224,6 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError):
         monkeypatch.undo()
         files.ParseFile(tmp_path / "nowhere")
-
-
-def test_a_broken_file_is_an_answer_asked_for_once(reader):
-    (reader._folder / "bad.pdf").write_bytes(b"%PDF-nothing")
-    (reader._folder / "good.txt").write_bytes(b"fine")
-    policy = ReliabilityPolicy(breaker_failures=1)
-    with Toolbox(None, backends={"parse_file": [reader]},
-                 policies={"parse_file": policy}) as toolbox:  # fmt: skip
-        bad = toolbox.call("parse_file", {"files": ["bad.pdf"]})
-        assert bad.text == "Error: bad.pdf could not be read." and not bad.ok
-        assert (bad.error, bad.attempts, bad.env_fault) == ("empty", 1, False)
-        assert toolbox.call("parse_file", {"files": ["good.txt"]}).ok
-
-
-def test_equal_names_in_two_folders_are_two_files(tmp_path):
-    texts = []
-    for question in ("one", "two"):
-        (tmp_path / question).mkdir()
-        (tmp_path / question / "data.csv").write_text(question)
-        backends = {"parse_file": [files.ParseFile(tmp_path / question)]}
-        with Toolbox(None, backends=backends, cache=tmp_path / "cache") as toolbox:
-            texts.append(toolbox.call("parse_file", {"files": ["data.csv"]}).text)
-    assert texts == [f"The content of data.csv:\n{text}" for text in ("one", "two")]
 
 
 def nested(depth):

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from drlib.tools import NO_RESULTS, ReliabilityPolicy, Toolbox, fetch
-from drlib.tools.backends import KINDS, Source, ToolFault
+from drlib.tools import fetch
+from drlib.tools.backends import KINDS, ToolFault
 from drlib.tools.providers import FIELDS, PROVIDERS, Provider
 
 KEY = "k3y-that-nobody-may-see"
@@ -230,10 +230,9 @@ def test_bad_arguments_are_refused(server):
 
 
 @pytest.mark.parametrize(("status", "kind"), [
-    (401, "auth"), (403, "forbidden"), (404, "forbidden"), (410, "forbidden"),
-    (429, "rate_limited"), (500, "server"), (502, "server"), (503, "server"), (400, "refused"),
-    (402, "forbidden"), (414, "refused"), (422, "refused"), (432, "forbidden"), (302, "malformed"),
-    (204, "malformed"),
+    (401, "auth"), (403, "forbidden"), (404, "forbidden"), (410, "forbidden"), (400, "refused"),
+    (429, "rate_limited"), (500, "server"), (503, "server"), (414, "refused"), (422, "refused"),
+    (402, "forbidden"), (432, "forbidden"), (302, "malformed"), (204, "malformed"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["serper", "openalex", "jina"])
 def test_statuses(server, name, status, kind):
@@ -244,29 +243,10 @@ def test_statuses(server, name, status, kind):
     assert len(server.seen) == 1  # nothing is followed, nothing is asked again
 
 
-def test_a_service_that_is_set_up_wrong_or_has_no_engines_gives_way_to_the_backup(server):
-    """An empty account, a wrong address, throttled engines: none of it is "No results."."""
-    throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
-    replies = [(404, b""), (200, json.dumps(throttled).encode()),
-               (400, b'{"message": "Not enough credits"}')]  # fmt: skip
-    for status, body in replies:
-        server.reply = (status, {}, body)
-        for backup in (None, [{"title": "t", "url": "u"}]):
-            backends = [Provider("searxng", server.url)]
-            backends += [Source("backup", lambda a, t, found=backup: found)] if backup else []
-            policies = {"search": ReliabilityPolicy(attempts=1)}
-            with Toolbox(None, backends={"search": backends}, policies=policies) as toolbox:
-                result = toolbox.call("search", {"query": ["x"]})
-            assert result.ok is bool(backup) and result.degraded
-            assert result.env_fault is (not backup) and result.text != NO_RESULTS
-    server.says({"results": []})
-    assert Provider("searxng", server.url)({"query": "x"}, 5.0) == []
-
-
 def test_searxng_says_what_its_403_means(server):
     server.says(b"", 403)
-    assert "search.formats" in fault(server, "searxng").detail
-    assert "search.formats" not in fault(server, "serper").detail
+    for name in ("searxng", "serper"):
+        assert ("search.formats" in fault(server, name).detail) is (name == "searxng")
 
 
 def test_retry_after_in_seconds_and_as_a_date(server):
@@ -321,8 +301,7 @@ def test_cut_connections(server):
 def test_huge_bodies(server, monkeypatch):
     monkeypatch.setattr(fetch, "MAX_BYTES", 1_000)
     server.says({"organic": [], "x": "y" * 1_000})
-    assert fault(server).kind == "too_large"
-    assert fault(server, "jina").kind == "unreadable"
+    assert (fault(server).kind, fault(server, "jina").kind) == ("too_large", "unreadable")
 
 
 def broken(name):
@@ -388,9 +367,7 @@ def test_malformed_replies(server, body):
 def test_lone_surrogates_do_not_pass(server):
     server.says(b'{"organic": [{"title": "a\\ud800b", "link": "c"}]}')
     assert ask(server, "serper")[0]["title"] == "a?b"
-    for name in ("serper", "searxng"):
-        server.says(RECORDED[name][0])
-        assert Provider(name, server.url)({"query": "a\ud800"}, 5.0)
+    assert Provider("serper", server.url)({"query": "a\ud800"}, 5.0)
 
 
 def test_a_key_is_in_no_object_address_error_or_log(server, caplog):

@@ -61,6 +61,11 @@ def fault(kind, **more):
     return ToolFault(kind, "scripted", **more)
 
 
+def hits(*titles, **more):
+    return [{"title": title, "url": f"https://{title}.org", "snippet": f"about {title}", **more}
+            for title in titles]  # fmt: skip
+
+
 def together(n, work):
     """`work(i)` in n threads that start at the same moment; their results, in order."""
     results, start = [None] * n, threading.Barrier(n)

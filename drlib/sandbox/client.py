@@ -134,8 +134,8 @@ class Front(Runner):
                     elif (tried or wait_s) and now + wait_s > since + self._deadline_s:
                         job.set_result(job.last or SandboxResult(
                             "service_unavailable", "", self._fault, None, 0.0, ""))
-                tried = True
-                if (left := [job for job in jobs if not job.done()]) and not self._closed.wait(wait_s):
+                left, tried = [job for job in jobs if not job.done()], True
+                if left and not self._closed.wait(wait_s):
                     self._attempt(left)
 
     def _take(self) -> list[_Job]:
@@ -172,8 +172,8 @@ class Front(Runner):
             if not all(job.done() or job.last for job in jobs):
                 raise Unreachable("no complete answer")
         except Unreachable as fault:
-            self._fault, *asked = fault.args
-            pause_s = max(self._random.uniform(0.5, 1.5), *(min(s, self._deadline_s) for s in asked))
+            self._fault, asked_s = str(fault.args[0]), sum(fault.args[1:])
+            pause_s = max(self._random.uniform(0.5, 1.5), min(asked_s, self._deadline_s))
             node.rests_until = time.monotonic() + pause_s
         except TooLarge as error:
             if len(jobs) == 1:

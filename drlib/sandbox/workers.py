@@ -68,7 +68,10 @@ class Workers:
 
     def __init__(self, count: int, spare: int, config: dict, isolation: str) -> None:
         self.config, self.isolation, self.count = config, isolation, count
-        self.lane = threading.Condition()  # guards all that follows
+        lock = threading.RLock()  # guards all that follows
+        self.lane = threading.Condition(lock)  # where idle threads wait
+        self.spares = threading.Condition(lock)  # where spare threads do
+        self.memory = threading.Condition(lock)  # where calls wait for memory
         self.jobs: deque[Job] = deque()
         self.templates: dict[tuple[int, bool], Template] = {}  # by thread, and whether heavy
         self.closing = False
@@ -90,7 +93,14 @@ class Workers:
             if self.closing:
                 raise RuntimeError("This Sandbox is closed; make a new one.")
             self.jobs.append(job)
-            self.lane.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        """One thread for one job: each that wakes in vain costs the others the interpreter."""
+        if self.jobs:
+            self.lane.notify()
+            if not self.idle:
+                self.spares.notify_all()
 
     def _work(self, index: int) -> None:
         if index < self.count:
@@ -124,15 +134,17 @@ class Workers:
             useful = index - self.count < self.long and (warm or not self.idle)
             return self.closing or (self.jobs and self.short < self.count and useful)
 
-        with self.lane:
+        place = self.lane if index < self.count else self.spares
+        with place:
             self.idle += warm
-            self.lane.wait_for(ready)
+            place.wait_for(ready)
             self.idle -= warm
             if self.closing:
                 return None
             self.short += 1
-            self.lane.notify_all()  # the next job may now be for a spare
-            return self.jobs.popleft()
+            job = self.jobs.popleft()
+            self._wake()
+            return job
 
     def _start(self, index: int, heavy: bool) -> Template:
         warm_up = WARM_UP_HEAVY if heavy else WARM_UP_LIGHT
@@ -163,6 +175,7 @@ class Workers:
             finally:
                 with self.lane:
                     self.running -= 1
+                    self.memory.notify()
         if self.closing and result.status == "worker_died":
             job.future.set_exception(RuntimeError("The Sandbox was closed during this call."))
         else:
@@ -201,7 +214,7 @@ class Workers:
                 if not self.running and now > patient:
                     return (f"less than memory_mb={self.config['memory_mb']} of memory is left on "
                             "this machine; lower memory_mb or free some")
-                self.lane.wait(0.05)
+                self.memory.wait(0.05)
             self.running += 1
             return ""
 
@@ -256,7 +269,8 @@ class Workers:
             waiting, self.jobs = self.jobs, deque()
             for template in self.templates.values():
                 template.terminate()
-            self.lane.notify_all()
+            for place in (self.lane, self.spares, self.memory):
+                place.notify_all()
         for job in waiting:
             job.future.cancel()
         for thread in self.threads:
@@ -276,7 +290,7 @@ class _Lane:
                 self.is_long = True
                 self.workers.short -= 1
                 self.workers.long += 1
-                self.workers.lane.notify_all()
+                self.workers._wake()
 
     def leave(self) -> None:
         with self.workers.lane:
@@ -284,4 +298,4 @@ class _Lane:
                 self.workers.long -= 1
             else:
                 self.workers.short -= 1
-            self.workers.lane.notify_all()
+            self.workers._wake()

@@ -228,21 +228,17 @@ class _Guard:
 
 
 class Memory:
-    """The values used last; equal calls at the same time share the first one's value.
+    """The values used last, `entries` of at most `size` bytes; equal calls share one's value.
 
-    Args:
-        entries, size: how many values, and how many bytes of them and their keys.
-        weigh: a value -> its bytes in memory.
+    text: the part of a value that counts as its size.
     """
 
     def __init__(
-        self, entries: int = 20_000, size: int = 256 << 20,
-        weigh: Callable[[Any], int] = lambda value: _weight(value),
-    ) -> None:  # fmt: skip
-        self._entries, self._size, self._weigh = entries, size, weigh
+        self, entries: int = 20_000, size: int = 256 << 20, text: Callable[[Any], str] = repr
+    ) -> None:
+        self._entries, self._size, self._text = entries, size, text
         self._lock, self._held = threading.Lock(), 0
-        # [held while it is made, value, bytes]
-        self._values: OrderedDict[str, list] = OrderedDict()
+        self._values: OrderedDict[str, list] = OrderedDict()  # [lock of its maker, value, bytes]
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
         """The value of `key`, and whether it was there; what `make` gives stays if `keep(it)`."""
@@ -254,27 +250,18 @@ class Memory:
             with entry[0]:
                 if entry[1] is None:
                     entry[1] = made = make()
-                    weight = self._weigh(made) + sys.getsizeof(key) if keep(made) else 0
+                    size = sys.getsizeof(self._text(made)) + sys.getsizeof(key) if keep(made) else 0
                     with self._lock:
                         if self._values.get(key) is entry:  # nobody has put it out meanwhile
-                            entry[2] = weight
-                            self._held += weight
-                            self._evict()
-                            if not weight:
-                                del self._values[key]
+                            entry[2] = size
+                            self._held += size
+                            self._evict() if size else self._values.pop(key)
                     return made, False
         return entry[1], True
 
     def _evict(self) -> None:
         while len(self._values) > self._entries or self._held > self._size:
             self._held -= self._values.popitem(last=False)[1][2]
-
-
-def _weight(value: Any) -> int:
-    """The bytes of JSON values and tuples of them."""
-    inner = (*value, *value.values()) if isinstance(value, dict) else value
-    inner = inner if isinstance(value, (dict, list, tuple)) else ()
-    return sys.getsizeof(value) + sum(map(_weight, inner))
 
 
 class Disk:
@@ -300,14 +287,13 @@ class Disk:
     def _execute(self, sql: str, *values: str) -> tuple | None:
         try:
             return self._run(sql, values)
-        except sqlite3.OperationalError as error:
-            self._warn(f"{error}; the call goes on")
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
             try:
-                return self._set_aside(sql, values)
-            except (OSError, sqlite3.OperationalError) as error:
-                self._warn(f"is damaged and could not be set aside ({error}); the call goes on")
-        return None
+                if not isinstance(error, sqlite3.OperationalError):
+                    return self._set_aside(sql, values)
+            except (OSError, sqlite3.OperationalError) as second:
+                error = second
+            return self._warn(f"{error}; the call goes on")
 
     def _run(self, sql: str, values: tuple) -> tuple | None:
         with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
@@ -323,23 +309,18 @@ class Disk:
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            try:
-                return self._run(sql, values)  # another one was here first, and the file is new
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError as error:
-                why = error
-            for n in itertools.count(1):
-                aside = self._path.with_name(f"{self._path.name}.corrupt-{n}")
-                with suppress(FileExistsError):
-                    aside.touch(exist_ok=False)
-                    break
+            return self._run(sql, values)  # another one was here first: the file is new
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as why:
+            names = (f"{self._path}.corrupt-{n}" for n in itertools.count(1))
+            aside = next(name for name in names if not os.path.lexists(name))
             with suppress(FileNotFoundError):
-                os.replace(f"{self._path}-journal", f"{aside}-journal")
-            os.replace(self._path, aside)
+                os.rename(f"{self._path}-journal", f"{aside}-journal")
+            os.rename(self._path, aside)
+            return self._warn(f"is damaged ({why}): now {aside}")
         finally:
-            os.close(folder)
-        return self._warn(f"is damaged ({why}): now {aside}")
+            os.close(folder)  # and with it the lock
 
     def _warn(self, what: str) -> None:
         warnings.warn(f"tool cache {self._path} {what}", stacklevel=5)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 import warnings
 from collections import Counter
@@ -32,8 +31,7 @@ from drlib.tools.backends import ANSWERS, PAGE, Backend, Source, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS
 from drlib.tools.dependable import (
-    PASSING, Dependable, Disk, Memory, Outcome, ReliabilityPolicy,
-)  # fmt: skip
+    PASSING, Dependable, Disk, Memory, Outcome, ReliabilityPolicy)  # fmt: skip
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -98,7 +96,7 @@ class Toolbox(AbstractContextManager):
                              disk=None if name == "parse_file" else disk)
             for name in {**backends, **policies}
         }  # fmt: skip
-        self._cache = Memory(weigh=lambda made: sys.getsizeof(made.text))
+        self._cache = Memory(text=lambda made: made.text)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
 
     @property
@@ -154,16 +152,15 @@ class Toolbox(AbstractContextManager):
         done = [self._operate(name, operand, world, until) for operand in operands]
         goal = arguments.get("goal")
         parts = [_observation(name, o, goal, outcome) for o, outcome in zip(operands, done)]
-        (text, error), all_ = parts[0], done[0]
+        (text, error), whole = parts[0], done[0]
         if len(done) > 1:
-            text, all_ = SEPARATOR.join([text for text, _ in parts]), _together(done)
+            text, whole = SEPARATOR.join([text for text, _ in parts]), _together(done)
             errors = [e for _, e in parts]
             broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
             error = broken[0] if broken else "" if "" in errors else errors[0]
         return ToolResult(
-            name, arguments, text, not error, error, attempts=all_.attempts,
-            source=all_.source, cache_hit=all_.cache_hit, degraded=all_.degraded,
-            env_fault=all_.env_fault,
+            name, arguments, text, not error, error, 0.0, whole.attempts, whole.source,
+            whole.cache_hit, whole.degraded, whole.env_fault,
         )  # fmt: skip
 
     def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
