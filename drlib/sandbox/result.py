@@ -13,7 +13,8 @@ _FIXED_TEXTS = {
     "memory_limit": "MemoryError: memory limit exceeded.",
     "output_limit": "OutputError: output limit exceeded.",
 }
-# Faults of the environment: generated code cannot bring these about.
+# Faults of the environment: the code of a call cannot bring them about for itself; a queue full of
+# slow calls can, for those behind it (`queue_timeout`).
 ENV_FAULTS = ("setup_failed", "worker_died", "queue_timeout", "service_unavailable")
 STATUSES = ("ok", "error", "killed", *_FIXED_TEXTS, *ENV_FAULTS)
 

@@ -27,8 +27,8 @@ import threading
 import time
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -268,7 +268,7 @@ class Disk:
     """JSON values by key in a SQLite file, for many threads and processes.
 
     Rows carry a digest: SQLite does not see a changed byte inside a value. A damaged file is named
-    in a warning and set aside as `NAME.corrupt-N`; a file that cannot be used is warned about.
+    in a warning and set aside as `NAME.corrupt-N`; one that cannot be used, or not be locked (`flock`), is warned about.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -286,14 +286,27 @@ class Disk:
 
     def _execute(self, sql: str, *values: str) -> tuple | None:
         try:
-            return self._run(sql, values)
-        except sqlite3.DatabaseError as error:
             try:
-                if not isinstance(error, sqlite3.OperationalError):
+                with self._locked(fcntl.LOCK_SH):
+                    return self._run(sql, values)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                with self._locked(fcntl.LOCK_EX):
                     return self._set_aside(sql, values)
-            except (OSError, sqlite3.OperationalError) as second:
-                error = second
+        except (OSError, sqlite3.OperationalError) as error:
             return self._warn(f"{error}; the call goes on")
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        """The folder's lock. Nobody may have a file open that gets another name: SQLite would play
+        the journal of its successor back into it."""
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, kind)
+            yield
+        finally:
+            os.close(folder)
 
     def _run(self, sql: str, values: tuple) -> tuple | None:
         with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
@@ -305,10 +318,7 @@ class Disk:
         return row
 
     def _set_aside(self, sql: str, values: tuple) -> tuple | None:
-        """Give the damaged file a name of its own, one thread of all processes at a time."""
-        folder = os.open(self._path.parent, os.O_RDONLY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
             return self._run(sql, values)  # another one was here first: the file is new
         except sqlite3.OperationalError:
             raise
@@ -319,8 +329,6 @@ class Disk:
                 os.rename(f"{self._path}-journal", f"{aside}-journal")
             os.rename(self._path, aside)
             return self._warn(f"is damaged ({why}): now {aside}")
-        finally:
-            os.close(folder)  # and with it the lock
 
     def _warn(self, what: str) -> None:
         warnings.warn(f"tool cache {self._path} {what}", stacklevel=5)
