@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from drlib.sandbox import probe
+from drlib.sandbox.pool import check_call
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -155,10 +156,24 @@ def test_both_nodes_work_and_nothing_of_ray_reaches_the_code(front):
         kinds = [os.readlink(f"/proc/{process.pid}/fd/{fd}")
                  for fd in os.listdir(f"/proc/{process.pid}/fd")]  # fmt: skip
         assert not [kind for kind in kinds if "ray" in kind], kinds
-        assert len([kind for kind in kinds if kind.startswith("socket:")]) <= 2, kinds
+        # The channel and the line to the next child; that child closes its copies of both, and its
+        # own two ends, before any code runs.
+        assert len([kind for kind in kinds if kind.startswith("socket:")]) <= 4, kinds
     seen = front.run("import os, sys; print(sorted(os.environ), 'ray' in sys.modules)").text
     assert "RAY" not in seen and seen.endswith("False")
     assert front.run("import ray").text == "ModuleNotFoundError: No module named 'ray'"
+
+
+def test_calls_that_are_given_up_are_not_run(front, monkeypatch):
+    from drlib.sandbox.client import Unreachable
+
+    address = front._nodes[0].address
+    slow = [check_call(code) for code in numbers(40, 3.0)]  # 60 s, two at a time
+    monkeypatch.setattr(front, "_patience_s", 0.5)
+    with pytest.raises(Unreachable, match="no answer in 0.5 s"):
+        list(front._ask(address, slow))
+    monkeypatch.setattr(front, "_patience_s", 25.0)
+    assert [r.text for _, r in front._ask(address, [check_call("print(1)")])] == ["1"]
 
 
 def test_a_lost_actor_starts_again(front):

@@ -117,6 +117,9 @@ class Workers:
             try:
                 if job.future.set_running_or_notify_cancel():
                     self._answer(index, job, lane)
+            except OSError as error:  # of this process: no descriptor left to look or write with
+                result = SandboxResult("worker_died", "", str(error), None, 0.0, self.isolation)
+                job.future.set_result(job.finish(result, {}))
             except Exception as error:  # noqa: BLE001 - a thread that ends would answer nobody
                 job.future.set_exception(error)
             finally:

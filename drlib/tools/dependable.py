@@ -268,7 +268,8 @@ class Disk:
     """JSON values by key in a SQLite file, for many threads and processes.
 
     Rows carry a digest: SQLite does not see a changed byte inside a value. A damaged file is named
-    in a warning and set aside as `NAME.corrupt-N`; one that cannot be used, or not be locked (`flock`), is warned about.
+    in a warning and set aside as `NAME.corrupt-N`; one that cannot be used, or not be locked
+    (`flock`), is warned about.
     """
 
     def __init__(self, path: str | Path) -> None:

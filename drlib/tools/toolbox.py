@@ -4,7 +4,7 @@ Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its
 list of queries, numbered `[title](link)` results, visits with a goal, code whose printed output
 alone is seen. A call never raises: bad arguments, unknown tools and faults of the infrastructure
 come back as a `ToolResult` whose `text` is the observation. `env_fault` marks the last kind, so
-that a broken sandbox is never the policy's failure; so does a bug of ours, with a warning.
+that a broken sandbox is never the policy's failure. Only a bug in a tool's own code is raised.
 
 Each query, page or file of a call is an operation. The world and the sandbox are in this process
 and are asked directly; a tool with `backends` or a policy goes through `Dependable`, and the world
@@ -184,9 +184,6 @@ class Toolbox(AbstractContextManager):
         except ToolFault as fault:
             broken = fault.kind not in (*ANSWERS, *PAGE)
             return Outcome(None, source, degraded=broken, env_fault=broken, error=fault.kind)
-        except Exception as bug:  # ours, or a closed sandbox: no reason to end a rollout
-            warnings.warn(f"tool {tool}: {type(bug).__name__}: {bug}", stacklevel=2)
-            return Outcome(None, source, degraded=True, env_fault=True, error="server")
         if tool == "python":
             return Outcome(value, value["isolation"], env_fault=value["env_fault"])
         return Outcome(value, source or tool)
@@ -234,6 +231,9 @@ def _python(sandbox: Sandbox, code: str) -> dict:
     except ValueError:  # more characters than a call may have
         text = "Error: the program is too long."
         return {"text": text, "status": "too_large", "isolation": "", "env_fault": False}
+    except (RuntimeError, OSError) as error:  # closed, or no right to the service
+        warnings.warn(f"tool python: {type(error).__name__}: {error}", stacklevel=2)
+        raise ToolFault("forbidden", str(error)) from None
     return {"text": run.text, "status": run.status, "isolation": run.isolation,
             "env_fault": run.env_fault}  # fmt: skip
 

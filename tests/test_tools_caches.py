@@ -1,0 +1,197 @@
+"""What is kept of tool calls and for how long: equal calls, memory, the file, its damage.
+
+Run: python -m pytest tests/test_tools_caches.py
+"""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tool_examples import FakeClock, Scripted, fault, together
+
+from drlib.tools import Dependable, Disk, ReliabilityPolicy
+from drlib.tools.backends import Source
+from drlib.tools.dependable import Memory
+
+Q = {"query": "Norway", "k": 2}
+PLAIN = ReliabilityPolicy(breaker_failures=0)
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def test_equal_calls_at_the_same_time_are_one(clock):
+    def slow(arguments, timeout_s):
+        calls.append(arguments)
+        clock.sleep(1)
+        return "ok"
+
+    calls = []
+    chain = Dependable("search", [Source("a", slow)], clock=clock)
+    outcomes = together(20, lambda _: chain.call(Q))
+    assert len(calls) == 1 and {o.value for o in outcomes} == {"ok"}
+    assert sum(not o.cache_hit for o in outcomes) == 1
+
+
+def test_a_shared_failure_is_no_cache_hit(clock):
+    def down(arguments, timeout_s):
+        clock.sleep(1)
+        raise fault("server")
+
+    policy = ReliabilityPolicy(attempts=1, breaker_failures=0)
+    for last in (None, Source("here", lambda arguments, timeout_s: [])):
+        chain = Dependable("search", [Source("a", down)], policy, clock=clock)
+        outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, last=last))
+        assert all(o.env_fault and not o.cache_hit for o in outcomes)
+
+
+def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
+    def get(key, value="x"):
+        return memory.get(key, lambda: value, lambda made: made != "no")
+
+    memory = Memory(entries=2)
+    assert [get(key)[1] for key in "ababcbaca"] == [0, 0, 1, 1, 0, 1, 0, 0, 1]
+    memory = Memory(size=3_000)
+    big = "y" * 1_000
+    assert [get(key, big)[1] for key in "ababcaac"] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert get("d", "z" * 10_000) == ("z" * 10_000, False) and not get("d")[1]
+    memory = Memory(size=3_000)
+    for n in range(1_000):  # what is not kept takes no room
+        assert get(str(n), "no") == ("no", False)
+    assert memory._held == 0 and not get("a")[1] and get("a")[1]
+
+
+def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
+    for status, kept in (("timeout", False), ("killed", False), ("error", True), ("ok", True)):
+        value = {"text": "", "status": status}
+        backend, disk = Scripted("a", after=value), Disk(tmp_path / status)
+        chain = Dependable("python", [backend], disk=disk, clock=clock)
+        assert [chain.call({"code": "x"}).cache_hit for _ in range(2)] == [False, kept]
+        again = Dependable("python", [backend], disk=disk, clock=clock)
+        assert again.call({"code": "x"}).cache_hit is kept
+
+
+def test_a_cached_call_does_not_reach_the_backend(clock):
+    backend = Scripted("a", fault("server"))
+    chain = Dependable("search", [backend], clock=clock)
+    first, again = chain.call(Q, "v1"), chain.call(dict(reversed(Q.items())), "v1")
+    assert not first.cache_hit and again.cache_hit and len(backend.calls) == 2
+    assert (again.value, again.attempts, again.waits_s) == ("ok", 2, first.waits_s)
+    assert not chain.call(Q, "v2").cache_hit and len(backend.calls) == 3
+
+
+def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, clock):
+    def run(version):
+        backend = Scripted("a", after={"text": "æ\ud800"})
+        chain = Dependable("visit", [backend], disk=Disk(tmp_path / "deep" / "cache"), clock=clock)
+        outcome = chain.call(Q, version)
+        assert outcome.value == {"text": "æ\ud800"} and outcome.source == "a"
+        return outcome.cache_hit, len(backend.calls)
+
+    assert run("v1") == (False, 1) and run("v1") == (True, 0) and run("v2") == (False, 1)
+
+
+def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock):
+    def run(*kinds):
+        disk = Disk(tmp_path / "cache")
+        backends = [Scripted(k, after=fault(k) if k else "ok") for k in kinds]
+        return Dependable("visit", backends, PLAIN, disk=disk, clock=clock).call(Q)
+
+    run("server")
+    run("server", "")
+    run("not_found")
+    assert not run("").cache_hit and run("").cache_hit
+
+
+@pytest.mark.parametrize("damage", ["garbage", "a byte of a value", "cut", "another file"])
+def test_a_damaged_cache_is_named_and_set_aside(damage, tmp_path, clock):
+    path = tmp_path / "cache"
+    Disk(path).put("key", "the right value")
+    Disk(path).put("more", ["filler"] * 5000)
+    data = path.read_bytes()
+    assert data.count(b"the right value") == 1
+    path.write_bytes({
+        "garbage": b"\xff" * len(data), "cut": data[: len(data) // 2],
+        "a byte of a value": data.replace(b"the right value", b"the wrong value"),
+        "another file": b"my notes, not a data base " * 100,
+    }[damage])  # fmt: skip
+    damaged, disk = path.read_bytes(), Disk(path)
+    with pytest.warns(UserWarning, match=r"cache is damaged .*cache\.corrupt-1"):
+        assert disk.get("key") is None and disk.get("more") is None
+    assert (tmp_path / "cache.corrupt-1").read_bytes() == damaged
+    disk.put("key", "new")
+    assert disk.get("key") == "new" and Disk(path).get("key") == "new"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_threads_that_find_the_damage_together_lose_no_file(seed, tmp_path):
+    """The damaged file is set aside once, and the new one is not taken for damaged."""
+    path, notes = tmp_path / "cache", b"my notes, not a data base " * 100
+    path.write_bytes(notes)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            disks = [Disk(path), Disk(path)]
+
+            def work(i):
+                disk = disks[(i + seed) % 2]
+                disk.get(str(i))
+                disk.put(str(i), [i])
+                return disk.get(str(i))
+
+            found = together(8, work)
+    finally:
+        sys.setswitchinterval(before)
+    assert [p.read_bytes() for p in tmp_path.glob("cache.corrupt-*")] == [notes]
+    assert found == [[i] for i in range(8)] == [Disk(path).get(str(i)) for i in range(8)]
+
+
+def test_a_body_of_another_type_is_damage_and_no_exception(tmp_path):
+    for kind in ("BLOB", "INTEGER"):
+        disk = Disk(tmp_path / kind)
+        disk.put("key", ["value", "a"])
+        with closing(sqlite3.connect(tmp_path / kind)) as db, db:
+            db.execute(f"UPDATE calls SET body=CAST(body AS {kind})")
+        with pytest.warns(UserWarning, match="row key is not as it was written"):
+            assert disk.get("key") is None
+        assert disk.get("key") is None and list(tmp_path.glob(f"{kind}.corrupt-1"))
+
+
+def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_path, clock):
+    disk = Disk(tmp_path)  # a folder
+    chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
+    with pytest.warns(UserWarning, match="unable to open"):
+        assert chain.call(Q).value == "ok"
+
+
+WRITER = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from drlib.tools import Disk
+disk, me = Disk(sys.argv[1]), sys.argv[2]
+def work(n):
+    disk.put(f"{me}-{n}", [me, n] * 50)
+    disk.put("shared", "same")
+    return disk.get(f"{me}-{n}") == [me, n] * 50 and disk.get("shared") == "same"
+with ThreadPoolExecutor(4) as pool:
+    assert all(pool.map(work, range(40)))
+"""
+
+
+def test_threads_and_processes_share_a_disk_cache(tmp_path):
+    path = tmp_path / "cache"
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-W", "error", "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, str(i)], cwd=root) for i in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    rows = sqlite3.connect(path).execute("SELECT key, body FROM calls").fetchall()
+    assert len(rows) == 121 and all(json.loads(body) for _, body in rows)
