@@ -68,10 +68,10 @@ class Workers:
 
     def __init__(self, count: int, spare: int, config: dict, isolation: str) -> None:
         self.config, self.isolation, self.count = config, isolation, count
-        lock = threading.RLock()  # guards all that follows
-        self.lane = threading.Condition(lock)  # where idle threads wait
-        self.spares = threading.Condition(lock)  # where spare threads do
-        self.memory = threading.Condition(lock)  # where calls wait for memory
+        self.lane = threading.RLock()  # guards all that follows
+        self.resting: list[threading.Condition] = []  # one an idle thread, the latest last
+        self.spares = threading.Condition(self.lane)  # where spare threads do
+        self.memory = threading.Condition(self.lane)  # where calls wait for memory
         self.jobs: deque[Job] = deque()
         self.templates: dict[tuple[int, bool], Template] = {}  # by thread, and whether heavy
         self.closing = False
@@ -97,10 +97,10 @@ class Workers:
 
     def _wake(self) -> None:
         """One thread for one job: each that wakes in vain costs the others the interpreter."""
-        if self.jobs:
-            self.lane.notify()
-            if not self.idle:
-                self.spares.notify_all()
+        if self.jobs and self.resting:
+            self.resting.pop().notify()  # whose template the processor still has in its caches
+        elif self.jobs:
+            self.spares.notify_all()
 
     def _work(self, index: int) -> None:
         if index < self.count:
@@ -137,10 +137,13 @@ class Workers:
             useful = index - self.count < self.long and (warm or not self.idle)
             return self.closing or (self.jobs and self.short < self.count and useful)
 
-        place = self.lane if index < self.count else self.spares
+        own = index < self.count
+        place = threading.Condition(self.lane) if own else self.spares
         with place:
             self.idle += warm
-            place.wait_for(ready)
+            while not ready():
+                self.resting += [place] * own
+                place.wait()
             self.idle -= warm
             if self.closing:
                 return None
@@ -272,7 +275,7 @@ class Workers:
             waiting, self.jobs = self.jobs, deque()
             for template in self.templates.values():
                 template.terminate()
-            for place in (self.lane, self.spares, self.memory):
+            for place in (*self.resting, self.spares, self.memory):
                 place.notify_all()
         for job in waiting:
             job.future.cancel()
