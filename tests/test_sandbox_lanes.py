@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 
@@ -181,13 +182,24 @@ def test_a_fault_of_our_own_reaches_the_caller_and_the_next_call_runs(monkeypatc
         assert single.run("print(2)").text == "2"
 
 
+def below(pid):
+    words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [p for word in words for p in (int(word), *below(int(word)))]
+
+
+@pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])
+@pytest.mark.filterwarnings("ignore:Sandbox runs with WEAK")
+def test_the_next_child_holds_nothing_of_its_template(level):
+    """A copy of the channel would hide the template's death from the caller."""
+    with Sandbox(found=LEVELS[level], min_level="weak") as single:
+        single.run("print(1)")
+        time.sleep(0.5)  # until it waits
+        folder = f"/proc/{below(single.template_pids()[0])[-1]}/fd"
+        held = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+        assert len([name for name in held if name.startswith("socket:")]) == 1 and len(held) == 4
+
+
 def test_a_killed_spare_costs_no_answer():
-    from pathlib import Path
-
-    def below(pid):
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [p for word in words for p in (int(word), *below(int(word)))]
-
     with Sandbox() as single:
         for _ in range(3):
             assert single.run("print(1)").text == "1"

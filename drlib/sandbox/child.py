@@ -25,7 +25,6 @@ import types
 from collections.abc import Callable, Sequence
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
-LINE, REQUEST = 3, 4  # descriptors of a child
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
 CODE_NAME = "<python>"
 _shutdown = threading._shutdown  # a call of it is saved where there are no other threads
@@ -65,7 +64,7 @@ class Child:
     """One call, inside the forked process."""
 
     def __init__(self, template, layers: types.ModuleType) -> None:
-        self.template, self.layers, self.line = template, layers, LINE
+        self.template, self.layers, self.line = template, layers, -1
 
     def main(self, line: _socket.socket) -> None:
         """Lock in, wait for the call, run it; never returns.
@@ -76,21 +75,19 @@ class Child:
         self.line = line.fileno()
         self.lock_in(self.template.steps, lambda: self._receive(line), self._run)
 
-    def lock_in(
-        self, steps: list, arrange: Callable[[], int], then: Callable[[], int]
-    ) -> None:  # fmt: skip
-        """Take the steps, `arrange` the descriptors (the first free number), install the filter,
-        tell so through descriptor LINE, and exit with what `then` returns."""
+    def lock_in(self, steps: list, arrange: Callable[[], None], then: Callable[[], int]) -> None:
+        """Take the steps, `arrange` the descriptors, install the filter, say so through descriptor
+        `line`, and exit with what `then` returns."""
         exit_now = os._exit  # generated code may replace the name
         try:
             self.layers.take(steps)
-            os.closerange(arrange(), MOST_DESCRIPTORS)
+            arrange()
             if os.getppid() not in (0, self.template.pid):  # 0: seen from its own PID namespace
                 exit_now(EXIT_SETUP)
             gc.enable()
             if self.template.filter:
                 self.listener = self.template.filter.install()
-            os.write(LINE, b"1\n")
+            os.write(self.line, b"1\n")
         except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
             try:
                 os.write(self.line, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
@@ -101,25 +98,26 @@ class Child:
         except BaseException:  # noqa: BLE001 - the template's own code must never go on in here
             exit_now(1)
 
-    def _receive(self, line: _socket.socket) -> int:
-        """Wait for the call; its memory files become descriptors 4 and 0 to 2."""
+    def _receive(self, line: _socket.socket) -> None:
+        """Let go of the template's descriptors, whose death must be seen: here as the end of
+        `line`, by the caller as the end of the channel. Then wait for the call's memory files."""
+        os.closerange(3, self.line)
+        os.closerange(self.line + 1, MOST_DESCRIPTORS)
         _, rights, _, _ = line.recvmsg(1, 64)
         if not rights:  # the template has gone
             os._exit(EXIT_SETUP)
-        numbers = struct.unpack("4i", rights[0][2])
-        for target, fd in zip((REQUEST, 0, 1, 2), numbers):
+        self.request, *streams = struct.unpack("4i", rights[0][2])
+        for target, fd in enumerate(streams):
             os.dup2(fd, target)
-        os.dup2(self.line, LINE)
-        self.line = LINE
-        return REQUEST + 1
+            os.close(fd)
 
     def _run(self) -> int:
         """Earlier cells silently, then the code; the exit code."""
         # Generated code may replace any of these in their modules.
         flush, finish, truncate, seek = _flush, _finish_threads, os.ftruncate, os.lseek
         execute, seed_all, main = _execute, seed, sys.modules["__main__"]
-        os.close(LINE)
-        code, history, echo, seeds = _read_request()
+        os.close(self.line)
+        code, history, echo, seeds = _read_request(self.request)
         for cell, number in zip(history, seeds):
             seed_all(number)
             execute(cell, main, silent=True)
@@ -146,10 +144,10 @@ def run_cell(request: tuple, after: Callable[[], None]) -> int:
     return status if _flush() and flushed else status or 1
 
 
-def _read_request() -> tuple:
+def _read_request(fd: int) -> tuple:
     """(code, history, echo, a seed a cell), see `template.CallFiles`."""
-    data = os.pread(REQUEST, os.fstat(REQUEST).st_size, 0)
-    os.close(REQUEST)
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
     return marshal.loads(data)
 
 

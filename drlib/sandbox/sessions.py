@@ -90,7 +90,8 @@ class Keeper:
             fds = [*self.files, tell, *self.readers]
             fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, zygote.HIGH) for fd in fds]
             first.line = fds[3]
-            first.lock_in(template.child_steps(False), lambda: _arrange(fds), lambda: _first(first))
+            steps = template.child_steps(False)
+            first.lock_in(steps, lambda: _arrange(first, fds), lambda: _first(first))
         self.holders[0], template.child = template.child, 0
         os.close(tell)
         if (word := self._hear(zygote.SETUP_SECONDS)) != "1":
@@ -221,11 +222,12 @@ class Keeper:
         return line.decode("latin-1")
 
 
-def _arrange(fds: list[int]) -> int:
-    """In the first holder: `fds` become descriptors 0, 1, ...; the first number after them."""
+def _arrange(first, fds: list[int]) -> None:
+    """In the first holder: `fds` become descriptors 0, 1, ..., and all others are closed."""
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
-    return len(fds)
+    os.closerange(len(fds), child.MOST_DESCRIPTORS)
+    first.line = TELL
 
 
 def _first(child) -> None:
