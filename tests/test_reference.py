@@ -149,3 +149,16 @@ def test_plain_transformers_loads_the_policy_without_drlib():
     out = model.generate(**ids, max_new_tokens=40, do_sample=False)
     text = tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
     assert text.startswith("<think>") and '"search"' in text and "Oslo" in text
+
+
+def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
+    bench = json.loads((TOUR.parent / "sandbox" / "bench.json").read_text())
+    assert bench["level"] == "strong"
+    times = {(r["code"], r["concurrency"]): r["times_subprocess"]
+             for r in bench["summary"] if r["arm"] == "sandbox"}  # fmt: skip
+    assert times["print", 1] >= 6 and times["sympy", 1] >= 15
+    queue, memory = bench["queue"], bench["memory"]
+    assert queue["calls"] == 10_000
+    assert not (queue["lost"] or queue["answered_twice"] or queue["wrong"])
+    assert memory["calls"] == 20_000 and memory["growth"]["files"] == 0
+    assert memory["growth"]["parent_mb"] < 10 and memory["growth"]["children_mb"] < 10
