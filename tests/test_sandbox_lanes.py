@@ -187,15 +187,29 @@ def below(pid):
     return [p for word in words for p in (int(word), *below(int(word)))]
 
 
+def waiting_child(template):
+    """The last process below a template that is a session leader: the next call's."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for pid in reversed(below(template)):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == pid:
+                return pid
+        time.sleep(0.02)
+    raise AssertionError("no child waits")
+
+
 @pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])
 @pytest.mark.filterwarnings("ignore:Sandbox runs with WEAK")
 def test_the_next_child_holds_nothing_of_its_template(level):
     """A copy of the channel would hide the template's death from the caller."""
     with Sandbox(found=LEVELS[level], min_level="weak") as single:
         single.run("print(1)")
-        time.sleep(0.5)  # until it waits
-        folder = f"/proc/{below(single.template_pids()[0])[-1]}/fd"
-        held = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+        held, end = [], time.monotonic() + 20
+        while len(held) != 4 and time.monotonic() < end:  # until it waits
+            time.sleep(0.1)
+            folder = f"/proc/{waiting_child(single.template_pids()[0])}/fd"
+            held = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
         assert len([name for name in held if name.startswith("socket:")]) == 1 and len(held) == 4
 
 
@@ -203,7 +217,6 @@ def test_a_killed_spare_costs_no_answer():
     with Sandbox() as single:
         for _ in range(3):
             assert single.run("print(1)").text == "1"
-            time.sleep(0.2)
             for top in single.template_pids():
-                os.kill(below(top)[-1], 9)
+                os.kill(waiting_child(top), 9)
             assert single.run("print(2)").text == "2"
