@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from drlib.sandbox import Sandbox, SandboxResult, probe
 from drlib.sandbox.cleanup import wipe
@@ -43,13 +44,6 @@ def gone(pid: int, patience_s: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def until(condition, patience_s: float = 60.0) -> None:
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def children(pid: int) -> list[int]:

@@ -5,10 +5,10 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 
 import psutil
 import pytest
+from waiting import until
 
 from drlib.sandbox import probe
 from drlib.sandbox.pool import check_call
@@ -35,13 +35,6 @@ def free_ports():
     for one in held:
         one.close()
     return ports
-
-
-def until(condition, patience_s=100.0):
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
 
 
 def gone(processes):

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from waiting import until
 
 from drlib.sandbox import Sandbox, probe
 from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, Refused, SandboxClient
@@ -89,13 +90,6 @@ def service():
 def client(service):
     with SandboxClient(service.url) as made:
         yield made
-
-
-def until(condition, patience_s=60.0):
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
 
 
 def numbers(count, wait=0.0):

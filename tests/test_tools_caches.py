@@ -12,14 +12,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tool_examples import FakeClock, Scripted, fault, together
+from tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
 from drlib.tools import Dependable, Disk, ReliabilityPolicy
 from drlib.tools.backends import Source
 from drlib.tools.dependable import Memory
-
-Q = {"query": "Norway", "k": 2}
-PLAIN = ReliabilityPolicy(breaker_failures=0)
 
 
 @pytest.fixture

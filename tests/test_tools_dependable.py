@@ -7,13 +7,10 @@ Run: python -m pytest tests/test_tools_dependable.py
 import threading
 
 import pytest
-from tool_examples import FakeClock, Scripted, fault, together
+from tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
 from drlib.tools import Dependable, Disk, ReliabilityPolicy
 from drlib.tools.backends import Source, digest, uniform
-
-Q = {"query": "Norway", "k": 2}
-PLAIN = ReliabilityPolicy(breaker_failures=0)
 
 
 @pytest.fixture

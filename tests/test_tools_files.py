@@ -378,10 +378,10 @@ XLSX = xlsx()
 
 
 def test_random_bytes_as_files_give_typed_results_only():
-    """In this process, which is what the child runs: 2,000 files over all types."""
+    """In this process, which is what the child runs: 10,000 files over all types."""
     rng, kinds = random.Random(4), set()
     suffixes = list(files.READERS)
-    for i in range(2_000):
+    for i in range(10_000):
         suffix = suffixes[i % len(suffixes)]
         charset = rng.choice(["", "utf-8", "gbk", "x"])
         reply = files._reply(suffix, noise(rng, suffix), charset, dict(files.ALLOWED))

@@ -395,11 +395,11 @@ def test_a_key_that_no_header_can_carry_is_not_shown(server, monkeypatch):
 
 
 def test_random_replies_give_typed_results_only(server, monkeypatch):
-    """2,000 bodies through the parsers of all providers, 200 of them through a socket."""
+    """10,000 bodies through the parsers of all providers, 1,000 of them through a socket."""
     rng, kinds = random.Random(8), set()
     backends = [Provider(name, server.url) for name in PROVIDERS]
     real = fetch.exchange
-    for i in range(2_000):
+    for i in range(10_000):
         backend = backends[i % len(backends)]
         body = bytearray(json.dumps(RECORDED.get(backend.name, [MARKDOWN])[0]).encode())
         for _ in range(rng.randrange(6)):

@@ -1,8 +1,11 @@
-"""A clock and a backend for the tests of tools."""
+"""A clock, a backend and an operation for the tests of tools."""
 
 import threading
 
-from drlib.tools import ToolFault
+from drlib.tools import ReliabilityPolicy, ToolFault
+
+Q = {"query": "Norway", "k": 2}
+PLAIN = ReliabilityPolicy(breaker_failures=0)
 
 
 class FakeClock:

@@ -22,7 +22,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself

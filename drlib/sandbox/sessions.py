@@ -25,7 +25,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
 
@@ -230,11 +229,11 @@ def _arrange(first, fds: list[int]) -> None:
     first.line = TELL
 
 
-def _first(child) -> None:
+def _first(first) -> None:
     """In the first holder: hand the keeper the descriptor of its consent, then hold."""
-    os.write(TELL, b"%d\n" % child.listener)
+    os.write(TELL, b"%d\n" % first.listener)
     _read(READERS, 1)
-    os.close(child.listener)  # or code could consent to itself
+    os.close(first.listener)  # or code could consent to itself
     os.write(TELL, b"holding\n")
     hold(0)
 

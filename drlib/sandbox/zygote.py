@@ -1,8 +1,8 @@
 """The warm template process: imports once, then forks one single-use child a call.
 
 `template.py` starts this file by its path (never as a module of drlib), with an environment of a
-few harmless variables, in an empty folder, and talks to it over one socket with frames of a 4-byte
-length and JSON. A call is four memory files (the request and the three streams) that pass through
+few harmless variables, in an empty folder, and talks to it over one socket (frames, below). A call
+is four memory files (the request and the three streams) that pass through
 unread, for what is in this process's memory is in that of every later child. A child is forked
 before anybody asks: it puts every layer but the last in place and waits for its one call; then it
 installs the filter, tells the template "ready", reads the request, runs the code, exits. What
@@ -37,7 +37,6 @@ import types
 from collections.abc import Callable
 
 SETUP_SECONDS = 30.0  # a child that needs longer to reach "ready" is a fault of the machine
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 CHECK_SECONDS = 0.02  # between two looks at the size of the work folder
 OUTPUT_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
@@ -288,8 +287,9 @@ class Template:
         try:
             while True:
                 left = deadline - time.monotonic()
-                if self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left)):
-                    _, status, usage = os.wait4(self.child, 0)
+                self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left))
+                pid, status, usage = os.wait4(self.child, os.WNOHANG)
+                if pid:
                     return "", status, usage
                 if time.monotonic() >= deadline:
                     return "timeout", *self._kill()
@@ -300,21 +300,19 @@ class Template:
                 os.close(pidfd)
 
     def sleep(self, fd: int, seconds: float) -> bool:
-        """Whether `fd` becomes readable in time (for -1: whether the child has ended); leaves where
-        the caller has gone."""
-        until = time.monotonic() + seconds
+        """Whether `fd` becomes readable in time (-1, where a child cannot be polled: a short nap);
+        leaves where the caller has gone."""
+        until = time.monotonic() + (seconds if fd >= 0 else 0.002)
         if fd >= 0:
             self.poller.register(fd, select.POLLIN)
         try:
             while (left := until - time.monotonic()) > 0:
-                for ready, _ in self.poller.poll(left * 1000 + 1 if fd >= 0 else 2):
+                for ready, _ in self.poller.poll(left * 1000 + 1):
                     if ready == fd:
                         return True
                     if ready == self.channel.fileno():
                         sys.exit(0)
                     self.also[ready]()
-                if fd < 0 and os.waitid(os.P_PID, self.child, ENDED):
-                    return True
             return False
         finally:
             if fd >= 0:
