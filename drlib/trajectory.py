@@ -9,8 +9,7 @@ Files: one row a trajectory, token columns as Parquet lists, so that any Parquet
 them; nested Python values (`messages`, `tool_results`, `metadata`, `reward_parts`) as JSON text,
 in which tuples come back as lists. A file is written beside its name and renamed when complete.
 
-Left out: appending to and streaming from a file (a step's rollouts are one file), compression
-settings, and sharding.
+Left out: appending to a file (a step's rollouts are one file), compression settings, sharding.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,9 @@ _ARRAYS = {  # dtype and axes
     "token_ids": (np.int32, "T"), "generated": (np.bool_, "T"), "logprobs": (np.float32, "T"),
     "entropies": (np.float32, "T"), "segments": (np.uint8, "T"), "turns": (np.uint16, "T"),
     "versions": (np.int32, "T"), "routed_experts": (np.uint16, "T", "L", "k"),
+    "top_ids": (np.int32, "T", "K"), "top_logprobs": (np.float32, "T", "K"),
 }  # fmt: skip
+_OPTIONAL = ("entropies", "routed_experts", "top_ids", "top_logprobs")
 
 
 @dataclass(eq=False)
@@ -94,11 +96,14 @@ class Trajectory:
     token_ids int32[T]: prompt, sampled tokens and observations in order.
     generated bool[T]: sampled by the policy (and so trained).
     logprobs, entropies float32[T] (entropies may be None): nats, of the policy that sampled the
-        token at its sampling temperature; 0 where `generated` is False.
+        token at its sampling temperature; 0 where `generated` is False, NaN where not known.
     segments uint8[T]: `Segment` values. turns uint16[T]: assistant turns before the token's part.
     versions int32[T]: the policy version that sampled the token.
     routed_experts uint16[T, L, k] or None: L layers, k experts a token.
     reward: None until judged.
+    top_ids int32[T, K], top_logprobs float32[T, K] or None: the K most probable tokens in the place
+        of token t, best first; -1 and 0 where there is none. With K below the vocabulary they give
+        bounds of an entropy, never the entropy.
 
     Raises:
         TypeError, ValueError: an array has the wrong type or length, or a value of log-probability
@@ -125,12 +130,14 @@ class Trajectory:
     reward_parts: dict[str, float]
     messages: list[dict[str, Any]]
     metadata: dict[str, Any]
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
 
     def __post_init__(self):
         at = f"trajectory {self.id}: "
         for name, (dtype, *axes) in _ARRAYS.items():
             array = getattr(self, name)
-            if array is None and name in ("entropies", "routed_experts"):
+            if array is None and name in _OPTIONAL:
                 continue
             is_array = isinstance(array, np.ndarray)
             if not is_array or array.dtype != dtype or array.ndim != len(axes):
@@ -140,8 +147,11 @@ class Trajectory:
             if len(array) != len(self):
                 raise ValueError(f"{at}{name} has {len(array)} entries for {len(self)} tokens; "
                                  "give one a token")  # fmt: skip
-            if name in ("logprobs", "entropies") and array[~self.generated].any():
+            if name.endswith(("logprobs", "entropies")) and array[~self.generated].any():
                 raise ValueError(f"{at}{name} is not 0 at a token that was not generated")
+        top = [None if x is None else x.shape for x in (self.top_ids, self.top_logprobs)]
+        if top[0] != top[1]:
+            raise ValueError(f"{at}top_ids and top_logprobs differ in shape: {top[0]}, {top[1]}")
         if len(self) and self.segments.max() > max(Segment):
             raise ValueError(f"{at}segments hold {self.segments.max()}, unknown")
         if not isinstance(self.termination, Termination):
@@ -169,38 +179,40 @@ def _same(a: Any, b: Any) -> bool:
 
 _TEXT = ("id", "task_id", "group_id", "world_version", "termination", "answer")
 _JSON = ("tool_results", "reward_parts", "messages", "metadata")
+_SHAPES = {"routed_experts": "routed_shape", "top_ids": "top_shape", "top_logprobs": "top_shape"}
 _SCHEMA = pa.schema([
     *((name, pa.string()) for name in _TEXT), *((name, pa.string()) for name in _JSON),
     ("policy_version", pa.int64()), ("reward", pa.float64()),
     *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, (dtype, *_) in _ARRAYS.items()),
-    ("routed_shape", pa.list_(pa.int64())),
+    *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
 ])  # fmt: skip
+_LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no such columns
 _ROWS = 64  # a row group: keeps every list column far below Arrow's 2^31 entries
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one Parquet row a trajectory, under the final name only when all is on disk.
 
+    They are written as they come: an iterator needs no more memory than a row group.
+
     Raises:
         OSError: the disk is full or the folder missing; no partial file stays behind.
         ValueError: a field cannot be written; the message names the trajectory and the field.
     """
-    path = Path(path)
-    rows = [_to_row(trajectory) for trajectory in trajectories]
+    path, rows = Path(path), map(_to_row, trajectories)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-                for at in range(0, len(rows), _ROWS):
-                    batch = rows[at : at + _ROWS]
+                while batch := list(islice(rows, _ROWS)):
                     writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
         raise OSError(
-            error.errno, f"cannot write {len(rows)} trajectories to {path}: {error}; nothing was "
-            "kept of this attempt, free space or choose another folder and save again",
+            error.errno, f"cannot write trajectories to {path}: {error}; nothing was kept of this "
+            "attempt, free space or choose another folder and save again",
         ) from error  # fmt: skip
     finally:
         partial.unlink(missing_ok=True)
@@ -220,14 +232,15 @@ def _to_row(trajectory: Trajectory) -> dict[str, Any]:
                 f"trajectory {trajectory.id!r}: {name} cannot be written ({error}); keep to valid "
                 "Unicode text, numbers, None, lists and dicts"
             ) from error
-    routed = trajectory.routed_experts
-    row["routed_shape"] = None if routed is None else list(routed.shape)
-    row["routed_experts"] = None if routed is None else routed.ravel()
+    for name, shape in _SHAPES.items():
+        array = row[name]
+        row[shape] = None if array is None else list(array.shape)
+        row[name] = None if array is None else array.ravel()
     return row
 
 
-def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """The trajectories of a file, in order, bit for bit those that were saved.
+def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, in order, bit for bit those that were saved; a few at a time.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -238,29 +251,34 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
         raise FileNotFoundError(f"no trajectory file {path}; run the stage that writes it")
     try:
         with pq.ParquetFile(path) as file:
-            missing = [name for name in _SCHEMA.names if name not in file.schema_arrow.names]
+            there = set(file.schema_arrow.names)
+            missing = [name for name in _SCHEMA.names if name not in {*there, *_LATER}]
             if missing:
                 raise ValueError(f"{path} is not a trajectory file: it lacks {', '.join(missing)}")
-            return [
-                row
-                for batch in file.iter_batches(_ROWS, columns=_SCHEMA.names)
-                for row in _from_batch(batch)
-            ]
+            columns = [name for name in _SCHEMA.names if name in there]
+            for batch in file.iter_batches(_ROWS, columns=columns):
+                yield from _from_batch(batch)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} is truncated or damaged ({error}); delete it and make it again"
         ) from error
 
 
-def _from_batch(batch: pa.RecordBatch) -> Iterable[Trajectory]:
+def load_trajectories(path: str | Path) -> list[Trajectory]:
+    """All trajectories of a file; errors as `iter_trajectories`."""
+    return list(iter_trajectories(path))
+
+
+def _from_batch(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     lists = [field.name for field in batch.schema if pa.types.is_list(field.type)]
     for i, row in enumerate(batch.drop_columns(lists).to_pylist()):
         for name in lists:
             values = batch.column(name)[i].values
             row[name] = None if values is None else values.to_numpy(zero_copy_only=False).copy()
-        shape = row.pop("routed_shape")
-        if shape is not None:
-            row["routed_experts"] = row["routed_experts"].reshape(shape)
+        shapes = {shape: row.pop(shape, None) for shape in {*_SHAPES.values()}}
+        for name, shape in _SHAPES.items():
+            if shapes[shape] is not None:
+                row[name] = row[name].reshape(shapes[shape])
         for name in _JSON:
             row[name] = json.loads(row[name])
         row["tool_results"] = [ToolResult(**result) for result in row["tool_results"]]

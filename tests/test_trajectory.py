@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from drlib.trajectory import (
-    Segment, Termination, ToolResult, Trajectory, collate, load_trajectories, save_trajectories,
+    Segment, Termination, ToolResult, Trajectory, collate, iter_trajectories, load_trajectories,
+    save_trajectories,
 )  # fmt: skip
 
 
@@ -62,8 +63,14 @@ def trajectories(draw):
     def integers(dtype):
         return draw(hnp.arrays(dtype, tokens))
 
+    def places(dtype, values):  # K = 2 a generated token
+        return np.where(generated[:, None], values, -1 if dtype is np.int32 else 0).astype(dtype)
+
+    top = {} if draw(st.booleans()) else {
+        "top_ids": places(np.int32, [7, 8]), "top_logprobs": places(np.float32, [-0.1, -2.5])
+    }  # fmt: skip
     return record(
-        tokens, id=draw(TEXT), policy_version=draw(st.integers(0, 2**40)),
+        tokens, **top, id=draw(TEXT), policy_version=draw(st.integers(0, 2**40)),
         token_ids=integers(np.int32), generated=generated, logprobs=numbers(),
         entropies=draw(st.sampled_from([None, numbers()])),
         segments=draw(hnp.arrays(np.uint8, tokens, elements=st.integers(0, 6))),
@@ -93,8 +100,21 @@ def test_many_rows_keep_their_order_and_are_one_parquet_row_each(tmp_path):
     assert table.num_rows == 150 and table["token_ids"][3].as_py() == [10, 11, 12, 13]
 
 
+def test_a_file_is_written_from_and_read_as_a_stream_and_older_files_stay_readable(tmp_path):
+    path, made = tmp_path / "t.parquet", []
+    save_trajectories(path, (made.append(i) or record(id=f"t{i}") for i in range(150)))
+    stream = iter_trajectories(path)
+    assert len(made) == 150 and next(stream).id == "t0" and sum(1 for _ in stream) == 149
+    old = pq.read_table(path).drop_columns(["top_ids", "top_logprobs", "top_shape"])
+    pq.write_table(old, path)
+    assert load_trajectories(path)[149] == record(id="t149")
+
+
 def test_equality_sees_every_field():
-    base = record(entropies=np.zeros(3, np.float32), routed_experts=np.zeros((3, 2, 2), np.uint16))
+    base = record(
+        entropies=np.zeros(3, np.float32), routed_experts=np.zeros((3, 2, 2), np.uint16),
+        top_ids=np.zeros((3, 1), np.int32), top_logprobs=np.zeros((3, 1), np.float32),
+    )  # fmt: skip
     assert base == dataclasses.replace(base, token_ids=base.token_ids.copy())
     for field in dataclasses.fields(base):
         value = getattr(base, field.name)
@@ -119,6 +139,9 @@ def test_equality_sees_every_field():
     ({"entropies": np.ones(3, np.float32)}, ValueError, "entropies is not 0 at a token"),
     ({"routed_experts": np.zeros(3, np.uint16)}, TypeError, r"uint16\[T, L, k\]"),
     ({"routed_experts": np.zeros((2, 1, 1), np.uint16)}, ValueError, "2 entries for 3 tokens"),
+    ({"top_ids": np.zeros((3, 1), np.int32)}, ValueError, r"differ in shape: \(3, 1\), None"),
+    ({"top_ids": np.zeros((3, 1), np.int32), "top_logprobs": np.ones((3, 1), np.float32)},
+     ValueError, "top_logprobs is not 0 at a token"),
     ({"termination": "answered"}, TypeError, "termination must be a Termination"),
 ])  # fmt: skip
 def test_a_record_that_does_not_fit_together_is_refused(changes, error, message):
@@ -169,12 +192,12 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new(limit, tmp
     long = record(metadata={"x": [i * 7919 % 10007 for i in range(9000)]})
     with file_size_limit(limit), pytest.raises(OSError) as caught:
         save_trajectories(path, [long])
-    assert f"cannot write 1 trajectories to {path}" in str(caught.value)
+    assert f"cannot write trajectories to {path}" in str(caught.value)
     assert list(tmp_path.iterdir()) == [path] and load_trajectories(path) == [record()]
 
 
 def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
-    with pytest.raises(OSError, match="cannot write 1 trajectories to .*nowhere"):
+    with pytest.raises(OSError, match="cannot write trajectories to .*nowhere"):
         save_trajectories(tmp_path / "nowhere" / "t.parquet", [record()])
 
 
