@@ -1,0 +1,403 @@
+"""Entropies of stored trajectories: exact from a model, bounded from top-k, and flat to work with.
+
+- `rescore` runs trajectories through a model again (teacher forcing) and reads the entropy of the
+  whole vocabulary at every sampled token. The same tokens under two checkpoints are comparable
+  place by place; two samples never are.
+- `entropy_bounds` is for servers that return only the most probable tokens. The rest of the mass
+  decides the entropy of just those tokens that one looks for, so the result is an interval.
+- `token_statistics` lays the sampled tokens of many trajectories out in flat columns (about 30
+  bytes a token), on which everything else here and in `reflection` works. Prompts, observations
+  and template tokens are left out: their entropy says nothing, and JSON and URLs would dominate.
+- `high_entropy` marks the top share, by trajectory (rStar2-Agent, section 5.4), over all tokens
+  (Beyond the 80/20 rule, arXiv 2506.01939) or above a fixed value. Ties go to the earlier token, so
+  that exactly ceil(share n) are marked; `torch.quantile` fails beyond 2^24 elements.
+
+-log p of the sampled token is not its entropy (only its mean is) and is never used as one.
+Left out: a streaming percentile (10 million tokens fit), models over several devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drlib.policy.kernels import token_logprobs
+from drlib.policy.replay import record_routes
+from drlib.synthesis.answers import answers_match
+from drlib.training.batches import portions
+from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
+
+FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model
+STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
+_ROWS = 512  # tokens whose logits are held at a time where alternatives are wanted
+
+# ---------------------------------------------------------------------------------------------
+# from a model
+
+
+def rescore(
+    model, trajectories: Iterable[Trajectory], *, temperature: float = 1.0, top_k: int = 0,
+    experts: bool = False, batch_tokens: int = 8192,
+) -> Iterator[Trajectory]:  # fmt: skip
+    """The same trajectories with what `model` says about their sampled tokens; a few at a time.
+
+    model: a Hugging Face causal language model.
+    temperature: of the rollout. top_k: alternatives to keep a token.
+    experts: also record the experts of every token (softmax top-k routers, see `policy.replay`).
+    batch_tokens: padded tokens in a forward pass, or one trajectory.
+
+    Log-probabilities and entropies (nats, float32) are those of the full vocabulary. A token that
+    nothing precedes gets NaN. ValueError: an id beyond the model's vocabulary, or a trajectory
+    longer than its positions.
+    """
+    weight_VH, device = _plain_head(model), model.device
+    for batch in portions(trajectories, len, batch_tokens):
+        _check_fits(model, batch)
+        ids_BT = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long)
+        for row_T, t in zip(ids_BT, batch):
+            row_T[: len(t)] = torch.from_numpy(t.token_ids)
+        real_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([[len(t)] for t in batch])
+        inputs = dict(input_ids=ids_BT.to(device), attention_mask=real_BT.long().to(device))
+        with torch.no_grad(), record_routes(model) if experts else nullcontext() as routes:
+            run = model if weight_VH is None else model.get_decoder()
+            out_BTX = run(**inputs, use_cache=False)[0]
+            for b, t in enumerate(batch):
+                at_N = torch.from_numpy(np.flatnonzero(t.generated[1:]))  # of the tokens before
+                ids_N = ids_BT[b, at_N + 1].to(device)
+                read = _read(out_BTX[b, at_N.to(device)], ids_N, weight_VH, temperature, top_k)
+                changes = {name: _spread(t, values) for name, values in read.items()}
+                if experts:
+                    by_row = routes.passes[0].unflatten(1, ids_BT.shape)[:, b, : len(t)]
+                    changes["routed_experts"] = by_row.transpose(0, 1).numpy().astype(np.uint16)
+                yield replace(t, **changes)
+
+
+def _plain_head(model) -> Tensor | None:
+    """The output matrix, if logits are its product with the last hidden states and nothing else.
+
+    Some models scale, cap or shift them: those are asked for their logits.
+    """
+    weight_VH = getattr(model.get_output_embeddings(), "weight", None)
+    if weight_VH is None:
+        return None
+    ids_1T = torch.arange(min(4, len(weight_VH)), device=model.device)[None]
+    with torch.no_grad():
+        theirs = model(input_ids=ids_1T, use_cache=False).logits
+        ours = model.get_decoder()(input_ids=ids_1T, use_cache=False)[0] @ weight_VH.t()
+    return weight_VH if torch.equal(theirs, ours) else None
+
+
+def _check_fits(model, batch: list[Trajectory]) -> None:
+    size = model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config, "max_position_embeddings", None) or math.inf
+    for t in batch:
+        if len(t) and not 0 <= t.token_ids.min() <= t.token_ids.max() < size:
+            raise ValueError(f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
+                             "it was made with another tokenizer")  # fmt: skip
+        if len(t) > longest:
+            raise ValueError(f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
+                             "positions: cut it, or take a model with a longer context")  # fmt: skip
+
+
+def _read(before_NX, ids_N, weight_VH, temperature: float, top_k: int) -> dict[str, Tensor]:
+    """What is said about ids_N by the hidden states (or, without a weight, logits) before them."""
+    if weight_VH is not None and not top_k:
+        fit = weight_VH.dtype in (torch.float32, torch.bfloat16)
+        head = (before_NX, weight_VH) if fit else (before_NX.float(), weight_VH.float())
+        logp_N, entropy_N = token_logprobs(*head, ids_N, temperature=temperature)
+        return dict(logprobs=logp_N, entropies=entropy_N)
+    parts: dict[str, list[Tensor]] = {}
+    for part_NX, ids in zip(before_NX.split(_ROWS), ids_N.split(_ROWS)):
+        logits_NV = part_NX if weight_VH is None else part_NX @ weight_VH.t()
+        logp_NV = (logits_NV.float() / temperature).log_softmax(-1)
+        found = dict(logprobs=logp_NV.gather(1, ids[:, None])[:, 0],
+                     entropies=torch.special.entr(logp_NV.exp()).sum(-1))  # fmt: skip
+        if top_k:
+            found["top_logprobs"], found["top_ids"] = logp_NV.topk(top_k, dim=-1)
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values)
+    return {name: torch.cat(some) for name, some in parts.items()}
+
+
+def _spread(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
+    """Values of the sampled tokens, the first token's apart, in an array over all tokens."""
+    values = values_N.cpu().numpy()
+    integers = values.dtype.kind == "i"
+    out = np.full((len(trajectory), *values.shape[1:]), -1 if integers else 0,
+                  np.int32 if integers else np.float32)  # fmt: skip
+    out[1:][trajectory.generated[1:]] = values
+    if not integers:
+        out[:1][trajectory.generated[:1]] = np.nan
+    return out
+
+
+def entropy_bounds(
+    top_logprobs_NK: np.ndarray, vocabulary: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(lowest_N, highest_N, tail_N): what the K most probable tokens say about the entropy, nats.
+
+    top_logprobs_NK: best first, at temperature 1 and not cut by top-p or top-k. vocabulary: V.
+    tail_N is the probability of the others: as few as can hold it (none is above the K-th) give the
+    lower bound, all V - K alike the upper. At a tail of 5% the two are often a nat apart.
+
+    ValueError: positive or NaN values, probabilities that add up to more than 1, K above V.
+    """
+    logp = np.asarray(top_logprobs_NK, np.float64)
+    p = np.exp(logp)
+    for wrong, fault in (
+        (logp.ndim != 2 or not 1 <= logp.shape[1] <= vocabulary,
+         f"need [N, K] with K from 1 to the vocabulary of {vocabulary}, got {logp.shape}"),
+        (not (logp <= 1e-6).all(), "log-probabilities must not be NaN or positive"),
+        ((p.sum(-1, initial=0) > 1.001).any(), "probabilities add up to more than 1: duplicates?"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"top_logprobs: {fault}")
+    known = -np.where(p > 0, p * np.where(p > 0, logp, 0), 0).sum(-1)
+    tail, rest = np.clip(1 - p.sum(-1), 0, 1), vocabulary - logp.shape[1]
+    if rest == 0:
+        return known, known.copy(), np.zeros(len(p))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cap = np.minimum(p[:, -1], tail)
+        full = np.where(cap > 0, np.floor(tail / cap), 0)
+        left = np.clip(tail - full * cap, 0, None)
+        low = -(full * _xlogx(cap) + _xlogx(left))
+        high = -_xlogx(tail) + tail * math.log(rest)
+    return known + np.minimum(low, high), known + high, tail
+
+
+def _xlogx(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x * np.log(np.where(x > 0, x, 1)), 0)
+
+
+# ---------------------------------------------------------------------------------------------
+# flat
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The N sampled tokens of M trajectories, in order, one entry a token in each column.
+
+    names: ids of the M trajectories; right_M: 1 right, 0 wrong, NaN not judged.
+    row, position: int32, which trajectory, and where in it.
+    token_id int32, segment uint8 (`Segment`), turn uint16, logprob and entropy float32 (nats).
+    offset: int32, sampled tokens before it in its turn.
+    since: int32, sampled tokens since the last tool response, -1 where there was none.
+    status: uint8, of that response, an index into `STATUSES`.
+    """
+
+    names: list[str]
+    right_M: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    token_id: np.ndarray
+    segment: np.ndarray
+    turn: np.ndarray
+    logprob: np.ndarray
+    entropy: np.ndarray
+    offset: np.ndarray
+    since: np.ndarray
+    status: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def inside(self, *segments: Segment) -> np.ndarray:
+        """bool_N: the token is in one of the segments; in any where none is named."""
+        return np.isin(self.segment, segments) if segments else np.ones(len(self), bool)
+
+    def starts(self) -> np.ndarray:
+        """Where each trajectory's tokens begin, and the end: int64[M + 1]."""
+        return np.searchsorted(self.row, np.arange(len(self.names) + 1))
+
+    def known(self, name: str) -> np.ndarray:
+        """The column `entropy` or `logprob`; ValueError names the first token without a value."""
+        values = getattr(self, name)
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            at = f"{self.names[self.row[bad[0]]]}, token {self.position[bad[0]]}"
+            raise ValueError(f"{len(bad)} of {len(self)} tokens have no {name} (first: trajectory "
+                             f"{at}): run the file through a model with entropy.rescore")  # fmt: skip
+        return values
+
+
+Source = str | Path | Iterable[Trajectory]
+
+
+def token_statistics(source: Source) -> TokenTable:
+    """The sampled tokens of a trajectory file (read as a stream) or of trajectories.
+
+    ValueError: no trajectories, none with sampled tokens, an id twice, or responses without result.
+    """
+    stream = iter_trajectories(source) if isinstance(source, str | Path) else source
+    names, right, parts = [], [], []
+    for row, t in enumerate(stream):
+        names.append(t.id)
+        right.append(outcome(t))
+        parts.append(_columns(row, t))
+    what = source if isinstance(source, str | Path) else "the given trajectories"
+    if not sum(len(part[0]) for part in parts):
+        raise ValueError(f"{what}: {len(names)} trajectories without a sampled token; nothing to "
+                         "analyse")  # fmt: skip
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"{what}: the id {twice!r} occurs twice; give each trajectory its own")
+    columns = []
+    while parts and len(columns) < len(parts[0]):
+        columns.append(np.concatenate([part[len(columns)] for part in parts]))
+    return TokenTable(names, np.array(right, np.float64), *columns)
+
+
+def outcome(trajectory: Trajectory) -> float:
+    """1 right, 0 wrong, NaN not judged: by its reward, or by the right answer in its metadata."""
+    if trajectory.reward is not None and not math.isnan(trajectory.reward):
+        return float(trajectory.reward >= 0.5)
+    right = trajectory.metadata.get("right_answer")
+    if right is None:
+        return math.nan
+    return float(trajectory.answer is not None and answers_match(trajectory.answer, right))
+
+
+def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
+    """(start, end, status) of each tool response that was followed by a sampled token.
+
+    Tokens start..end-1 are what the environment wrote, template included, so that a response
+    without text counts; status as in `STATUSES`. ValueError: more of them than tool results.
+    """
+    change = np.diff(trajectory.generated.astype(np.int8), prepend=0)
+    starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
+    follow = np.searchsorted(ends, starts)  # the first sampled token after each
+    runs = [(int(s), int(ends[f])) for s, f in zip(starts, follow) if f < len(ends)]
+    results = trajectory.tool_results
+    if len(runs) > len(results):  # some are a person's words: those hold no response
+        inside = trajectory.segments == Segment.TOOL_RESPONSE
+        runs = [(start, end) for start, end in runs if inside[start:end].any()]
+    if len(runs) > len(results):
+        raise ValueError(f"trajectory {trajectory.id}: {len(runs)} tool responses for "
+                         f"{len(results)} tool results; give one ToolResult a response")  # fmt: skip
+    return [(start, end, _status(result)) for (start, end), result in zip(runs, results)]
+
+
+def _status(result: ToolResult) -> str:
+    if result.ok:
+        return "ok" if result.text.strip() else "empty"
+    return "empty" if result.error == "empty" else "error"
+
+
+def _columns(row: int, t: Trajectory) -> tuple[np.ndarray, ...]:
+    """The columns of `TokenTable` from `row` on, for one trajectory."""
+    at = np.flatnonzero(t.generated)
+    count = np.arange(len(at), dtype=np.int32)
+    begins = np.diff(at, prepend=-2) > 1
+    offset = count - np.maximum.accumulate(np.where(begins, count, 0))
+    since, status = np.full(len(at), -1, np.int32), np.zeros(len(at), np.uint8)
+    for _, end, name in responses(t):
+        first = np.searchsorted(at, end)
+        since[first:] = count[first:] - first
+        status[first:] = STATUSES.index(name)
+    unknown = np.full(len(t), np.nan, np.float32)
+    entropies = unknown if t.entropies is None else t.entropies
+    return (np.full(len(at), row, np.int32), at.astype(np.int32), t.token_ids[at], t.segments[at],
+            t.turns[at], t.logprobs[at], entropies[at], offset.astype(np.int32), since, status)
+
+
+def high_entropy(
+    table: TokenTable, share: float = 0.2, scope: Literal["trajectory", "batch", "fixed"] = "batch",
+    *, within: np.ndarray | None = None, threshold: float = FIXED,
+) -> np.ndarray:  # fmt: skip
+    """bool_N: the tokens of high entropy, among those of `within` (bool_N; all when None).
+
+    scope: the top `share` of each trajectory's tokens (rStar2-Agent), or of all ("batch", 80/20):
+    exactly ceil(share n) of them, ties to the earlier one; or "fixed": entropy at or above
+    `threshold` nats. ValueError: a share outside 0..1, an entropy that is not known.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in 0..1, got {share}")
+    entropy = table.known("entropy")
+    within = np.ones(len(table), bool) if within is None else within
+    if scope == "fixed":
+        return within & (entropy >= threshold)
+    chosen = np.flatnonzero(within)
+    cuts = np.searchsorted(table.row[chosen], np.arange(len(table.names) + 1))
+    groups = zip(cuts, cuts[1:]) if scope == "trajectory" else [(0, len(chosen))]
+    mask = np.zeros(len(table), bool)
+    for start, end in groups:
+        part = chosen[start:end]
+        mask[part[top_share(entropy[part], share)]] = True
+    return mask
+
+
+def top_share(values: np.ndarray, share: float) -> np.ndarray:
+    """Indices of the ceil(share n) largest values; of equal ones the first."""
+    n = len(values)
+    k = min(n, math.ceil(share * n - 1e-9))  # 0.2 * 15 is 3.0000000000000004
+    if k == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(values, n - k)[n - k]
+    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    return np.sort(np.concatenate([above, equal[: k - len(above)]]))
+
+
+def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int = 10) -> dict:
+    """How much of the high-entropy tokens two models share, on the same tokens.
+
+    Returns `overlap`: |top(base) and top(other)| / |top(base)| by batch (`share` of the tokens
+    each; chance gives `share`), `base`, `change`, `tokens`: mean entropy under the base, mean change
+    and number of tokens in `bins` bins of equally many tokens, ordered by entropy under the base.
+
+    Source: arXiv 2506.01939, section 3. ValueError: the tables hold other tokens.
+    """
+    same = base.names == other.names and all(
+        np.array_equal(getattr(base, name), getattr(other, name))
+        for name in ("row", "position", "token_id")
+    )
+    if not same:
+        raise ValueError("the two tables hold different tokens: run one file through both models "
+                         "(entropy.rescore); samples of two policies cannot be compared by place")  # fmt: skip
+    tops = [high_entropy(table, share) for table in (base, other)]
+    before, after = base.known("entropy"), other.known("entropy")
+    order = np.array_split(np.argsort(before, kind="stable"), bins)
+    return {
+        "overlap": float((tops[0] & tops[1]).sum() / max(1, tops[0].sum())),
+        "base": [float(before[some].mean()) for some in order if len(some)],
+        "change": [float((after[some] - before[some]).mean()) for some in order if len(some)],
+        "tokens": [len(some) for some in order if len(some)],
+    }
+
+
+def summary(table: TokenTable) -> dict[str, float]:
+    """What is told of a set of tokens first: sizes, mean, 80th percentiles, share near zero."""
+    entropy, starts = table.known("entropy"), table.starts()
+    own = [np.quantile(entropy[a:b], 0.8) for a, b in zip(starts, starts[1:]) if b > a]
+    return {
+        "trajectories": len(table.names), "tokens": len(table),
+        "mean_entropy": float(entropy.mean(dtype=np.float64)),
+        "p80_batch": float(np.quantile(entropy, 0.8)), "p80_trajectory": float(np.median(own)),
+        "share_above_fixed": float((entropy >= FIXED).mean()),
+        "share_below_0.01": float((entropy < 0.01).mean()),
+    }  # fmt: skip
+
+
+def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The text of each token, an object array; pieces add up to the decoded text.
+
+    Each is decoded behind another token, because many tokenizers drop a leading space at the start.
+    A token that is part of a character shows U+FFFD. ValueError: an id the tokenizer does not have.
+    """
+    unique, place = np.unique(np.asarray(ids), return_inverse=True)
+    if len(unique) and not 0 <= unique[0] <= unique[-1] < len(tokenizer):
+        raise ValueError(f"ids reach from {unique[0]} to {unique[-1]}, the tokenizer has "
+                         f"{len(tokenizer)}: the trajectories were made with another one")  # fmt: skip
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    before = tokenizer.decode(anchor)
+    texts = np.empty(len(unique), object)
+    for i, token in enumerate(unique.tolist()):
+        texts[i] = tokenizer.decode([*anchor, token]).removeprefix(before)
+    return texts[place.reshape(-1)]

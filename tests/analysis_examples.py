@@ -1,0 +1,39 @@
+"""Trajectories with planted entropies, for the tests of `drlib.analysis`."""
+
+import numpy as np
+
+from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
+
+STATUS = {"ok": (True, "", "found it"), "error": (False, "error", "Error: no"),
+          "empty": (False, "empty", "")}  # fmt: skip
+
+
+def rollout(name, turns, statuses=(), **fields):
+    """A trajectory of a prompt of 3 tokens, `turns` and a response of 4 tokens between them.
+
+    turns: entropies of each turn's tokens; all of them thoughts, ids 100, 101, ... in order.
+    statuses: of the response after each turn but the last.
+    """
+    entropies, generated, segments, at_turn = [0.0] * 3, [False] * 3, [0] * 3, [0] * 3
+    for i, turn in enumerate(turns):
+        if i:
+            tags = [Segment.TEMPLATE, Segment.TOOL_RESPONSE, Segment.TEMPLATE, Segment.TEMPLATE]
+            if statuses[i - 1] == "empty":
+                tags[1] = Segment.TEMPLATE
+            segments, entropies = segments + tags, entropies + [0.0] * 4
+            generated, at_turn = generated + [False] * 4, at_turn + [i] * 4
+        segments = segments + [Segment.THINK] * len(turn)
+        entropies, generated = entropies + list(turn), generated + [True] * len(turn)
+        at_turn = at_turn + [i] * len(turn)
+    n, sampled = len(entropies), np.array(generated)
+    ids = np.where(sampled, 99 + np.cumsum(sampled), 7).astype(np.int32)
+    results = [ToolResult("search", {}, STATUS[s][2], *STATUS[s][:2]) for s in statuses]
+    values = dict(
+        id=name, task_id="q", group_id="g", world_version="w", policy_version=0, token_ids=ids,
+        generated=sampled, logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+        entropies=np.array(entropies, np.float32), segments=np.array(segments, np.uint8),
+        turns=np.array(at_turn, np.uint16), versions=np.zeros(n, np.int32), routed_experts=None,
+        tool_results=results, termination=Termination.ANSWERED, answer="Oslo", reward=None,
+        reward_parts={}, messages=[], metadata={},
+    )  # fmt: skip
+    return Trajectory(**{**values, **fields})

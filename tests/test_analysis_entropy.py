@@ -1,0 +1,304 @@
+"""Entropies: exact against a plain softmax, bounds that hold, masks of exactly the right size.
+
+Run: python -m pytest tests/test_analysis_entropy.py
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.analysis_examples import rollout
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3MoeForCausalLM,
+)  # fmt: skip
+
+from drlib.analysis.entropy import (
+    entropy_bounds, high_entropy, outcome, overlap, rescore, responses, summary, token_statistics,
+    token_texts, top_share,
+)  # fmt: skip
+from drlib.chat import load_tokenizer
+from drlib.policy.moe import PolicyShape, build_policy
+from drlib.policy.replay import record_routes
+from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
+
+TOUR = "figures/reference/tour"
+SMALL = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, intermediate_size=48, max_position_embeddings=64)  # fmt: skip
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    if kind == "policy":
+        shape = PolicyShape(vocab_size=150, hidden=32, layers=2, heads=2, experts=4)
+        return build_policy(shape, 0, "plain").eval()
+    own = {"gpt2": dict(vocab_size=150, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+           "gemma2": {**SMALL, "head_dim": 16, "final_logit_softcapping": 0.5}}  # fmt: skip
+    config = AutoConfig.for_model(kind, **own.get(kind, SMALL))
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # far from uniform, so that entropies differ
+        parameter.data.mul_(4)
+    return model
+
+
+def rollouts(seed=0, sizes=((5, 3), (9,), (2, 8, 4))):
+    rng = np.random.default_rng(seed)
+    made = [rollout(f"t{i}", [[0.0] * n for n in turns], ["ok"] * (len(turns) - 1))
+            for i, turns in enumerate(sizes)]  # fmt: skip
+    return [replace(t, token_ids=rng.integers(150, size=len(t)).astype(np.int32)) for t in made]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("kind", ["policy", "llama", "gpt2", "gemma2"])
+def test_rescored_values_are_those_of_a_plain_softmax_over_each_trajectory_alone(kind, temperature):
+    """gemma2 caps its logits: hidden states times the output matrix would be wrong."""
+    model = model_of(kind)
+    for top_k in (0, 3):
+        found = list(rescore(model, rollouts(), temperature=temperature, top_k=top_k,
+                             batch_tokens=30))  # fmt: skip
+        for before, after in zip(rollouts(), found):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor(before.token_ids.tolist())[None]).logits[0]
+            logp = (logits.double() / temperature).log_softmax(-1)
+            for t in np.flatnonzero(before.generated):
+                expected = logp[t - 1]
+                own = expected[before.token_ids[t]].item()
+                assert after.logprobs[t] == pytest.approx(own, abs=1e-4)
+                h = -(expected.exp() * expected).sum()
+                assert after.entropies[t] == pytest.approx(h.item(), abs=1e-4)
+                if top_k:
+                    values, ids = expected.topk(top_k)
+                    assert after.top_ids[t].tolist() == ids.tolist()
+                    assert after.top_logprobs[t] == pytest.approx(values.numpy(), abs=1e-4)
+            assert not after.entropies[~before.generated].any()
+            assert (after.top_ids is None) == (top_k == 0)
+
+
+def test_experts_are_those_of_the_trajectory_alone_and_batching_changes_nothing():
+    model = model_of("policy")
+    assert isinstance(model, Qwen3MoeForCausalLM)
+    together = list(rescore(model, rollouts(), experts=True))
+    for t, alone in zip(together, rollouts()):
+        with torch.no_grad(), record_routes(model) as routes:
+            model(input_ids=torch.tensor(alone.token_ids.tolist())[None])
+        assert t.routed_experts.shape == (len(alone), 2, 2)
+        assert np.array_equal(t.routed_experts, routes.passes[0].transpose(0, 1).numpy())
+    each = [next(rescore(model, [t], experts=True)) for t in rollouts()]
+    for a, b in zip(together, each):
+        assert a.entropies == pytest.approx(b.entropies, abs=1e-6)
+
+
+def test_a_first_token_that_nothing_precedes_is_not_known_and_named():
+    t = rollouts()[0]
+    (found,) = rescore(model_of("policy"), [replace(t, generated=np.ones(len(t), bool))])
+    assert np.isnan(found.entropies[0]) and np.isfinite(found.entropies[1:]).all()
+    with pytest.raises(ValueError, match="1 of 15 tokens have no entropy .*t0, token 0.*rescore"):
+        summary(token_statistics([found]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [(dict(token_ids=np.full(15, 150, np.int32)), "t0 has ids beyond .* of 150: .*another tok"),
+     (dict(token_ids=np.full(15, -2, np.int32)), "t0 has ids beyond")],
+)
+def test_ids_of_another_tokenizer_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        list(rescore(model_of("llama"), [replace(rollouts()[0], **changes)]))
+
+
+def test_a_trajectory_beyond_the_model_s_positions_is_refused():
+    with pytest.raises(ValueError, match="t0 has 73 tokens, the model 64 positions"):
+        list(rescore(model_of("llama"), rollouts(sizes=((70,),))))
+
+
+# ---------------------------------------------------------------------------------------------
+# bounds
+
+
+def test_bounds_by_hand():
+    low, high, tail = entropy_bounds(np.log([[0.5, 0.3], [0.25, 0.15]]), vocabulary=4)
+    known = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3))
+    assert low[0] == pytest.approx(known - 0.2 * math.log(0.2))  # all of it in one token
+    assert high[0] == pytest.approx(known - 2 * 0.1 * math.log(0.1))  # two alike
+    assert tail == pytest.approx([0.2, 0.6])
+    # at most 0.15 each: 0.6 needs four tokens, the vocabulary has two left; the bounds never cross
+    assert low[1] <= high[1]
+
+
+def test_bounds_hold_and_are_exact_when_everything_is_known():
+    rng = np.random.default_rng(0)
+    for scale in (0.5, 2.0, 6.0):
+        logits = rng.normal(size=(300, 500)) * scale
+        logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        entropy = -(np.exp(logp) * logp).sum(1)
+        ordered = -np.sort(-logp, axis=1)
+        last = np.zeros(300)
+        for k in (1, 5, 20, 499):
+            low, high, tail = entropy_bounds(ordered[:, :k], 500)
+            some, log_tail = ordered[:, :k], np.log(np.maximum(tail, 1e-99))
+            simple = -(np.exp(some) * some).sum(1) - tail * log_tail
+            assert (low <= entropy + 1e-9).all() and (entropy <= high + 1e-9).all()
+            assert (low >= simple - 1e-9).all() and (low >= last - 1e-9).all()
+            last = low
+        low, high, tail = entropy_bounds(ordered, 500)
+        assert low == pytest.approx(entropy) and high == pytest.approx(entropy) and not tail.any()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [([[-0.1, math.nan]], "NaN"), ([[0.5]], "positive"), ([[-0.1, -0.1]], "more than 1"),
+     ([-0.1], r"need \[N, K\]"), ([[-3.0] * 5], "K from 1 to the vocabulary of 4")],
+)
+def test_what_is_no_top_k_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        entropy_bounds(np.array(values), 4)
+
+
+# ---------------------------------------------------------------------------------------------
+# flat columns
+
+
+def test_the_table_by_hand(tmp_path):
+    made = [rollout("a", [[1, 2], [3], [4, 5]], ["error", "empty"], reward=1.0),
+            rollout("b", [[6, 7]], metadata={"right_answer": "Rome"})]  # fmt: skip
+    save_trajectories(tmp_path / "t.parquet", made)
+    table = token_statistics(tmp_path / "t.parquet")
+    assert table.names == ["a", "b"] and table.right_M.tolist() == [1, 0]
+    assert table.row.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert table.entropy.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert table.position.tolist() == [3, 4, 9, 14, 15, 3, 4]
+    assert table.turn.tolist() == [0, 0, 1, 2, 2, 0, 0]
+    assert table.offset.tolist() == [0, 1, 0, 0, 1, 0, 1]
+    assert table.since.tolist() == [-1, -1, 0, 0, 1, -1, -1]
+    assert table.status.tolist() == [0, 0, 2, 3, 3, 0, 0]
+    assert table.starts().tolist() == [0, 5, 7]
+    assert responses(made[0]) == [(5, 9, "error"), (10, 14, "empty")]
+
+
+def test_columns_agree_with_the_record_on_real_rollouts():
+    for name in ("sft_sampled", "rl_greedy"):
+        loaded = load_trajectories(f"{TOUR}/{name}.parquet")
+        table = token_statistics(f"{TOUR}/{name}.parquet")
+        assert len(table) == sum(int(t.generated.sum()) for t in loaded)
+        for row, t in enumerate(loaded):
+            mine = table.row == row
+            assert np.array_equal(table.token_id[mine], t.token_ids[t.generated])
+            begun = np.unique(table.turn[mine][table.offset[mine] == 0])
+            assert len(begun) == t.turns[t.generated].max() + 1
+            # every turn but the first follows one response
+            assert len(responses(t)) == len(begun) - 1 <= len(t.tool_results)
+            later = table.turn[mine] > 0
+            assert np.array_equal(table.since[mine][later], table.offset[mine][later])
+            assert (table.since[mine][~later] == -1).all()
+
+
+def test_a_person_s_words_are_no_response_and_missing_results_are_named():
+    t = rollout("a", [[1], [2], [3]], ["ok", "ok"])
+    segments = t.segments.copy()
+    segments[5] = Segment.PROMPT  # the first "response" was said by a person
+    only = [ToolResult("search", {}, " ", True, "")]
+    assert responses(replace(t, segments=segments, tool_results=only)) == [(9, 13, "empty")]
+    with pytest.raises(ValueError, match="trajectory a: 2 tool responses for 1 tool results"):
+        responses(replace(t, tool_results=only))
+
+
+def test_outcomes():
+    t = rollout("a", [[1]])
+    assert math.isnan(outcome(t)) and outcome(replace(t, reward=0.2)) == 0
+    assert outcome(replace(t, metadata={"right_answer": "oslo"})) == 1
+    assert outcome(replace(t, answer=None, metadata={"right_answer": "oslo"})) == 0
+
+
+def test_bad_input_is_named(tmp_path):
+    with pytest.raises(ValueError, match="0 trajectories without a sampled token"):
+        token_statistics([])
+    silent = rollout("a", [[1]])
+    silent = replace(silent, generated=np.zeros(4, bool), logprobs=np.zeros(4, np.float32),
+                     entropies=None)  # fmt: skip
+    with pytest.raises(ValueError, match="1 trajectories without a sampled token"):
+        token_statistics([silent])
+    with pytest.raises(ValueError, match="the id 'a' occurs twice"):
+        token_statistics([rollout("a", [[1]]), rollout("a", [[1]])])
+    with pytest.raises(ValueError, match="1 of 1 tokens have no entropy .*trajectory a, token 3"):
+        high_entropy(token_statistics([rollout("a", [[1]], entropies=None)]))
+    path = tmp_path / "t.parquet"
+    save_trajectories(path, [rollout("a", [[1]])])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="t.parquet is truncated or damaged"):
+        token_statistics(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_the_top_share_is_exact_and_ties_go_to_the_first(share):
+    rng = np.random.default_rng(1)
+    for n in (0, 1, 5, 15, 100):
+        values = rng.integers(4, size=n).astype(np.float32)
+        want = sorted(sorted(range(n), key=lambda i: (-values[i], i))[: math.ceil(share * n - 1e-9)])
+        assert top_share(values, share).tolist() == want
+    assert len(top_share(np.arange(15.0), 0.2)) == 3  # 0.2 * 15 is a little more than 3
+
+
+def test_scopes_and_segments():
+    table = token_statistics([rollout("a", [[0.1, 0.2, 0.3, 0.4, 0.5]]),
+                              rollout("b", [[1, 2, 3, 4, 5]])])  # fmt: skip
+    by = {scope: np.flatnonzero(high_entropy(table, 0.4, scope)).tolist()
+          for scope in ("trajectory", "batch", "fixed")}  # fmt: skip
+    assert by == {"trajectory": [3, 4, 8, 9], "batch": [6, 7, 8, 9], "fixed": [5, 6, 7, 8, 9]}
+    within = np.arange(10) < 7
+    assert np.flatnonzero(high_entropy(table, 0.4, within=within)).tolist() == [4, 5, 6]
+    with pytest.raises(ValueError, match="share must lie in 0..1, got 1.2"):
+        high_entropy(table, 1.2)
+
+
+def test_masks_work_beyond_the_size_where_torch_quantile_fails():
+    values = np.zeros(2**24 + 5, np.float32)
+    values[7::9] = 1
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(torch.from_numpy(values), 0.8)
+    assert len(top_share(values, 0.2)) == math.ceil(0.2 * len(values))
+
+
+def test_overlap_by_hand():
+    base = token_statistics([rollout("a", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])])
+    other = token_statistics([rollout("a", [[5, 0, 3, 9, 1, 0, 0, 0, 0, 0]])])
+    found = overlap(base, other, share=0.2, bins=2)
+    assert found["overlap"] == 0.5  # tops: tokens 0, 1 and tokens 3, 0
+    assert found["base"] == [0, 3] and found["tokens"] == [5, 5]
+    assert found["change"] == pytest.approx([0, (0 - 4 + 0 + 7 + 0) / 5])
+    assert overlap(base, base)["overlap"] == 1
+    with pytest.raises(ValueError, match="different tokens: run one file through both models"):
+        overlap(base, token_statistics([rollout("b", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])]))
+
+
+# ---------------------------------------------------------------------------------------------
+# texts
+
+
+def foreign(kind):
+    """Tokenizers of the two common families, whose single tokens decode without their space."""
+    pieces = ["a", "w", "▁wait", "▁", "it", "Ġwait", "Ġ", "Ã", "©", "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        tokenizer.pre_tokenizer.prepend_scheme = "never"
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def test_pieces_add_up_to_the_text():
+    tokenizer = load_tokenizer(f"{TOUR}/policy_rl")
+    for t in load_trajectories(f"{TOUR}/rl_sampled.parquet")[:10]:
+        assert "".join(token_texts(tokenizer, t.token_ids)) == tokenizer.decode(t.token_ids)
+    assert token_texts(foreign("metaspace"), [0, 2, 4]).tolist() == ["a", " wait", "it"]
+    byte_level = foreign("bytes")
+    assert token_texts(byte_level, [0, 5, 4]).tolist() == ["a", " wait", "it"]
+    assert token_texts(byte_level, [7, 8]).tolist() == ["\ufffd", "\ufffd"]  # halves of é
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_another_tokenizer_s():
+    with pytest.raises(ValueError, match="ids reach from 0 to 10, the tokenizer has 10: .*another"):
+        token_texts(foreign("bytes"), [0, 10])
