@@ -7,20 +7,14 @@ without its blank lines: `<think>..</think><tool_call>{json}</tool_call>` or
 Tokenizer: Unigram with one score for all pieces (the fewest pieces win) and byte fallback, so any
 text survives. A space belongs to the word *before* it and nothing is normalised: a name that is
 followed by punctuation is the same ids wherever it stands, and a small policy can copy it.
-
-Parser: strict and total. JSON is read before names are looked at (upstream greps the call for
-"python" and so runs searches as code); what is refused becomes the next observation.
-
+Parser: JSON is read before names are looked at (upstream greps the call for "python" and so runs
+searches as code); what is refused becomes the next observation.
 Injection: text of users and tools must not become tags. `ChatIds` encodes it as plain text. The
 Jinja template cannot (one string holds both): use `apply_chat_template` for trusted text only.
-
 Left out: OpenAI's `tool_calls` field, several calls in a turn, images.
 """
 
-from __future__ import annotations
-
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,30 +35,12 @@ TAGS = (
     "<tool_response>", "</tool_response>", "<answer>", "</answer>",
 )  # fmt: skip
 ROLES = ("system\n", "user\n", "assistant\n")
+MAX_DEPTH = 32  # of the JSON in a call
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
 _REMEDY = "make one with drlib.chat.train_tokenizer(...).save_pretrained(folder)"
-# One line of Jinja in pieces: line breaks of the source would end up in the text.
-CHAT_TEMPLATE = "".join([
-    "{% if tools %}{{ '<|im_start|>system\\n' }}",
-    "{% if messages and messages[0].role == 'system' %}",
-    "{{ messages[0].content + '\\n' }}{% endif %}",
-    "You can call one tool a turn:\n<tools>\n{% for tool in tools %}{{ (tool | tojson) + '\\n' }}",
-    '{% endfor %}</tools>\nTo call one, write <tool_call>{"name": "...", "arguments": {...}}',
-    "</tool_call>; to finish, <answer>...</answer>.<|im_end|>{% endif %}",
-    "{% for message in messages %}{% if message.content is not string %}",
-    "{{ raise_exception('the content of a ' + message.role + ' message is not text; ",
-    "write tool calls into it with drlib.chat.render_call') }}",
-    "{% elif message.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}",
-    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}",
-    "{% elif message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>' }}",
-    "{{ message.content + '</tool_response><|im_end|>' }}",
-    "{% elif message.role == 'system' and tools and loop.first %}",
-    "{% elif message.role in ('system', 'user') %}",
-    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}{% else %}",
-    "{{ raise_exception('no role ' + message.role + '; use system, user, assistant, tool') }}",
-    "{% endif %}{% endfor %}",
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-])  # fmt: skip
+# A backslash at the end of a line joins it with the next: other breaks would end up in the text.
+_TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
+CHAT_TEMPLATE = _TEMPLATE_FILE.read_text(encoding="utf-8").replace("\\\n", "").rstrip()
 
 
 def train_tokenizer(
@@ -73,12 +49,9 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:  # fmt: skip
     """A tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
 
-    Args:
-        texts: what the common words and the subwords are counted in.
-        names: each word of each name becomes one piece, in the form it has inside the name.
-        phrases: scaffolding strings kept whole, one piece each (the longest match wins).
-
-    ValueError when names and phrases do not fit, texts hold too few pieces, or a phrase is bad.
+    texts: what the common words and the subwords are counted in. names: each word of each becomes
+    one piece, in the form it has inside the name. phrases: strings kept whole, one piece each (the
+    longest match wins). ValueError when they do not fit, or texts hold too few pieces.
     """
     phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
     for phrase in phrases:
@@ -95,10 +68,8 @@ def train_tokenizer(
     bytes_ = (f"<0x{b:02X}>" for b in range(256))
     pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
     if len(pieces) > vocab_size:
-        raise ValueError(
-            f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit into a "
-            f"vocabulary of {vocab_size}: raise vocab_size or pass fewer names"
-        )
+        raise ValueError(f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit "
+                         f"into a vocabulary of {vocab_size}: raise it or drop names")  # fmt: skip
     lexicon = {*words, *name_words} - {*phrases}
     # first of words that are no pieces yet; where texts are short, of all
     subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
@@ -112,18 +83,15 @@ def train_tokenizer(
         while len(pieces) < size and (piece := next(candidates, None)):
             pieces[piece] = None
     if len(pieces) < vocab_size:
-        raise ValueError(
-            f"the texts give only {len(pieces)} pieces for a vocabulary of {vocab_size}: "
-            "lower vocab_size or pass more texts"
-        )
+        raise ValueError(f"the texts give only {len(pieces)} pieces for a vocabulary of "
+                         f"{vocab_size}: lower it or pass more texts")  # fmt: skip
     return _build(pieces, splitter)
 
 
 def _subwords(words: Sequence[str]) -> Iterator[str]:
-    """Pieces of words, the most useful first: characters, then strings of two and three.
+    """Pieces of different words, the most useful first: characters, then strings of two and three.
 
-    Each different word counts once: frequent words become whole pieces anyway. Not the library's
-    trainers: their ties depend on the order of a hash map, and merges gave no shorter texts here.
+    Not the library's trainers: their ties depend on the order of a hash map.
     """
     yield from ("\n", *map(chr, range(32, 127)))
     letters = Counter(c for word in words for c in set(word))
@@ -146,11 +114,8 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `path`.
-
-    FileNotFoundError without a `tokenizer.json`; ValueError when it is damaged, lacks tags (the
-    message names them) or has no chat template.
-    """
+    """The tokenizer in the folder `path`: FileNotFoundError without a `tokenizer.json`; ValueError
+    when it is damaged, lacks tags or has no chat template."""
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"no tokenizer at {path}: {file.name} is missing; {_REMEDY}")
@@ -165,14 +130,21 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of any model, for reading its rollouts: nothing is asked of its tags."""
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer at {path}: give the folder of the model that made the "
+                         f"rollouts ({error})") from error  # fmt: skip
+
+
 def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
     special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     missing = [tag for tag in TAGS if tag not in special]
     if missing:
-        raise ValueError(
-            f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; add them with "
-            "add_special_tokens (and resize the model's embedding), or " + _REMEDY
-        )
+        raise ValueError(f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; "
+                         f"add them and resize the embedding, or {_REMEDY}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,10 +185,10 @@ _OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_AN
 def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
     """The first action of an assistant turn, or why there is none. Never raises; bytes are UTF-8.
 
-    A turn may end with `<|im_end|>`. Thoughts are skipped, tags and all; a turn that closes a
-    thought it never opened began inside one (templates that open it in the prompt do that).
-    What follows the first action does not count, so with a call and an answer the first wins;
-    but a tool response or chat marker anywhere spoils the turn: the policy imagined the world.
+    Thoughts are skipped, tags and all; a turn that closes a thought it never opened began inside
+    one (templates that open it in the prompt do that). What follows the first action does not
+    count, but a tool response or chat marker anywhere spoils the turn: the policy imagined the
+    world.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -247,7 +219,12 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
 
 def _parse_call(body: str) -> ToolCall | FormatError:
     call, end = _JSON.raw_decode(body)
-    _check_values(call)
+    # what Python reads as JSON but a tool would choke on; each of these is a ValueError too
+    text = json.dumps(call, ensure_ascii=False, allow_nan=False, indent=1)  # NaN, infinite
+    text.encode("utf-8")  # a lone surrogate, written as an escape
+    # a depth of our own: where Python's recursion ends depends on the caller's stack
+    if max(len(line) - len(line.lstrip(" ")) for line in text.split("\n")) >= MAX_DEPTH:
+        raise ValueError("nested too deeply")
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         return FormatError(_NOT_A_CALL)
     name, arguments = call["name"], call["arguments"]
@@ -276,18 +253,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def _check_values(value: Any, depth: int = 32) -> None:
-    """ValueError for what Python reads as JSON but a tool would choke on."""
-    # a depth of our own: where Python's recursion ends depends on the caller's stack
-    if isinstance(value, str):
-        value.encode("utf-8")  # fails on a lone surrogate, written as an escape
-    elif isinstance(value, float) and not math.isfinite(value) or depth == 0:
-        raise ValueError("NaN, infinite, or nested too deeply")
-    elif isinstance(value, (dict, list)):
-        for part in chain(value, value.values() if isinstance(value, dict) else ()):
-            _check_values(part, depth - 1)
-
-
 def render_call(name: str, arguments: dict[str, Any]) -> str:
     """`<tool_call>{"name": .., "arguments": ..}</tool_call>`; `parse` gives the same back."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
@@ -301,9 +266,8 @@ def render_answer(text: str) -> str:
 class ChatIds:
     """Token ids of the parts of a conversation, as rollouts and training put them together.
 
-    What users and tools say is plain text: a tag inside it stays characters. For text without tags
-    the ids are those of `apply_chat_template`. Lone surrogates become "?". `assistant_start` is the
-    generation prompt, `end_id` closes a turn, `stop_ids` end sampling (turn or action closed).
+    For text without tags the ids are those of `apply_chat_template`. Lone surrogates become "?".
+    `assistant_start` is the generation prompt, `end_id` closes a turn, `stop_ids` end sampling.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
@@ -353,38 +317,43 @@ class ChatIds:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-_OPENS = {
-    "<think>": Segment.THINK, "<tool_call>": Segment.TOOL_CALL, "<answer>": Segment.ANSWER,
-    "<tool_response>": Segment.TOOL_RESPONSE,
-}  # fmt: skip
+_SPEAKS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
+
+
+def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) -> np.ndarray:
+    """The `Segment` of each of `size` places, tokens or characters, uint8.
+
+    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; that of
+    START reaches over the role's name.
+
+    Marks are TEMPLATE; what stands between tags is what they say. Outside tags, an assistant's text
+    is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT. As in `parse`, nothing opens inside
+    an open tag, and only assistants think, call, answer and report.
+    """
+    segments = np.full(size, Segment.TEMPLATE, np.uint8)
+    outside, opened, at = Segment.PROMPT, "", 0
+    for start, end, mark, role in [*marks, (size, size, END, None)]:
+        segments[at:start] = Segment[opened.upper()] if opened else outside
+        at, name = end, mark.strip("<>")
+        if mark in (START, END, PAD):
+            outside = _SPEAKS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
+            opened = ""
+        elif opened:
+            opened = "" if name == f"/{opened}" else opened
+        elif name[0] != "/" and (outside == Segment.THINK or name == "tool_response"):
+            opened = name
+    return segments
 
 
 def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """The `Segment` of each token, uint8[T].
-
-    Tags, ChatML tokens and role names are TEMPLATE; what stands between them is what the tag says.
-    Outside tags, an assistant's text is THINK and everybody else's PROMPT. As in `parse`, nothing
-    opens inside an open tag, and only assistants think, call and answer.
-    """
+    """The `Segment` of each token, uint8[T], by `mark_segments`; tags are the special tokens."""
     ids = np.asarray(token_ids)
     tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
     headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
-    segments = np.full(len(ids), Segment.TEMPLATE, np.uint8)
-    outside, opened, start = Segment.PROMPT, None, 0
-    for at in [*np.flatnonzero(np.isin(ids, list(tags))).tolist(), len(ids)]:
-        segments[start:at] = _OPENS.get(opened, outside)
-        if at == len(ids):
-            break
-        tag, start = tags[int(ids[at])], at + 1
-        if tag == START:
-            header = ids[start : start + 8].tolist()
-            role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
-            start += len(headers[role]) if role else 0
-            outside, opened = Segment.THINK if role == "assistant\n" else Segment.PROMPT, None
-        elif tag in (END, PAD):
-            outside, opened = Segment.TEMPLATE, None
-        elif opened:
-            opened = None if tag == "</" + opened[1:] else opened
-        elif tag in _OPENS and (outside == Segment.THINK or tag == "<tool_response>"):
-            opened = tag
-    return segments
+    marks = []
+    for at in np.flatnonzero(np.isin(ids, list(tags))).tolist():
+        header = ids[at + 1 : at + 9].tolist() if tags[int(ids[at])] == START else []
+        role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
+        end = at + 1 + (len(headers[role]) if role else 0)
+        marks.append((at, end, tags[int(ids[at])], role and role.strip()))
+    return mark_segments(len(ids), marks)

@@ -1,14 +1,11 @@
 """Profiles and settings: one flat set of names for YAML files, notebooks and stages.
 
-A profile is a complete set of values. Names are flat (`rl_steps`, not `rl.steps`) so that the same
-word works in a papermill parameter file, on a command line and in a README table. An unknown name
-is an error that says which known name is nearest: a typo must never run with a default.
+Names are flat (`rl_steps`, not `rl.steps`) so that the same word works in a papermill parameter
+file, on a command line and in a README table. A typo must never run with a default.
 
 `ci` takes seconds and proves that every stage runs; `laptop` takes minutes and learns; `gpu1` and
 `gpu8` are not here yet (they come with the TRL trainer and the vLLM engine).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import difflib
@@ -96,15 +93,33 @@ class Config:
     eval_seed: int = 58214  # drawn after the recipe was fixed
 
     @staticmethod
-    def load(profile: str, **overrides) -> Config:
+    def load(profile: str, **overrides) -> "Config":
         """The settings of `profile` with `overrides`; ValueError names what is unknown or wrong."""
         if profile not in PROFILES:
-            raise ValueError(f"unknown profile {profile!r}: {_nearest(profile, PROFILES)}")
-        return Config(**_checked({"profile": profile, **PROFILES[profile], **overrides}))
+            raise ValueError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
+        return Config(profile=profile).derive(**PROFILES[profile] | overrides)
 
-    def derive(self, **changes) -> Config:
+    def derive(self, **changes) -> "Config":
         """These settings with `changes`, checked like `load`."""
-        return Config(**_checked(dataclasses.asdict(self) | changes))
+        kinds = get_type_hints(Config)
+        for name, value in changes.items():
+            if name not in kinds:
+                raise ValueError(f"unknown parameter {name!r}: {nearest(name, kinds)}")
+            choices, kind = get_args(kinds[name]), type(getattr(Config, name))  # of the default
+            if kind is float and type(value) is int:
+                value = changes[name] = float(value)
+            number = kind is not str and type(value) is kind
+            for wrong, fault in (
+                (type(value) is not kind,
+                 f"be {kind.__name__}, got {type(value).__name__} ({value!r})"),
+                (number and value < 0, f"not be negative, got {value}"),
+                (number and name.endswith("_share") and value > 1,
+                 f"be a share in 0..1, got {value}"),
+                (choices and value not in choices, f"be one of {choices}, got {value!r}"),
+            ):  # fmt: skip
+                if wrong:
+                    raise ValueError(f"parameter {name!r} must {fault}")
+        return dataclasses.replace(self, **changes)
 
     def pick(self, *prefixes: str) -> dict:
         """The settings whose names begin with one of `prefixes`: what a stage depends on."""
@@ -126,30 +141,8 @@ PROFILES: dict[str, dict] = {
 }  # fmt: skip
 
 
-def _nearest(word: str, known) -> str:
+def nearest(word: str, known) -> str:
+    """For an error message: the known name that `word` may mean, and all of them."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(sorted(known))}"
-
-
-def _checked(values: dict) -> dict:
-    """Names known, types as declared, numbers in range, choices among the known ones."""
-    checked, kinds = {}, get_type_hints(Config)
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"unknown parameter {name!r}: {_nearest(name, kinds)}")
-        choices, kind = get_args(kinds[name]), type(getattr(Config, name))  # of the default
-        if kind is float and type(value) is int:
-            value = float(value)
-        number = kind is not str and type(value) is kind
-        for wrong, fault in (
-            (type(value) is not kind,
-             f"be {kind.__name__}, got {type(value).__name__} ({value!r})"),
-            (number and value < 0, f"not be negative, got {value}"),
-            (number and name.endswith("_share") and value > 1, f"be a share in 0..1, got {value}"),
-            (choices and value not in choices, f"be one of {choices}, got {value!r}"),
-        ):  # fmt: skip
-            if wrong:
-                raise ValueError(f"parameter {name!r} must {fault}")
-        checked[name] = value
-    return checked

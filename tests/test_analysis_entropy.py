@@ -219,7 +219,7 @@ def test_bad_input_is_named(tmp_path):
                      entropies=None)  # fmt: skip
     with pytest.raises(ValueError, match="1 trajectories without a sampled token"):
         token_statistics([silent])
-    with pytest.raises(ValueError, match="the id 'a' occurs twice"):
+    with pytest.raises(ValueError, match="the id 'a' occurs 2 times"):
         token_statistics([rollout("a", [[1]]), rollout("a", [[1]])])
     with pytest.raises(ValueError, match="1 of 1 tokens have no entropy .*trajectory a, token 3"):
         high_entropy(token_statistics([rollout("a", [[1]], entropies=None)]))

@@ -7,11 +7,14 @@ import json
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from drlib.agents import Limits, ReAct
 from drlib.analysis import tour
+from drlib.analysis.entropy import overlap, rescore, summary, token_statistics
+from drlib.analysis.reflection import reflection_lift
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import right, rows_of
@@ -135,6 +138,44 @@ def test_engine_and_trainer_agree_on_the_trained_policy(agents):
         scored = score(model, rows, spread(rows, [t.generated for t in trajectories], torch.bool))
     behaviour = spread(rows, [t.logprobs for t in trajectories], torch.float32)[scored.at]
     assert (scored.logp_M - behaviour).abs().mean() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["sft", "rl"])
+def test_entropies_of_a_rollout_are_those_recomputed_from_the_checkpoint(agents, name):
+    world, made = agents
+    model, agent = made[name]
+    tasks = synthesize_questions(world, 10, 9, "test")
+    tasks += synthesize_questions(world, 10, 9, "test", "python")
+    trajectories = agent.run(tasks, seed=4)
+    for before, after in zip(trajectories, rescore(model, trajectories), strict=True):
+        assert np.abs(before.entropies - after.entropies).max() <= 1e-4
+        assert np.abs(before.logprobs - after.logprobs).max() <= 1e-3
+
+
+def test_the_committed_lifts_are_those_of_the_committed_trajectories():
+    rows = json.loads((TOUR.parent / "entropy" / "lifts.json").read_text())["rows"]
+    assert [(r["seed"], r["stage"]) for r in rows] == [
+        (seed, stage) for seed in (0, 1, 2)
+        for stage in ("sft", "rl", "sft_continued", "rl_random_reward")
+    ]  # fmt: skip
+    for row in rows:
+        if row["stage"] in ("sft", "rl"):
+            assert row["recomputed_within"] <= 1e-4 and row["tokens_beyond_1e-4"] == 0
+            path = TOUR.parent / "entropy" / f"seed{row['seed']}_{row['stage']}.parquet"
+            table = token_statistics(path)
+            assert summary(table) == pytest.approx(row["summary"])
+            stored = [x for x in row["lifts"] if x["window"] == 8]
+            for lift, kept in zip(reflection_lift(table, window=8), stored, strict=True):
+                for name, value in vars(lift).items():
+                    assert value == kept[name] or value == pytest.approx(kept[name]), name
+
+
+def test_rl_s_tokens_under_both_policies_are_the_same_tokens():
+    for seed in (0, 1, 2):
+        rl, by_sft = (token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
+                      for name in ("rl", "rl_by_sft"))  # fmt: skip
+        found = overlap(by_sft, rl)
+        assert 0.5 < found["overlap"] < 1 and sum(found["tokens"]) == len(rl)
 
 
 def test_plain_transformers_loads_the_policy_without_drlib():

@@ -19,6 +19,7 @@ Left out: a streaming percentile (10 million tokens fit), models over several de
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
+from drlib.rl.checks import require
 from drlib.synthesis.answers import answers_match
 from drlib.training.batches import portions
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
@@ -99,12 +101,11 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
     size = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     for t in batch:
-        if len(t) and not 0 <= t.token_ids.min() <= t.token_ids.max() < size:
-            raise ValueError(f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
-                             "it was made with another tokenizer")  # fmt: skip
-        if len(t) > longest:
-            raise ValueError(f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
-                             "positions: cut it, or take a model with a longer context")  # fmt: skip
+        fits = not len(t) or 0 <= t.token_ids.min() <= t.token_ids.max() < size
+        require(fits, f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
+                "it was made with another tokenizer")  # fmt: skip
+        require(len(t) <= longest, f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
+                "positions: cut it, or take a model with a longer context")  # fmt: skip
 
 
 def _read(before_NX, ids_N, weight_VH, temperature: float, top_k: int) -> dict[str, Tensor]:
@@ -152,29 +153,22 @@ def entropy_bounds(
     """
     logp = np.asarray(top_logprobs_NK, np.float64)
     p = np.exp(logp)
-    for wrong, fault in (
-        (logp.ndim != 2 or not 1 <= logp.shape[1] <= vocabulary,
-         f"need [N, K] with K from 1 to the vocabulary of {vocabulary}, got {logp.shape}"),
-        (not (logp <= 1e-6).all(), "log-probabilities must not be NaN or positive"),
-        ((p.sum(-1, initial=0) > 1.001).any(), "probabilities add up to more than 1: duplicates?"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(f"top_logprobs: {fault}")
-    known = -np.where(p > 0, p * np.where(p > 0, logp, 0), 0).sum(-1)
-    tail, rest = np.clip(1 - p.sum(-1), 0, 1), vocabulary - logp.shape[1]
-    if rest == 0:
-        return known, known.copy(), np.zeros(len(p))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cap = np.minimum(p[:, -1], tail)
-        full = np.where(cap > 0, np.floor(tail / cap), 0)
-        left = np.clip(tail - full * cap, 0, None)
-        low = -(full * _xlogx(cap) + _xlogx(left))
-        high = -_xlogx(tail) + tail * math.log(rest)
+    require(logp.ndim == 2 and 1 <= logp.shape[1] <= vocabulary, "top_logprobs: need [N, K] with K "
+            f"from 1 to the vocabulary of {vocabulary}, got {logp.shape}")  # fmt: skip
+    require((logp <= 1e-6).all(), "top_logprobs must not be NaN or positive")
+    require((p.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: is a token twice there?")
+    known, rest = _entr(p).sum(-1), vocabulary - logp.shape[1]
+    tail = np.clip(1 - p.sum(-1), 0, 1) * (rest > 0)
+    cap = np.minimum(p[:, -1], tail)
+    full = np.floor(tail / np.where(cap > 0, cap, np.inf))
+    low = full * _entr(cap) + _entr(np.clip(tail - full * cap, 0, None))
+    high = _entr(tail) + tail * math.log(max(1, rest))
     return known + np.minimum(low, high), known + high, tail
 
 
-def _xlogx(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x * np.log(np.where(x > 0, x, 1)), 0)
+def _entr(p: np.ndarray) -> np.ndarray:
+    """-p log p."""
+    return -p * np.log(np.where(p > 0, p, 1))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -221,10 +215,10 @@ class TokenTable:
         """The column `entropy` or `logprob`; ValueError names the first token without a value."""
         values = getattr(self, name)
         bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            at = f"{self.names[self.row[bad[0]]]}, token {self.position[bad[0]]}"
-            raise ValueError(f"{len(bad)} of {len(self)} tokens have no {name} (first: trajectory "
-                             f"{at}): run the file through a model with entropy.rescore")  # fmt: skip
+        at = bad[0] if len(bad) else 0
+        require(not len(bad), f"{len(bad)} of {len(self)} tokens have no {name} (first: trajectory "
+                f"{self.names[self.row[at]]}, token {self.position[at]}): run the file through a "
+                "model with entropy.rescore")  # fmt: skip
         return values
 
 
@@ -242,17 +236,11 @@ def token_statistics(source: Source) -> TokenTable:
         names.append(t.id)
         right.append(outcome(t))
         parts.append(_columns(row, t))
-    what = source if isinstance(source, str | Path) else "the given trajectories"
-    if not sum(len(part[0]) for part in parts):
-        raise ValueError(f"{what}: {len(names)} trajectories without a sampled token; nothing to "
-                         "analyse")  # fmt: skip
-    if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{what}: the id {twice!r} occurs twice; give each trajectory its own")
-    columns = []
-    while parts and len(columns) < len(parts[0]):
-        columns.append(np.concatenate([part[len(columns)] for part in parts]))
-    return TokenTable(names, np.array(right, np.float64), *columns)
+    require(any(len(part[0]) for part in parts),
+            f"{len(names)} trajectories without a sampled token: nothing to analyse")  # fmt: skip
+    ((name, times),) = Counter(names).most_common(1)
+    require(times == 1, f"the id {name!r} occurs {times} times; give each trajectory its own")
+    return TokenTable(names, np.array(right), *map(np.concatenate, zip(*parts)))
 
 
 def outcome(trajectory: Trajectory) -> float:
@@ -279,13 +267,12 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
     if len(runs) > len(results):  # some are a person's words: those hold no response
         inside = trajectory.segments == Segment.TOOL_RESPONSE
         runs = [(start, end) for start, end in runs if inside[start:end].any()]
-    if len(runs) > len(results):
-        raise ValueError(f"trajectory {trajectory.id}: {len(runs)} tool responses for "
-                         f"{len(results)} tool results; give one ToolResult a response")  # fmt: skip
-    return [(start, end, _status(result)) for (start, end), result in zip(runs, results)]
+    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses for "
+            f"{len(results)} tool results; give one ToolResult a response")  # fmt: skip
+    return [(start, end, status_of(result)) for (start, end), result in zip(runs, results)]
 
 
-def _status(result: ToolResult) -> str:
+def status_of(result: ToolResult) -> str:
     if result.ok:
         return "ok" if result.text.strip() else "empty"
     return "empty" if result.error == "empty" else "error"
@@ -318,8 +305,7 @@ def high_entropy(
     exactly ceil(share n) of them, ties to the earlier one; or "fixed": entropy at or above
     `threshold` nats. ValueError: a share outside 0..1, an entropy that is not known.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie in 0..1, got {share}")
+    require(0 <= share <= 1, f"share must lie in 0..1, got {share}")
     entropy = table.known("entropy")
     within = np.ones(len(table), bool) if within is None else within
     if scope == "fixed":
@@ -355,20 +341,19 @@ def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int =
     Source: arXiv 2506.01939, section 3. ValueError: the tables hold other tokens.
     """
     same = base.names == other.names and all(
-        np.array_equal(getattr(base, name), getattr(other, name))
-        for name in ("row", "position", "token_id")
-    )
-    if not same:
-        raise ValueError("the two tables hold different tokens: run one file through both models "
-                         "(entropy.rescore); samples of two policies cannot be compared by place")  # fmt: skip
+        map(np.array_equal, (base.row, base.position, base.token_id),
+            (other.row, other.position, other.token_id))
+    )  # fmt: skip
+    require(same, "the two tables hold different tokens: run one file through both models "
+            "(entropy.rescore); samples of two policies cannot be compared by place")  # fmt: skip
     tops = [high_entropy(table, share) for table in (base, other)]
     before, after = base.known("entropy"), other.known("entropy")
-    order = np.array_split(np.argsort(before, kind="stable"), bins)
+    order = np.array_split(np.argsort(before, kind="stable"), min(bins, len(before)))
     return {
         "overlap": float((tops[0] & tops[1]).sum() / max(1, tops[0].sum())),
-        "base": [float(before[some].mean()) for some in order if len(some)],
-        "change": [float((after[some] - before[some]).mean()) for some in order if len(some)],
-        "tokens": [len(some) for some in order if len(some)],
+        "base": [float(before[some].mean()) for some in order],
+        "change": [float((after[some] - before[some]).mean()) for some in order],
+        "tokens": [len(some) for some in order],
     }
 
 
@@ -392,9 +377,9 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     A token that is part of a character shows U+FFFD. ValueError: an id the tokenizer does not have.
     """
     unique, place = np.unique(np.asarray(ids), return_inverse=True)
-    if len(unique) and not 0 <= unique[0] <= unique[-1] < len(tokenizer):
-        raise ValueError(f"ids reach from {unique[0]} to {unique[-1]}, the tokenizer has "
-                         f"{len(tokenizer)}: the trajectories were made with another one")  # fmt: skip
+    ends = unique[[0, -1]] if len(unique) else [0, 0]
+    require(0 <= ends[0] and ends[1] < len(tokenizer), f"ids reach from {ends[0]} to {ends[1]}, the "
+            f"tokenizer has {len(tokenizer)}: the trajectories were made with another one")  # fmt: skip
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
     texts = np.empty(len(unique), object)

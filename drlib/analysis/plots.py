@@ -4,8 +4,6 @@ Nothing here trains, samples or saves. A notebook calls a function, hands the fi
 `lab.save_figure` and ends the cell with `plt.show()`. Colours come from the style sheet's cycle and
 mean the same thing everywhere: C0 what should go up (positive advantage, the real reward), C1 what
 should go down, grey a control or a reference.
-
-Sections: shared pieces, GRPO by hand (notebook 05), filtering and resampling (07).
 """
 
 import math
@@ -25,7 +23,6 @@ from drlib.trajectory import Trajectory
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
 CHANCE = 0.2  # with which the sampling policy said a token of the toys below
 
-# ---------------------------------------------------------------------------------------------
 # shared pieces
 
 
@@ -35,9 +32,7 @@ def band(
 ) -> None:  # fmt: skip
     """The mean of several runs' curves; where they are several, their range and thin lines too.
 
-    Args:
-        curves: one sequence of S values per run, all equally long.
-        steps: S places on the x axis; 0 to S - 1 when None.
+    curves: one sequence of S values per run. steps: S places on the x axis; 0 to S - 1 when None.
     """
     runs = np.asarray(curves, dtype=float)
     if runs.ndim != 2:
@@ -49,7 +44,6 @@ def band(
     ax.plot(steps, runs.mean(axis=0), color=color, lw=thick, ls=style, label=label)
 
 
-# ---------------------------------------------------------------------------------------------
 # GRPO by hand (notebook 05)
 
 
@@ -61,40 +55,20 @@ def surrogate(
     The token was sampled with chance `CHANCE`: the value (not the gradient) of a surrogate with a
     stop-gradient depends on it. With `level` "sequence" it has a neighbour that did not move.
 
-    Args:
-        ratios: R values of r = pi / pi_behaviour, each above 0.
-        advantage: of the token's rollout.
-
-    Returns:
-        (objective_R, gradient_R): minus `policy_loss`, and its derivative by log pi.
+    ratios: R values of r = pi / pi_behaviour, each above 0. advantage: of the token's rollout.
+    Returns (objective_R, gradient_R): minus `policy_loss`, and its derivative by log pi.
     """
-    tokens = _tokens(config)
-    logp_RT = torch.full((len(ratios), tokens), CHANCE, dtype=torch.float64).log()
-    behaviour_RT = logp_RT.clone()
-    logp_RT[:, 0] += torch.as_tensor(ratios, dtype=torch.float64).log()
-    mask_RT = torch.ones_like(logp_RT, dtype=torch.bool)
-    advantages_R = torch.full((len(ratios),), advantage, dtype=torch.float64)
-
-    def objective(rows: slice) -> torch.Tensor:
-        loss, _ = policy_loss(logp_RT[rows], behaviour_RT[rows], advantages_R[rows], mask_RT[rows],
-                              config, denominator=1.0)  # fmt: skip
-        return -loss
-
-    logp_RT.requires_grad_()
-    (gradient_RT,) = torch.autograd.grad(objective(slice(None)), logp_RT)
-    each_R = [objective(slice(row, row + 1)).item() / tokens for row in range(len(ratios))]
-    return np.array(each_R), gradient_RT[:, 0].numpy()
+    tokens = 2 if config.level == "sequence" else 1
+    found = [grpo_numbers([advantage], ratio, config, advantage=lambda rewards_N, _: rewards_N,
+                          lengths=[tokens]) for ratio in ratios]  # fmt: skip
+    gradients = [tokens * one["pushes"][0][0] for one in found]  # of the sum, not the mean
+    return np.array([-one["loss"] for one in found]), np.array(gradients)
 
 
 def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
-    """Notebook 05's figure: every clip's surrogate (above) and its gradient (below).
-
-    Args:
-        configs: the losses by title, a column each.
-    """
-    size = (2.35 * len(configs), 5.0)
-    fig, axes = plt.subplots(2, len(configs), figsize=size, sharex=True, sharey="row",
-                             squeeze=False, layout="constrained")  # fmt: skip
+    """Notebook 05's figure: the surrogate (above) and gradient (below) of losses by title."""
+    fig, axes = plt.subplots(2, len(configs), figsize=(2.35 * len(configs), 5.0), sharex=True,
+                             sharey="row", squeeze=False, layout="constrained")  # fmt: skip
     for (title, config), (above, below) in zip(configs.items(), axes.T, strict=True):
         above.set_title(title)
         below.set_xlabel("ratio π / π behaviour")
@@ -123,16 +97,12 @@ def grpo_numbers(
 ) -> dict:  # fmt: skip
     """What GRPO makes of one question's N rollouts; each one's first token has moved.
 
-    Args:
-        rewards: one per rollout.
-        ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is
-            the reference of the KL term as well.
-        advantage: the estimator, a function of `drlib.rl.advantages`.
-        lengths: tokens of each rollout; 1 each when None.
+    ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is the
+    reference of the KL term as well. advantage: the estimator, a function of
+    `drlib.rl.advantages`. lengths: tokens of each rollout; 1 each when None.
 
-    Returns:
-        `advantages` (list of N), `loss` (float), `pushes` (N arrays: minus d loss / d log pi, how
-        hard each token is pushed up) and `metrics` of `policy_loss`.
+    Returns `advantages` (list of N), `loss` (float), `pushes` (N arrays: minus d loss / d log pi,
+    how hard each token is pushed up) and `metrics` of `policy_loss`.
     """
     lengths_N1 = torch.tensor(lengths or [1] * len(rewards))[:, None]
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
@@ -174,8 +144,8 @@ def grpo_step(
     """
     config = config or LossConfig()
     numbers = grpo_numbers(rewards, ratio, config, **how)
-    names = [f"#{i + 1}" for i in range(len(rewards))]
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(3, 3, 5), layout="constrained")
+    names = [f"#{i + 1}" for i in range(len(rewards))]
     axes[0].bar(names, rewards, color=CONTROL)
     axes[0].set(title="Rewards", ylim=(0, 1.05))
     colors = [UP if value >= 0 else DOWN for value in numbers["advantages"]]
@@ -192,14 +162,10 @@ def grpo_step(
     return fig
 
 
-def _tokens(config: LossConfig) -> int:
-    return 2 if config.level == "sequence" else 1
-
-
 def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
     """Marks the clip range in the axes; the ratios to draw at, on both sides of its ends."""
-    low = (1 - config.epsilon_low) ** _tokens(config)  # a neighbour at 1 halves log r
-    high = (1 + config.epsilon_high) ** _tokens(config)
+    power = 2 if config.level == "sequence" else 1  # a neighbour at 1 halves log r
+    low, high = (1 - config.epsilon_low) ** power, (1 + config.epsilon_high) ** power
     ratios = np.linspace(0.4, 1.8, 22)
     for ax in axes:
         if config.clip != "none":
@@ -210,7 +176,6 @@ def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
     return np.sort([*ratios, *(end + side for end in (low, high) for side in (-1e-6, 1e-6))])
 
 
-# ---------------------------------------------------------------------------------------------
 # filtering and resampling (notebook 07)
 
 FATES = {"pushed up": UP, "pushed down": DOWN, "idle: equal group": "0.82", "left out": "0.45"}

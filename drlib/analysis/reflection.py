@@ -33,6 +33,7 @@ import numpy as np
 import yaml
 
 from drlib.analysis.entropy import STATUSES, TokenTable, high_entropy
+from drlib.rl.checks import require
 from drlib.trajectory import Segment
 
 RESAMPLES = 2000
@@ -48,8 +49,7 @@ def cluster_interval(
     parts_MC: what each trajectory adds to C sums. statistic: sums [R, C] to values [R, ...].
     ValueError below two trajectories: one says nothing about how much they differ.
     """
-    if len(parts_MC) < 2:
-        raise ValueError(f"an interval needs at least two trajectories, got {len(parts_MC)}")
+    require(len(parts_MC) > 1, f"an interval needs at least two trajectories, got {len(parts_MC)}")
     groups = min(len(parts_MC), RESAMPLES)
     starts = np.arange(groups) * len(parts_MC) // groups
     parts = np.add.reduceat(np.asarray(parts_MC, np.float64), starts)
@@ -121,9 +121,8 @@ def reflection_lift(
     high = fork_tokens(table, share, scope if threshold is None else "fixed", **fixed)
     thought = table.inside(Segment.THINK)
     after = thought & (table.since >= 0) & (table.since < window)
-    if not after.any() or not (thought & ~after).any():
-        raise ValueError(f"{after.sum()} of {thought.sum()} thought tokens follow a tool response "
-                         f"within {window}: a lift needs some, and some that do not")  # fmt: skip
+    require(after.any() and (thought & ~after).any(), f"{after.sum()} of {thought.sum()} thought "
+            f"tokens follow a tool response within {window}: a lift needs some, and some that do not")  # fmt: skip
     found = []
     for number, status in enumerate(("all", *STATUSES[1:])):
         inside = after & (table.status == number) if number else after

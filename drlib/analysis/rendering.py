@@ -6,12 +6,11 @@ Texts of policies and pages are escaped: nothing that a page says becomes markup
 no time is shown, so equal trajectories give equal bytes.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from drlib.synthesis.answers import answers_match
 from drlib.trajectory import Trajectory
@@ -23,20 +22,21 @@ TINTS = {
 _BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
 
 
-@dataclass(frozen=True)
-class Block:
-    """One piece of a conversation; `name` is think, call, response, failed, answer or text."""
+class Block(NamedTuple):
+    """One piece of a conversation; `name` is think, call, response, failed, answer or text
+    (what an assistant says outside every tag)."""
 
     turn: int
     name: str
     text: str
 
 
+@dataclass(frozen=True, repr=False)
 class Rendered:
     """Something with an HTML and a text form, which notebooks choose between."""
 
-    def __init__(self, markup: str, text: str):
-        self.markup, self.text = markup, text
+    markup: str
+    text: str
 
     def _repr_html_(self) -> str:
         return self.markup
@@ -44,7 +44,7 @@ class Rendered:
     def __repr__(self) -> str:
         return self.text
 
-    def __add__(self, other: Rendered) -> Rendered:
+    def __add__(self, other: "Rendered") -> "Rendered":
         return Rendered(self.markup + other.markup, f"{self.text}\n\n{other.text}")
 
 
@@ -53,22 +53,17 @@ def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]
     found, turn, flags = [], 0, iter(failed)
     for message in messages[1:]:
         text = message["content"]
-        if message["role"] == "assistant":
-            turn += 1
-            found += _assistant(turn, text)
-        else:
+        if message["role"] != "assistant":
             found.append(Block(turn, "failed" if next(flags, False) else "response", text))
+            continue
+        turn += 1
+        pieces = [*_BLOCK.split(text), "text", ""]  # (before, name, inner) of each tag; the rest
+        for before, name, inner in zip(*[iter(pieces)] * 3, strict=True):
+            if before.strip() or not text:
+                found.append(Block(turn, "text", before))
+            if name != "text":
+                found.append(Block(turn, name.removeprefix("tool_"), inner))
     return found
-
-
-def _assistant(turn: int, text: str) -> list[Block]:
-    """A turn's blocks; what stands outside every tag is a block `text`."""
-    *tagged, after = _BLOCK.split(text)  # (before, name, inner) of each tag, and the rest
-    found = []
-    for before, name, inner in zip(*[iter(tagged)] * 3, strict=True):
-        found += [Block(turn, "text", before), Block(turn, name.removeprefix("tool_"), inner)]
-    found.append(Block(turn, "text", after))
-    return [block for block in found if block.name != "text" or block.text.strip() or not text]
 
 
 def is_right(trajectory: Trajectory) -> bool:
@@ -86,23 +81,25 @@ def verdict(trajectory: Trajectory) -> str:
 
 def render(trajectory: Trajectory, title: str = "") -> Rendered:
     """One trajectory: a line about it, then its blocks in a table."""
-    failed = [not result.ok for result in trajectory.tool_results]
+    parts = blocks(trajectory.messages, [not result.ok for result in trajectory.tool_results])
     head = f"{title}: {verdict(trajectory)}" if title else verdict(trajectory)
-    question, right = trajectory.metadata["question"], trajectory.metadata["right_answer"]
-    return conversation(head, question, right, blocks(trajectory.messages, failed))
+    metadata = trajectory.metadata
+    return conversation(head, metadata["question"], metadata["right_answer"], parts)
 
 
 def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
-    """A conversation that is not a trajectory, such as a demonstration, in the same form.
-
-    `right` is the right answer; empty where it is not to be shown.
-    """
+    """A conversation that is not a trajectory, such as a demonstration, in the same form; `right`
+    is the right answer, empty where it is not to be shown."""
     answer = f"  (right: {right})" if right else ""
     rows, lines, before = [], [head, f"  question  {question}{answer}"], 0
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
-        rows.append(_row(number, label, part.text, TINTS[part.name]))
+        shown = html.escape(part.text.strip()).replace("\n", "<br>")
+        style = f"background:{TINTS[part.name]};color:#000;text-align:left;vertical-align:top"
+        rows.append(f'<tr style="{style}"><td style="{style}">{number}</td>'
+                    f'<td style="{style}"><b>{label}</b></td>'
+                    f'<td style="{style};white-space:normal">{shown}</td></tr>')  # fmt: skip
         first, *rest = part.text.strip().splitlines() or [""]
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]
@@ -111,25 +108,12 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
     return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
 
 
-def _row(number: str, label: str, text: str, tint: str) -> str:
-    shown = html.escape(text.strip()).replace("\n", "<br>")
-    style = f"background:{tint};color:#000;text-align:left;vertical-align:top"
-    return (
-        f'<tr style="{style}"><td style="{style}">{number}</td>'
-        f'<td style="{style}"><b>{label}</b></td>'
-        f'<td style="{style};white-space:normal">{shown}</td></tr>'
-    )
-
-
 def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
-    """The tokens as the loss sees them: those that carry loss are bold, in brackets as text.
-
-    Args:
-        tokenizer: names the ids. advantage: of this rollout; its sign chooses the tint.
-    """
+    """The tokens as the loss sees them: those that carry loss are bold, in brackets as text, and
+    tinted by the sign of this rollout's advantage."""
     tint = TINTS["call"] if advantage > 0 else TINTS["failed"] if advantage < 0 else TINTS["text"]
     pieces, plain = [], []
-    names = tokenizer.convert_ids_to_tokens([int(i) for i in trajectory.token_ids])
+    names = tokenizer.convert_ids_to_tokens(trajectory.token_ids.tolist())
     for name, trained in zip(names, trajectory.generated):
         shown = html.escape(name.replace("\n", "⏎"))
         mark = f'<b style="background:{tint};color:#000">{shown}</b>'

@@ -1,11 +1,9 @@
-"""The panels of notebook 08: latencies, a rollout step, waiting against cores, answered calls.
+"""The panels of notebook 08, each drawn into given axes; nothing here runs code.
 
-Each function draws one panel into given axes from numbers that the notebook has made or read from
-`figures/reference/sandbox`; nothing here runs code. Blue is the sandbox, orange what goes wrong or
-costs (a runaway, a process a call), grey what contains nothing or is only a formula.
+The numbers are those that the notebook has made or read from `figures/reference/sandbox`. Blue is
+the sandbox, orange what goes wrong or costs (a runaway, a process a call), grey what contains
+nothing or is only a formula.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
@@ -27,14 +25,8 @@ FLOOR_S = 0.01  # shorter waits are below the axis
 def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
     """Share of the calls that were back within a time; the dot is the median.
 
-    Args:
-        bench: what the benchmark wrote: `rows`, each with `arm`, `code`, `concurrency` and
-            `latencies_ms`.
-        code: "print" or "sympy".
-        concurrency: calls at the same time.
-
-    Raises:
-        ValueError: the file has no such rows.
+    bench: what the benchmark wrote: `rows`, each with `arm`, `code` ("print" or "sympy"),
+    `concurrency` (calls at the same time) and `latencies_ms`. ValueError: it has no such rows.
     """
     chosen = [r for r in bench["rows"] if (r["code"], r["concurrency"]) == (code, concurrency)]
     if not chosen:
@@ -51,8 +43,7 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
 def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
     """A row a rollout: pale while a call waits, coloured while it runs, orange beyond `long_s`.
 
-    Args:
-        bars: (rollout, asked, began, ended) of each call, seconds.
+    bars: (rollout, asked, began, ended) of each call, seconds.
     """
     for rollout, asked, began, ended in bars:
         color = DOWN if ended - began > long_s else RUNS
@@ -65,9 +56,7 @@ def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: flo
 def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float) -> None:
     """How long the unluckiest hundredth waits, by cores; a line for each way of arriving.
 
-    Args:
-        found: label -> cores -> the 99th percentile of each seed, seconds.
-        bound_s: what is still acceptable, drawn as a line.
+    found: label -> cores -> the 99th percentile of each seed, seconds. bound_s: still acceptable.
     """
     for at, (label, by_cores) in enumerate(found.items()):
         runs = np.maximum(list(by_cores.values()), FLOOR_S / 10).T  # on a logarithmic axis
@@ -85,10 +74,8 @@ def answered(
 ) -> None:  # fmt: skip
     """Share of calls that end as an observation, by the chance of a fault.
 
-    Args:
-        rates: R chances.
-        shares: label -> a row of R shares for each seed.
-        formulas: rows of R expected shares, drawn dashed over the rest.
+    rates: R chances. shares: label -> a row of R shares for each seed. formulas: rows of R expected
+    shares, drawn dashed over the rest.
     """
     for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
         band(ax, 100 * np.asarray(rows), color, label, rates)

@@ -8,8 +8,6 @@ Intervals are 95% and clustered by question (eight samples of one question are n
 questions). Left out: tests of hypotheses, and everything that trains.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +34,7 @@ class TourRun:
     kept: dict[tuple[str, str], Path] = field(default_factory=dict)
 
     @staticmethod
-    def load(folder: Path) -> TourRun:
+    def load(folder: Path) -> "TourRun":
         """The reference run; ValueError when `folder` has no readable one."""
         results = Results.load(folder)
         curves: dict[str, dict[int, list[dict]]] = {}
@@ -47,7 +45,7 @@ class TourRun:
         return TourRun(results, curves, kept)
 
     @staticmethod
-    def local(config: Config, runs: Path) -> TourRun:
+    def local(config: Config, runs: Path) -> "TourRun":
         """What is finished of the run of `config`; RunFolderError when the line itself is not."""
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
         done = {name for name, path in at.items() if RunFolder.complete(path)}
@@ -55,11 +53,8 @@ class TourRun:
         command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
         curves = {name: {config.seed: read_metrics(at[name])} for name in CURVES if name in done}
-        kept = {
-            (name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
-            for name in ("sft", "rl")
-            for decoding in ("greedy", "sampled")
-        }
+        kept = {(name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
+                for name in ("sft", "rl") for decoding in ("greedy", "sampled")}  # fmt: skip
         return TourRun(results, curves, kept)
 
     def trajectories(self, stage: str, decoding: str = "greedy") -> list[Trajectory]:
@@ -72,10 +67,6 @@ class TourRun:
 def read_rows(path: Path) -> list[dict]:
     """The rows of a JSON-lines file, such as the reference run's curves."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-# ---------------------------------------------------------------------------------------------
-# numbers
 
 
 def pass_name(results: Results) -> str:
@@ -115,8 +106,8 @@ def _ratio(*tables: dict[str, np.ndarray]) -> Interval:
     picks = np.vstack([np.arange(len(names)), draws])
     sums = [np.array([t[name] for name in names])[picks].sum(1) for t in tables]
     with np.errstate(divide="ignore", invalid="ignore"):
-        rates = [errors / calls for errors, calls in (s.T for s in sums)]
-        values = rates[0] / rates[1] if len(rates) > 1 else rates[0]
+        values, *over = (errors / calls for errors, calls in (s.T for s in sums))
+        values = values / over[0] if over else values
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)
 
@@ -131,17 +122,13 @@ def seeds(n: int) -> str:
     return f"{n} seed{'s' * (n > 1)}"
 
 
-SHORT = {
-    "closed_book": "RL, closed book", "sft_continued": "SFT continued", "cpt": "pre-trained",
-    "demonstrator": "demonstrator", "rl_random_reward": "random reward",
-}  # fmt: skip
+SHORT = {"closed_book": "RL, closed book", "sft_continued": "SFT continued", "cpt": "pre-trained",
+         "demonstrator": "demonstrator", "rl_random_reward": "random reward"}  # fmt: skip
 # a block of the table: title, kind, number of look-ups (None: all)
 BLOCKS = (
     ("python questions", "python", None), ("search questions", "search", None),
     ("search questions of three look-ups, which nobody demonstrated", "search", 3),
 )  # fmt: skip
-
-
 # what is compared with a control: kind, decoding, look-ups
 GAINS = (
     ("python", "sample", None), ("search", "sample", None), ("python", "greedy", None),
@@ -174,7 +161,7 @@ def table(results: Results) -> str:
              f"n questions: n greedy, {k} n sampled"]  # fmt: skip
     for title, kind, hops in BLOCKS:
         lines += ["", title]
-        lines.append(f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n".rstrip())
+        lines.append(f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n")
         for stage in results.stages:
             cells = [cell(results, stage, kind, d, hops) for d in decodings]
             if any(cells):

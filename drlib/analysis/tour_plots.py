@@ -5,8 +5,6 @@ with the real reward, orange more of the same supervised data, green the cold st
 dashed the random-reward control. Nothing here trains, samples or saves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -70,8 +68,7 @@ def copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
 def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     """The tour's figure: RL by step for both kinds of question, and held-out accuracy by look-ups.
 
-    Curves are the rollouts of training (its questions come from a curriculum); points and the
-    dashed line are held-out questions, with intervals, so that levels are compared like with like.
+    Curves are the rollouts of training; points and the dashed line are held-out questions.
     """
     fig, axes = plt.subplots(1, 3, figsize=(12, 4.1), layout="constrained")
     for ax, kind in zip(axes, ("python", "search")):
@@ -90,19 +87,18 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     control = run if "rl_random_reward" in run.curves else behind
     draw(ax, control, "rl_random_reward", key, COLORS["rl_random_reward"],
          "RL, random reward (control)", style="--", scale=100)  # fmt: skip
-    label = f"RL in training, {seeds(len(run.curves['rl']))}"
-    draw(ax, run, "rl", key, COLORS["rl"], label, scale=100)
-    last = max(rows[-1]["step"] for rows in run.curves["rl"].values())
+    curves = run.curves["rl"]
+    draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
+    last = max(rows[-1]["step"] for rows in curves.values())
     _point(ax, 0, run, "sft", kind, "sample", "after SFT, held-out")
     _point(ax, last * 1.04, run, "rl", kind, "sample", "after RL, held-out")
-    more = _with_stage("sft_continued", run, behind)
-    if more:
-        mean, low, high = more.results.accuracy("sft_continued", kind, "sample")
-        ax.axhspan(100 * low, 100 * high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
-        ax.axhline(100 * mean, color=COLORS["sft_continued"], ls=(0, (5, 2)), lw=1.6,
+    if more := _with_stage("sft_continued", run, behind):
+        mean, low, high = (100 * v for v in more.results.accuracy("sft_continued", kind, "sample"))
+        ax.axhspan(low, high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
+        ax.axhline(mean, color=COLORS["sft_continued"], ls=(0, (5, 2)), lw=1.6,
                    label="SFT continued with RL's compute, held-out")  # fmt: skip
-    ax.set(title=f"{kind.capitalize()} questions, sampled", xlabel="RL step", ylim=(-2, 102))
-    ax.set_ylabel("right answers, %")
+    ax.set(title=f"{kind.capitalize()} questions, sampled", xlabel="RL step", ylim=(-2, 102),
+           ylabel="right answers, %")  # fmt: skip
 
 
 def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
@@ -127,10 +123,9 @@ def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
             if source.results.count(stage, "search", "greedy", hops)[1]:
                 label = "SFT continued, greedy" if stage == "sft_continued" else None
                 _point(ax, hops + shift, source, stage, "search", "greedy", label, hops)
-    ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5))
     ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
-    ax.set_xlabel("look-ups")
-    ax.set_ylabel("right answers, %")
+    ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5),
+           xlabel="look-ups", ylabel="right answers, %")  # fmt: skip
 
 
 # panels of notebook 06: title, y label, {metric: (colour, label)}
@@ -156,11 +151,10 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
         for key, (color, label) in lines.items():
             draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
-            # the control: in the colour of its line, where there are several
-            tint = color if len(lines) > 1 else COLORS["rl_random_reward"]
-            name = "random reward" if len(lines) == 1 else ""
-            draw(ax, control, "rl_random_reward", key, tint, name, style="--", scale=scale,
-                 thick=2.0 if name else 1.2)  # fmt: skip
+            # the control: in the colour of its line and thin, where there are several
+            how = (COLORS["rl_random_reward"], "random reward") if len(lines) == 1 else (color, "")
+            draw(ax, control, "rl_random_reward", key, *how, style="--", scale=scale,
+                 thick=2.0 if how[1] else 1.2)  # fmt: skip
             draw(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)

@@ -8,17 +8,11 @@
     lab.ensure("rl", config)                          a stage's folder, built if it is missing
     lab.save_figure(fig, "05_grpo_by_hand")           figures/05_grpo_by_hand.png
 
-    python -m drlib.lab run 00 -f notebooks/params/laptop.yaml     parameterised, by papermill
-    python -m drlib.lab refresh 05                                 stored outputs of the ci profile
-    python -m drlib.lab check                                      the rules for committed notebooks
-
-Notebooks import the library and hold no code twice; nothing multi-process runs inside a kernel.
+`python -m drlib.lab --help` says what can be done from a terminal.
 """
 
 from drlib.lab.display import ROOT, progress, save_figure, show_source, use_style
 from drlib.lab.launching import LaunchError, ensure, launch
 
-__all__ = [
-    "ROOT", "LaunchError", "ensure", "launch", "progress", "save_figure", "show_source",
-    "use_style",
-]  # fmt: skip
+__all__ = ["ROOT", "LaunchError", "ensure", "launch", "progress", "save_figure", "show_source",
+           "use_style"]  # fmt: skip

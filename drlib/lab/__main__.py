@@ -1,11 +1,10 @@
 """`python -m drlib.lab run|refresh|check|reference|table`: notebooks and runs from a terminal."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 
+from drlib.config import Config
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.hygiene import problems
 from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
@@ -38,13 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("-f", "--file", type=Path, help="YAML file with `name: value` lines")
     one.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
                      metavar=("NAME", "VALUE"))  # fmt: skip
-    one.add_argument("-o", "--output", type=Path,
-                     help="if left out: runs/notebooks/NN_<profile>.ipynb")  # fmt: skip
-    for several in (
-        command(_refresh, "execute in the ci profile and store the outputs, normalised"),
-        command(_check, "the rules for committed notebooks, without executing them"),
+    one.add_argument("-o", "--output", type=Path, help="default: runs/notebooks/NN_PROFILE.ipynb")
+    for action, text in (
+        (_refresh, "execute in the ci profile and store the outputs, normalised"),
+        (_check, "the rules for committed notebooks, without executing them"),
     ):
-        several.add_argument("numbers", nargs="*", metavar="NN", help="all if left out")
+        command(action, text).add_argument("numbers", nargs="*", metavar="NN", help="default: all")
     line = command(_reference, "the whole line for several seeds, with controls")
     line.add_argument("--profile", default="laptop")
     line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -79,7 +77,6 @@ def _check(args) -> int:
 
 
 def _reference(args) -> None:
-    from drlib.config import Config
     from drlib.lab.reference import reference  # lazily, as in _table: it brings torch
 
     if (args.set or args.only) and args.out.resolve() == REFERENCE:

@@ -1,15 +1,10 @@
 """What a notebook shows: progress bars, the library's source, figures in one style.
 
-Everything here gives the same stored output on every run, so that nbval can compare it: bars are
-silent when DRLIB_HEADLESS=1, source is Markdown, pictures carry no date and no software version.
-
+Everything here gives the same stored output on every run, so that nbval can compare it.
 Environment: DRLIB_HEADLESS=1 silences bars. DRLIB_TEXT_BARS makes them text on stderr, drawn every
-so many seconds (`lab run` passes it on to the terminal, where no notebook widget can be seen).
-DRLIB_FIGURES names another folder for pictures (tests and `lab run` use it, so that they never
-change the committed ones).
+so many seconds (for `lab run`, whose terminal shows no widget). DRLIB_FIGURES names another folder
+for pictures (tests and `lab run` use it, so that they never change the committed ones).
 """
-
-from __future__ import annotations
 
 import inspect
 import os
@@ -38,11 +33,8 @@ def progress(iterable: Iterable | None = None, total: float | None = None, desc:
 
 
 def show_source(*objects) -> None:
-    """Display the source of functions or classes as it is in the library now.
-
-    The stored output is Markdown, so it renders on GitHub and nbval fails as soon as the library's
-    code changes: the notebook is then refreshed, never quietly wrong.
-    """
+    """Display the source of functions or classes, as Markdown: it renders on GitHub, and nbval
+    fails as soon as the library's code changes."""
     if not objects:
         raise ValueError("show_source needs at least one function or class")
     code = "\n\n".join(textwrap.dedent(inspect.getsource(o)).rstrip() for o in objects)
@@ -63,13 +55,9 @@ def use_style() -> None:
 
 
 def save_figure(fig, name: str) -> Path:
-    """Write figures/NAME.png and return its path; the folder is made if it is missing.
+    """Write figures/NAME.png, NAME being NN_what, and return its path.
 
     Equal content gives equal bytes, and a failure leaves no half-written picture.
-
-    Args:
-        fig: a matplotlib Figure.
-        name: NN_what, where NN is the notebook's number.
     """
     from drlib.training.run import write_atomically  # lazily: it brings torch
 

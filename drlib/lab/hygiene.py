@@ -1,13 +1,10 @@
 """The rules for committed notebooks, read from the file without executing it.
 
-They hold what execution cannot show: that outputs are stored at all (nbval compares nothing in a
-stripped notebook), that they were stored normalised, that every notebook has the same headings and
-small cells, and that no path of somebody's machine is in an output.
+They hold what execution cannot show: that outputs are stored, normalised (nbval compares nothing
+in a stripped notebook) and without a path of somebody's machine, and that every notebook has the
+same headings and small cells.
 """
 
-from __future__ import annotations
-
-import copy
 import itertools
 import json
 import re
@@ -35,19 +32,16 @@ LINE_RULES = (
 
 
 def problems(path: Path, *, figures: Path = ROOT / "figures") -> list[str]:
-    """Everything that is wrong with a notebook, one sentence each; empty when nothing is.
-
-    A notebook in a folder `solutions` need not have the headings, the number of cells and the
-    parameters of a main one. `figures` is the folder of the committed pictures.
-    """
+    """Everything that is wrong with a notebook, one sentence each; in a folder `solutions` it need
+    not have the shape of a main one. `figures` is the folder of the committed pictures."""
     try:
         notebook = read(path)
     except NotebookError as fault:
         return [str(fault)]
     number = path.stem[:2]
-    found = [*_stored(notebook), *_code(notebook), *_shown(copy.deepcopy(notebook))]
-    found += _figures(notebook, number, figures)
-    return found if path.parent.name == "solutions" else [*found, *_shape(notebook, number)]
+    found = [*_stored(notebook), *_code(notebook), *_figures(notebook, number, figures)]
+    found += _shape(notebook, number) if path.parent.name != "solutions" else ()
+    return [*found, *_shown(notebook)]
 
 
 def _code_cells(notebook) -> list:
@@ -79,8 +73,7 @@ def _code(notebook) -> Iterator[str]:
 
 
 def _shown(notebook) -> Iterator[str]:
-    """Outputs: no error, not too large, no path of this machine (each has another). Takes the
-    pictures out of `notebook`."""
+    """Outputs: no error, not too large, no path of this machine; takes the pictures out."""
     images = 0
     folders = (ROOT, ROOT.parent, Path.home(), tempfile.gettempdir())
     places = sorted({f"{folder}/" for folder in folders} - {"//"})

@@ -1,15 +1,12 @@
 """Programs that a notebook starts: training in its own processes, never inside the kernel.
 
 A kernel that trains on several processes mixes their prints, cannot be interrupted cleanly and
-must not have touched CUDA. So a notebook calls `launch`, which runs a module by `python -m` or by
-torchrun, draws a bar from the lines that the module writes, and leaves nothing running: on
-Ctrl-C the program is asked to stop (stages then save a checkpoint), and killed with all its
-descendants when it does not; when the kernel itself dies, the kernel of Linux tells the program.
+must not have touched CUDA. `launch` runs a module by `python -m` or by torchrun, draws a bar from
+the lines that the module writes, and leaves nothing running: on Ctrl-C the program is asked to stop
+(stages then save a checkpoint), and killed with all its descendants when it does not.
 
-Left out: several hosts (notebook 17 shows the torchrun line), live output (it is in the log file).
+Left out: several hosts, live output (it is in the log file).
 """
-
-from __future__ import annotations
 
 import ctypes
 import itertools
@@ -25,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from drlib.config import Config
 from drlib.lab.display import ROOT, progress
 
 LOGS = ROOT / "runs" / "logs"
@@ -42,19 +40,18 @@ class LaunchError(RuntimeError):
 
     def __init__(self, name: str, returncode: int, log: Path):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-        how = f"exit status {returncode}"
-        if returncode < 0:
-            how = f"killed by {signal.Signals(-returncode).name}"
+        how = (f"exit status {returncode}" if returncode >= 0
+               else f"killed by {signal.Signals(-returncode).name}")  # fmt: skip
         tail = "\n".join(lines) or "(it printed nothing)"
         super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
         self.returncode, self.log = returncode, log
 
 
 def steps_done(path: Path, before: int = 0) -> int:
-    """The whole lines of a file that a running stage writes, one a step.
+    """The whole lines, one a step, of a file that a running stage writes.
 
-    It may appear late, end in half a line and be cut back by a stage that resumes; once the
-    complete stage has renamed its folder the answer is `before`.
+    It may appear late and be cut back by a stage that resumes; once the complete stage has renamed
+    its folder the answer is `before`.
     """
     try:
         return path.read_bytes().count(b"\n")
@@ -63,28 +60,18 @@ def steps_done(path: Path, before: int = 0) -> int:
 
 
 def launch(
-    module: str,
-    arguments: Sequence[str] = (),
-    processes: int = 1,
-    *,
-    follow: Path | None = None,
-    total: int | None = None,
-    desc: str = "",
-) -> Path:
+    module: str, arguments: Sequence[str] = (), processes: int = 1, *,
+    follow: Path | None = None, total: int | None = None, desc: str = "",
+) -> Path:  # fmt: skip
     """Run `python -m module arguments` and wait; return the path of its log (runs/logs/).
 
     The program runs in the repository's folder, with one thread a process, in its own process
-    group. Ctrl-C stops it and raises KeyboardInterrupt here; nothing is left running.
+    group. Ctrl-C stops it and raises KeyboardInterrupt here; nothing is left running. LaunchError:
+    it ended with another status than 0.
 
-    Args:
-        module: its dotted name.
-        processes: above 1, torchrun starts that many on this machine (loopback only).
-        follow: a file to which the program adds a line a step; they move the bar.
-        total: the last step.
-        desc: the bar's name; the module's where empty.
-
-    Raises:
-        LaunchError: it ended with another status than 0; carries the end of its log.
+    processes: above 1, torchrun starts that many on this machine (loopback only). follow: a file to
+    which the program adds a line a step: they move the bar towards `total`. desc: the bar's name;
+    the module's where empty.
     """
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
@@ -111,37 +98,30 @@ def launch(
 def ensure(stage: str, config, *, runs: Path | None = None, processes: int | None = None) -> Path:
     """The finished folder of a stage: it and what it needs are built if missing, else reused.
 
-    Args:
-        stage: a name of drlib.training.stages.STAGES, such as "sft".
-        config: a drlib.config.Config, or the name of a profile.
-        runs: where run folders lie; runs/ of the repository where None.
-        processes: for stages that can use several; `config.processes` where None.
+    stage: a name of drlib.training.stages.STAGES, such as "sft". config: a Config, or the name of a
+    profile. runs: where run folders lie; runs/ of the repository where None. processes: for stages
+    that can use several; `config.processes` where None.
     """
-    from drlib.config import Config
     from drlib.training import stages  # lazily: it brings torch
 
-    if isinstance(config, str):
-        config = Config.load(config)
+    config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
     for name in stages.needed(stage, config, runs):
-        spec = stages.stage(name)
-        final = stages.folder(name, config, runs)
+        spec, final = stages.stage(name), stages.folder(name, config, runs)
         launch(
-            spec.module,
-            stages.arguments(name, config, runs),
+            spec.module, stages.arguments(name, config, runs),
             (processes or config.processes) if spec.parallel else 1,
             follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
-            total=getattr(config, spec.steps) if spec.steps else None,
-            desc=name,
-        )
+            total=getattr(config, spec.steps) if spec.steps else None, desc=name,
+        )  # fmt: skip
     return stages.folder(stage, config, runs)
 
 
 def _environment() -> dict[str, str]:
     """One thread a process; gloo and the rendezvous stay on loopback; drlib is importable.
 
-    glibc keeps freed memory: its default hands every large tensor back to the kernel, and touching
-    new pages cost 4 to 6% of a training stage. (32 MiB is the most that every release accepts.)
+    glibc keeps freed memory: touching new pages for every large tensor cost 4 to 6% of a training
+    stage. (32 MiB is the most that every release accepts.)
     """
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return os.environ | {
@@ -153,10 +133,9 @@ def _environment() -> dict[str, str]:
 
 
 def _stop_with_parent() -> None:
-    """In the child before exec: SIGTERM when its parent dies, however that happens (Linux).
+    """In the child before exec: SIGTERM when its parent dies (Linux), and SIGINT works.
 
-    SIGINT works again too: a shell's background job is started with it ignored, and a stage that
-    ignored it would be killed after the grace period instead of saving a checkpoint.
+    A shell's background job is started with it ignored, and would be killed instead of saving.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if LIBC is not None:

@@ -1,27 +1,25 @@
 """Run a notebook with other parameters, or refresh its stored outputs; both by papermill.
 
 `run` adds what papermill leaves open: unknown parameter names and wrong types are errors, the
-kernel starts in notebooks/ as under Jupyter and nbval, it uses this interpreter and private Jupyter
-folders, and bars and prints of the cells appear on the terminal. The executed copy gets its name
-when it is complete; a failed one stays beside it as NN_profile.failed.ipynb.
+kernel starts in notebooks/ as under Jupyter and nbval, with private Jupyter folders, and bars and
+prints of the cells appear on the terminal. The executed copy gets its name when it is complete; a
+failed one stays beside it as NN_profile.failed.ipynb.
 
 `refresh` executes with the defaults (the ci profile) and writes outputs that are the same bytes on
-every run: no timings, no widget state, no random cell ids. A stripped notebook would pass nbval
-unchecked, so committed notebooks carry their outputs. Left out: cells tagged raises-exception or
-skip-execution (papermill refuses the first, nbval checks nothing in the second).
+every run: no timings, no widget state, no random cell ids. Left out: cells tagged raises-exception
+or skip-execution (papermill refuses the first, nbval checks nothing in the second).
 """
 
-from __future__ import annotations
-
 import ast
-import difflib
 import os
 import re
 import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+from drlib.config import Config, nearest
 from drlib.lab.display import ROOT
 
 FOLDER = ROOT / "notebooks"
@@ -36,19 +34,15 @@ class NotebookError(RuntimeError):
 
 
 def find(number: str | None, *, solutions: bool = False) -> list[Path]:
-    """The notebook of a number ("5", "05" or "05_grpo_by_hand"); all notebooks for None.
-
-    With `solutions` the exercise solutions of the same number follow.
-    """
+    """The notebook of a number ("5", "05" or "05_grpo_by_hand"), all for None; with solutions."""
     existing = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
     wanted = number and number.removesuffix(".ipynb").zfill(2)
     chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
     if number is not None and not chosen:
         names = ", ".join(p.stem for p in existing) or "none"
         raise NotebookError(f"no notebook {number!r} in {FOLDER.name}/: there are {names}")
-    numbers = {p.stem[:2] for p in chosen} if solutions else ()
-    extra = sorted((FOLDER / "solutions").glob("[0-9][0-9]_*.ipynb"))
-    return chosen + [p for p in extra if p.stem[:2] in numbers]
+    extra = [p for c in chosen for p in FOLDER.glob(f"solutions/{c.stem[:2]}_*.ipynb")]
+    return chosen + extra if solutions else chosen
 
 
 def read(path: Path):
@@ -106,20 +100,16 @@ def check_parameters(notebook, parameters: dict) -> dict:
     known = defaults(notebook)
     for name, value in parameters.items():
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise NotebookError(f"unknown parameter {name!r}: {hint}Known: {', '.join(known)}")
+            raise NotebookError(f"unknown parameter {name!r}: {nearest(str(name), known)}")
         want, got = type(known[name]), type(value)
         if known[name] is not None and got is not want and (want, got) != (float, int):
-            message = f"must be {want.__name__}, got {got.__name__} ({value!r})"
-            raise NotebookError(f"parameter {name!r} {message}")
+            fault = f"must be {want.__name__}, got {got.__name__} ({value!r})"
+            raise NotebookError(f"parameter {name!r} {fault}")
     return known | parameters
 
 
 def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     """Execute a copy of a notebook with `parameters`; returns the copy's path."""
-    from drlib.config import Config
-
     (source,) = find(number)
     profile = check_parameters(read(source), parameters).get("profile", "ci")
     Config.load(profile)  # an unknown profile fails here, before a kernel starts
@@ -173,11 +163,8 @@ def _execute(source: Path, copy: Path, parameters: dict, left: str, **how) -> No
 
 
 def normalised(notebook):
-    """The notebook with everything dropped that differs between two equal runs.
-
-    Kept: sources, tags, execution counts, outputs without widget views (their fallback text stays)
-    and without transient metadata.
-    """
+    """The notebook without what differs between equal runs: cell ids, metadata but tags, views of
+    widgets (their fallback text stays)."""
     import nbformat
 
     notebook = nbformat.from_dict(notebook)
@@ -197,17 +184,12 @@ def normalised(notebook):
 @contextmanager
 def private_jupyter(**more: str):
     """The environment of a kernel that neither sees nor touches the user's Jupyter and IPython."""
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch:
-        values = kernel_environment(Path(scratch)) | more
-        try:
-            for name in values.keys() & before.keys():
-                del os.environ[name]
-            os.environ.update({name: value for name, value in values.items() if value is not None})
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch, patch.dict(os.environ):
+        for name, value in (kernel_environment(Path(scratch)) | more).items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        yield
 
 
 def kernel_environment(scratch: Path) -> dict[str, str | None]:

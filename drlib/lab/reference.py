@@ -1,18 +1,15 @@
 """`python -m drlib.lab reference|table`: the whole line for several seeds, and the README's table.
 
-Everything that figures and the README's table are drawn from is written to
-`figures/reference/tour/`: sums, outcomes, learning curves, a few trajectories, and the policies
-of one seed after SFT and after RL. Each seed repeats everything, pre-training included.
-
-With `--only STAGE...`, other settings and another folder it keeps a variation of some stages:
+What figures and the README's table are drawn from is written to `figures/reference/tour/`: sums,
+outcomes, learning curves, a few trajectories, and the policies of one seed after SFT and after RL.
+Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
 `--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
 
 The README's numbers stand between two marker comments and are written here; a test compares them,
-so a number there can neither be typed nor grow old. The rest of the README is prose, by hand.
+so a number there can neither be typed nor grow old.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import os
 import shutil
@@ -42,17 +39,15 @@ def reference(
 
     `only`: the stages to evaluate and whose curves to keep; all of them, and policies, where None.
     """
-    names = [f"evaluate_{name}" for name in only or EVALUATED]
+    names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
         stages.stage(name)  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
-    for each in configs:
-        for name in ("demonstrations", *names):
-            ensure(name, each, runs=runs)
+    for each, name in itertools.product(configs, names):
+        ensure(name, each, runs=runs)
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
-    for each in configs:
-        for name in set(tour.CURVES) & set(only or tour.CURVES):
-            _copy_curve(name, each, runs, out)
+    for each, name in itertools.product(configs, set(tour.CURVES) & set(only or tour.CURVES)):
+        _copy_curve(name, each, runs, out)
     if only is None:
         _copy_policies(configs[0], runs, out)
     return out
@@ -81,16 +76,10 @@ def _copy_policies(config: Config, runs: Path, out: Path) -> None:
     """The first seed's policies in bf16, and the trajectories that they were seen to make."""
     for name in ("sft", "rl"):
         model, tokenizer = load_policy(stages.folder(name, config, runs) / "policy")
-        if (out / f"policy_{name}").exists():
-            shutil.rmtree(out / f"policy_{name}")
         save_policy(model, tokenizer, out / f"policy_{name}", dtype=torch.bfloat16)
         seen = stages.folder(f"evaluate_{name}", config, runs)
         for decoding in ("greedy", "sampled"):
             shutil.copy(seen / f"{decoding}.parquet", out / f"{name}_{decoding}.parquet")
-
-
-# ---------------------------------------------------------------------------------------------
-# the README
 
 
 def results_block(results: Results) -> str:
@@ -112,7 +101,6 @@ def _claim(results: Results) -> str:
         mean, _, interval = tour.percent(results.accuracy(*what)).partition(" ")
         return f"**{mean}%** {interval}"
 
-    three = [share(stage, "search", "greedy", 3) for stage in ("rl", OVER)]
     gains = {kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
              for kind in ("search", "python", None)}  # fmt: skip
     errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
@@ -122,8 +110,9 @@ def _claim(results: Results) -> str:
         "by question):\n\n"
         f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} right, "
         f"{gains['search']} points.\n"
-        f"- **Three look-ups**, which nobody demonstrated, greedy: {three[0]} right, against "
-        f"{three[1]}.\n"
+        "- **Three look-ups**, which nobody demonstrated, greedy: "
+        f"{share('rl', 'search', 'greedy', 3)} right, against "
+        f"{share(OVER, 'search', 'greedy', 3)}.\n"
         f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} right, "
         f"{gains['python']} points; both kinds together {gains[None]}.\n"
         f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%."

@@ -1,16 +1,13 @@
 """Forward pass of a Qwen3-MoE policy over a key-value cache.
 
-This is the arithmetic half of the local engine; `engine` holds the scheduling half. It re-reads
-the Hugging Face weights into fused copies: query, key and value in one matrix, RMSNorm gains
-folded into the matrix that follows, rotary pairs laid out as complex numbers. It is an
-independent forward pass, so a test holds it against the trainer's.
+The arithmetic half of the local engine (`engine` schedules), over fused copies of the Hugging Face
+weights: query, key and value in one matrix, RMSNorm gains folded into the matrix that follows,
+rotary pairs laid out as complex numbers. A test holds it against the trainer's forward pass.
 
 A cache row belongs to one request. Rows are contiguous, so a decode step works on the views
 `rows[0:n]` and copies nothing; attention runs in blocks of rows, each only as long as its longest
 request. Left out: paged caches (a row is `max_context` long), half precision, several devices.
 """
-
-from __future__ import annotations
 
 import numpy as np
 import torch
@@ -26,10 +23,8 @@ class Decoder:
     def __init__(self, model, rows: int, max_context: int):
         config = model.config
         if max_context > config.max_position_embeddings:
-            raise ValueError(
-                f"max_context={max_context} exceeds the model's max_position_embeddings="
-                f"{config.max_position_embeddings}: lower it or build a longer model"
-            )
+            raise ValueError(f"max_context={max_context} exceeds the model's max_position_"
+                             f"embeddings={config.max_position_embeddings}: lower it")  # fmt: skip
         dense = config.mlp_only_layers or config.decoder_sparse_step != 1
         if dense or not config.norm_topk_prob:
             raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
@@ -37,9 +32,8 @@ class Decoder:
         self.dim, self.n_heads = config.head_dim, config.num_attention_heads
         self.n_kv = config.num_key_value_heads
         self.device = model.lm_head.weight.device
-        shape = (config.num_hidden_layers, rows, self.n_kv, max_context, self.dim)
-        self.keys = torch.zeros(shape, device=self.device)
-        self.values = torch.zeros(shape, device=self.device)
+        shape = (2, config.num_hidden_layers, rows, self.n_kv, max_context, self.dim)
+        self.cache = torch.zeros(shape, device=self.device)  # keys and values
         self.columns = torch.arange(max_context, device=self.device)
         pairs = torch.arange(0, self.dim, 2, device=self.device, dtype=torch.float32) / self.dim
         inv_freq = 1.0 / (config.rope_parameters["rope_theta"] ** pairs)
@@ -61,7 +55,7 @@ class Decoder:
         """One layer's fused matrices, each stored [in, out] except the grouped expert weights."""
         attention, experts = layer.self_attn, layer.mlp.experts
         half = self.dim // 2
-        # HF pairs coordinate i with i + half; as complex numbers the two must be neighbours.
+        # HF pairs coordinate i with i + half; as complex numbers they must be neighbours.
         order = torch.arange(self.dim).view(2, half).t().reshape(-1)
 
         def paired(weight, heads):
@@ -154,7 +148,7 @@ class Decoder:
         """
         x, turn = self.embedding[ids_T], self.turn[positions_T]
         n_rotated = self.n_heads + self.n_kv
-        for keys, values, w in zip(self.keys, self.values, self.layers):
+        for keys, values, w in zip(*self.cache, self.layers):
             qkv = torch.mm(self._norm(x), w["qkv"]).view(len(x), n_rotated + self.n_kv, self.dim)
             qk = self._norm(qkv[:, :n_rotated]).mul_(w["qk_gain"])
             pairs = torch.view_as_complex(qk.view(len(x), n_rotated, self.dim // 2, 2))
@@ -169,13 +163,11 @@ class Decoder:
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of a row to another row."""
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
+        self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange the first `length` cached tokens of two rows."""
-        for cache in (self.keys, self.values):
-            cache[:, [a, b], :, :length] = cache[:, [b, a], :, :length]
+        self.cache[:, :, [a, b], :, :length] = self.cache[:, :, [b, a], :, :length]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), eps=self.config.rms_norm_eps)

@@ -1,8 +1,7 @@
 """The policy: a small Qwen3-MoE model, its two initialisations, saving and loading.
 
 The model is transformers' own `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face
-folder that transformers, TRL and vLLM load with no drlib present. Only the configuration and the
-first weights are ours.
+folder that transformers, TRL and vLLM load with no drlib present.
 
 No weights can be downloaded here, and a plainly initialised model of this size needs far more
 tokens than a quarter of an hour on two cores has before it can copy a name out of a page. The
@@ -13,8 +12,6 @@ into the first weights. That is not training from scratch in the pure sense, and
 
 Left out: sharded checkpoints, dense layers between the sparse ones, untied embeddings.
 """
-
-from __future__ import annotations
 
 import copy
 import json
@@ -28,11 +25,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging as hf_logging
 
-# Strengths of the structured circuit, chosen on the random-token copy task (see the tests) with
-# token frequencies of 1/rank: what counts is how surely *rare* tokens are copied.
+# Chosen on the random-token copy task (see the tests) with token frequencies of 1/rank: what counts
+# is how surely *rare* tokens are copied.
 _STD = 0.2  # of a content coordinate of an embedding
 _PREVIOUS_SHARPNESS = 30.0  # attention logit at offset -1
 _MATCH_SHARPNESS = 12.0  # attention logit of an exact content match
@@ -75,8 +72,8 @@ def build_policy(
 ) -> Qwen3MoeForCausalLM:
     """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
 
-    Every layer is sparse and the embeddings are tied, whatever the shape.
-    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
+    Every layer is sparse and the embeddings are tied. `init` is "induction" (structured, see
+    `induction_init_`) or "plain" (normal, std .02).
     """
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
@@ -100,9 +97,8 @@ def build_policy(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3MoeForCausalLM._from_config(
-            config, dtype=torch.float32, experts_implementation="grouped_mm"
-        )
+        how = dict(dtype=torch.float32, experts_implementation="grouped_mm")
+        model = Qwen3MoeForCausalLM._from_config(config, **how)
     if init == "induction":
         induction_init_(model, torch.Generator().manual_seed(seed))
     return model
@@ -187,9 +183,9 @@ def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
 def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
     """Write a Hugging Face folder (safetensors) at `path`, whole or not at all.
 
-    The folder is written beside its final name and renamed when complete; an existing checkpoint
-    of that name is replaced only then. `dtype` casts the saved weights (bf16 for release); the
-    model in memory is untouched. `tokenizer` may be None. Raises OSError when the disk is full.
+    An existing checkpoint of that name is replaced when the new one is complete. `dtype` casts the
+    saved weights (bf16 for release), not the model in memory. `tokenizer` may be None. Raises
+    OSError when the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,8 +208,7 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
 def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     """(model in fp32, tokenizer) from a folder of `save_policy`; tokenizer None if none was saved.
 
-    Raises FileNotFoundError for a missing folder or file and ValueError for a damaged one, each
-    naming the file.
+    FileNotFoundError for a missing folder or file, ValueError for a damaged one.
     """
     path = Path(path)
     if not path.is_dir():
@@ -229,15 +224,23 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
                 local_files_only=True, output_loading_info=True,
             )  # fmt: skip
     except (SafetensorError, OSError, json.JSONDecodeError, EOFError) as error:
-        raise ValueError(
-            f"checkpoint {path} is damaged (config.json or model.safetensors cannot be read: "
-            f"{error}); {again}"
-        ) from error
+        raise ValueError(f"checkpoint {path} is damaged (config.json or model.safetensors cannot "
+                         f"be read: {error}); {again}") from error  # fmt: skip
     missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})
     if missing:
         raise ValueError(f"checkpoint {path} lacks weights, for example {missing[0]}")
     saved = (path / "tokenizer_config.json").exists()
     return model, AutoTokenizer.from_pretrained(path, local_files_only=True) if saved else None
+
+
+def load_any_model(path):
+    """Any causal language model on this disk, in its own precision, for scoring trajectories."""
+    try:
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"no causal language model at {path} ({error})") from error
+    return model.eval()
 
 
 @contextmanager

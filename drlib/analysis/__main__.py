@@ -1,0 +1,34 @@
+"""`python -m drlib.analysis REPORT.html TRAJECTORIES...`: see `drlib.analysis.report`."""
+
+import argparse
+import sys
+
+import matplotlib
+
+from drlib.analysis.report import report
+from drlib.policy.moe import load_any_model
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m drlib.analysis", description=__doc__)
+    parser.add_argument("report", metavar="REPORT.html")
+    parser.add_argument("files", nargs="+", metavar="TRAJECTORIES", help="see analysis.inputs")
+    parser.add_argument("--tokenizer", help="folder of the tokenizer of the model that made them")
+    parser.add_argument("--model", help="folder of a model that scores every token again")
+    parser.add_argument("--window", type=int, default=64, help="tokens after a response")
+    parser.add_argument("--share", type=float, default=0.2, help="of the thoughts that are forks")
+    parser.add_argument("--viewed", type=int, default=50, help="trajectories of a file to show")
+    args = parser.parse_args()
+    matplotlib.use("Agg")
+    try:
+        model = None if args.model is None else load_any_model(args.model)
+        print(report(args.report, args.files, args.tokenizer or args.model, model=model,
+                     window=args.window, share=args.share, viewed=args.viewed))  # fmt: skip
+    except (ValueError, OSError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

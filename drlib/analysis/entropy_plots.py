@@ -1,0 +1,167 @@
+"""The panels of notebooks 15 and 16 and of the report, each drawn into given axes.
+
+Nothing here runs a model: every panel takes what `entropy`, `reflection`, `pseudo_gradient` and
+`routing` computed. Blue and orange are two policies, or tokens after a response that worked and one
+that failed; grey is a null or a control. Entropies as colours use cividis, which reads the same
+with and without colour vision.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from drlib.analysis.entropy import TokenTable, responses
+from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.trajectory import Segment, Trajectory
+
+SCALE = "cividis"  # entropy, nats
+COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
+NAMED = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE, Segment.ANSWER)
+
+
+def histogram(ax: Axes, tables: Mapping[str, TokenTable], bins: int = 50) -> None:
+    """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left."""
+    known = {name: table.known("entropy") for name, table in tables.items()}
+    edges = np.linspace(0, max(e.max() for e in known.values()) + 1e-6, bins + 1)
+    for color, (name, entropy) in zip((CONTROL, UP, DOWN, "C2"), known.items(), strict=False):
+        share = np.histogram(entropy, edges)[0] / len(entropy)
+        ax.stairs(100 * share, edges, color=color, lw=1.8, label=name)
+        p80 = np.quantile(entropy, 0.8)
+        ax.axvline(p80, color=color, lw=1, ls="--")
+        ax.text(p80, 0.97 - 0.08 * len(ax.texts), f" 80% below {p80:.2f}", color=color, fontsize=8,
+                transform=ax.get_xaxis_transform(), va="top")  # fmt: skip
+    ax.set(yscale="log", xlabel="entropy, nats", ylabel="% of the tokens", xlim=(0, edges[-1]))
+    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.82))
+
+
+def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")):
+    """Mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
+    for status in statuses:
+        if status in curves:
+            c, color = curves[status], COLORS[status]
+            ax.fill_between(c["offset"], c["low"], c["high"], color=color, alpha=0.18, lw=0)
+            events = int(c["tokens"].max())
+            ax.plot(c["offset"], c["mean"], color=color, label=f"after {status} ({events})")
+    ax.axvline(-0.5, color="0.3", lw=1)
+    ax.text(-0.7, 0.98, "response ", fontsize=8, va="top", ha="right",
+            transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.set(xlabel="sampled tokens before and after a response", ylabel="mean entropy, nats")
+    ax.legend(loc="upper right")
+
+
+def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
+    """How much more often thoughts are forks after a response; ratios, 95% intervals.
+
+    rows: label -> fields of a `reflection.Lift`. Blue: over the other thoughts. Orange: over first
+    turns at the same places. Grey: the range of turned windows.
+    """
+    for at, lift in enumerate(rows.values()):
+        _, low, high = np.exp(lift["permuted"])
+        ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "turned windows")
+        for name, up, color in (("lift", -0.14, UP), ("matched", 0.14, DOWN)):
+            value, low, high = np.exp(lift[name])
+            label = {"lift": "over other thoughts", "matched": "over first turns"}[name]
+            ax.plot([low, high], [at + up] * 2, color=color, lw=1.6)
+            ax.plot(value, at + up, "o", color=color, label=None if at else label)
+    ax.axvline(1, color="0.3", lw=0.8)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(xscale="log", xlabel="share of forks after a response / elsewhere")
+    ax.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    ax.minorticks_off()
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+
+
+def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5) -> None:
+    """Words of thoughts, the most uncertain first, as large as their mean entropy."""
+    rows = -(-len(words) // columns)
+    top = max((entropy for *_, entropy in words), default=1) or 1
+    for i, (word, count, entropy) in enumerate(words):
+        shade = plt.get_cmap(SCALE)(0.85 * (1 - entropy / top))
+        ax.text((i % columns + 0.5) / columns, 1 - (i // columns + 0.5) / max(1, rows), word,
+                ha="center", va="center", fontsize=7 + 11 * entropy / top, color=shade)  # fmt: skip
+    ax.set_axis_off()
+
+
+def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0) -> None:
+    """A whole trajectory as a strip of entropy; observations are pale, responses marked.
+
+    most: nats of the brightest colour, so that strips can be compared.
+    """
+    values = trajectory.logprobs * 0 if trajectory.entropies is None else trajectory.entropies
+    shown = np.where(trajectory.generated, values, np.nan)[None]
+    ax.imshow(np.zeros_like(shown), aspect="auto", cmap="Greys", vmin=0, vmax=6,
+              extent=(0, len(trajectory), 0, 1))  # fmt: skip
+    ax.imshow(shown, aspect="auto", cmap=SCALE, vmin=0, vmax=most, interpolation="nearest",
+              extent=(0, len(trajectory), 0, 1))  # fmt: skip
+    for start, _, status in responses(trajectory):
+        mark = {"ok": "v", "error": "X", "empty": "o"}[status]
+        ax.plot(start, 1.25, mark, color=COLORS[status], clip_on=False, ms=5)
+    ax.set(yticks=[], xlim=(0, len(trajectory)), ylim=(0, 1), xlabel="token")
+    ax.grid(visible=False)
+
+
+def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
+    """Change of entropy from a base to a trained model on the same tokens, by base entropy.
+
+    found: label -> `entropy.overlap`; the label gets the overlap of the top tokens.
+    """
+    for color, (name, one) in zip((UP, DOWN, "C2"), found.items(), strict=False):
+        label = f"{name}: {one['overlap']:.0%} of the top 20% shared"
+        ax.plot(one["base"], one["change"], "o-", color=color, label=label)
+    ax.axhline(0, color="0.3", lw=0.8)
+    ax.set(xlabel="entropy before, nats (tenths of the tokens)", ylabel="mean change, nats")
+    ax.legend()
+
+
+def answer_loss(ax: Axes, curves: Mapping[str, object], trajectory: Trajectory | None = None):
+    """The answer's loss along a trajectory (`pseudo_gradient.Curve`), responses marked."""
+    for color, (name, curve) in zip((UP, DOWN, CONTROL), curves.items(), strict=False):
+        ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.4, label=name)
+        begins = curve.starts_P
+        ax.plot(curve.ends_P[begins], curve.losses_P[begins], "o", color=color, ms=4)
+    for start, end, _ in responses(trajectory) if trajectory else ():
+        ax.axvspan(start, end, color="0.92", lw=0, zorder=0)
+    ax.set(xlabel="tokens of the trajectory", ylabel="loss of the answer, nats a token")
+    ax.set_ylim(bottom=0)
+    ax.legend()
+
+
+def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """Signed change of the answer's loss by class of token: each one, its mean, and partners'."""
+    for at, (own, matched) in enumerate(found.values()):
+        for side, values, color in ((-0.17, own, UP), (0.17, matched, CONTROL)):
+            values = np.asarray(values)[~np.isnan(values)]
+            jitter = np.linspace(-0.1, 0.1, len(values))
+            ax.plot(values, at + side + jitter, ".", color=color, ms=3, alpha=0.5)
+            if len(values):
+                ax.plot(values.mean(), at + side, "D", color=color, mec="black", ms=7)
+    ax.axvline(0, color="0.3", lw=0.8)
+    ax.set_yticks(range(len(found)), found)
+    ax.set(xscale="symlog", xlabel="change of the answer's loss, nats (left: progress)")
+    ax.invert_yaxis()
+
+
+def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray) -> None:
+    """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy."""
+    shades = ax.contourf(grid, grid, losses_XY.T, levels=14, cmap=SCALE)
+    ax.plot(0, 0, "+", color="white", ms=12, mew=2)
+    ax.set(xlabel="direction 1", ylabel="direction 2", aspect="equal")
+    ax.figure.colorbar(shades, ax=ax, label="loss, nats a token")
+
+
+def expert_load(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
+    """Share of each segment's choices that each expert of a layer got (`load_by_segment`)."""
+    rows = [s for s in NAMED if np.isfinite(load_SLE[s, layer]).all()]
+    shares = 100 * load_SLE[rows, layer]
+    ax.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100 * 4 / shares.shape[1])
+    for (y, x), share in np.ndenumerate(shares):
+        dark = share > 2.6 * 100 / shares.shape[1]
+        ax.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=8,
+                color="white" if dark else "black")  # fmt: skip
+    ax.set_yticks(range(len(rows)), [s.name.lower().replace("_", " ") for s in rows])
+    ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Layer {layer + 1}, % of choices")
+    ax.grid(visible=False)

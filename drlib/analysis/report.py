@@ -1,0 +1,168 @@
+"""`python -m drlib.analysis REPORT.html TRAJECTORIES...`: the laboratory without a notebook.
+
+One page that needs nothing else: what `entropy` and `reflection` say about each file, as tables and
+figures, and the viewer over its first trajectories. A file is read as a stream, twice (once for its
+numbers, once for the viewer), so a report fits into memory where its tokens' columns do.
+
+What a file cannot tell is said in its place: without entropies there are words, and, from a
+server's top log-probabilities, bounds. Left out: routing and pseudo-gradients, which need a model
+and are notebook 16's.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from drlib.analysis import entropy_plots as plots
+from drlib.analysis import reflection, viewer
+from drlib.analysis.entropy import (
+    TokenTable, entropy_bounds, rescore, summary, token_statistics, token_texts,
+)  # fmt: skip
+from drlib.analysis.inputs import read_rollouts
+from drlib.chat import load_any_tokenizer
+from drlib.training.run import write_atomically
+from drlib.trajectory import Trajectory
+
+STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
+table {{ border-collapse: collapse; margin: 1em 0 }}
+td, th {{ padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }} img {{ max-width: 100% }}
+iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: #8a4b00 }}
+</style>{body}</html>
+"""
+
+
+def report(
+    out: str | Path, files: Sequence[str | Path], tokenizer=None, *, model=None, window: int = 64,
+    share: float = 0.2, viewed: int = 50,
+) -> Path:  # fmt: skip
+    """Write the report of `files` (any format of `inputs`) to `out`, whole or not at all.
+
+    tokenizer: of the model that made them, or its folder; without one there are no words and ids
+        instead of texts. model: a causal language model that scores every file again.
+    window, share: of `reflection_lift`. viewed: trajectories of each file in the viewer, 0 for none.
+    ValueError: as `read_rollouts` and `token_statistics`.
+    """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_any_tokenizer(tokenizer)
+    with plt.style.context(STYLE):
+        parts = [part for path in files for part in _file(Path(path), tokenizer, model, window,
+                                                          share, viewed)]  # fmt: skip
+    text, out = PAGE.format(body="\n".join(parts)), Path(out)
+    write_atomically(out, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return out
+
+
+def _file(path: Path, tokenizer, model, window, share, viewed) -> Iterator[str]:
+    def read() -> Iterable[Trajectory]:
+        found = read_rollouts(path, tokenizer)
+        return found if model is None else rescore(model, found, top_k=5)
+
+    seen = _Seen()
+    table = token_statistics(map(seen, read()))
+    yield f"<h1>{html.escape(path.name)}</h1>"
+    judged = ~np.isnan(table.right_M)
+    right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
+    yield (f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
+           f"judged{right}.</p>")  # fmt: skip
+    for title, panel in (("Entropy", _entropy), ("After tool responses", _lifts)):
+        yield f"<h2>{title}</h2>"
+        try:
+            yield from panel(table, window, share)
+        except ValueError as what:  # said in the report, in the place of what cannot be said
+            yield f'<p class="note">{html.escape(str(what))}</p>'
+            yield seen.bounds(tokenizer) if title == "Entropy" else ""
+    if tokenizer is not None:
+        yield "<h2>Words</h2>"
+        yield from _words(table, token_texts(tokenizer, table.token_id))
+    if viewed:
+        page = viewer.page(islice(read(), viewed), tokenizer, title=path.name)
+        yield f"<h2>The first {min(viewed, len(table.names))} trajectories</h2>"
+        yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
+
+
+class _Seen:
+    """Passes trajectories on and keeps the alternatives of those without entropies."""
+
+    def __init__(self):
+        self.tops: list[np.ndarray] = []
+
+    def __call__(self, trajectory: Trajectory) -> Trajectory:
+        if trajectory.entropies is None and trajectory.top_logprobs is not None:
+            self.tops += [trajectory.top_logprobs[trajectory.generated]]
+        return trajectory
+
+    def bounds(self, tokenizer) -> str:
+        if not self.tops or tokenizer is None:
+            return ""
+        narrow = min(top.shape[1] for top in self.tops)
+        tops = np.concatenate([top[:, :narrow] for top in self.tops])
+        low, high, tail = entropy_bounds(tops, len(tokenizer))
+        return (f"<p>From the {narrow} most probable tokens: the mean entropy lies between "
+                f"{low.mean():.3f} and {high.mean():.3f} nats; the probability of the others is "
+                f"above 5% at {(tail > 0.05).mean():.1%} of the tokens.</p>")  # fmt: skip
+
+
+def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
+    found = summary(table)
+    yield _table(["", "sampled tokens"], [
+        (k.replace("_", " "), f"{v:,}" if isinstance(v, int) else f"{v:.4f}")
+        for k, v in found.items()
+    ])  # fmt: skip
+    yield _figure(lambda ax: plots.histogram(ax, {"all": table}))
+
+
+def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
+    found = {x.status: vars(x) for x in reflection.reflection_lift(table, window=window, share=share)}
+    yield (f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
+           f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
+           "trajectory. Over first turns: at the same places of a turn.</p>")  # fmt: skip
+    heads = ["response", "responses", "tokens", "over other thoughts", "over first turns", "null"]
+    yield _table(heads, [
+        (status, x["responses"], x["tokens"],
+         *("{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(x[k])) for k in ("lift", "matched", "permuted")))
+        for status, x in found.items()
+    ])  # fmt: skip
+    yield _figure(lambda ax: plots.lifts(ax, found))
+    yield _figure(lambda ax: plots.aligned(ax, reflection.event_curves(table, after=window)))
+
+
+def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
+    if len(table.names) > 1:
+        heads = ["lexicon", "words per 1,000 tokens", "in trajectories", "right with",
+                 "right without", "difference at equal length"]  # fmt: skip
+        yield _table(heads, [
+            (name, "{:.2f} [{:.2f}, {:.2f}]".format(*row["rate"]), f"{row['holds']:.1%}",
+             *("{:.1%} of {}".format(*row[k]) for k in ("right_with", "right_without")),
+             "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"]))
+            for name, row in reflection.lexicon_table(table, texts).items()
+        ])  # fmt: skip
+    if np.isfinite(table.entropy).all():
+        words = reflection.word_entropies(table, texts, top=60)
+        yield _figure(lambda ax: plots.word_grid(ax, words), height=4)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
+    shown = [["–" if "nan" in str(x) else html.escape(str(x)) for x in row] for row in rows]
+    lines = ["".join(f"<td>{x}</td>" for x in row) for row in shown]
+    top = "".join(f"<th>{html.escape(x)}</th>" for x in heads)
+    return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _figure(draw: Callable, height: float = 3.2) -> str:
+    fig, ax = plt.subplots(figsize=(8, height))
+    draw(ax)
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", metadata={"Software": None})
+    plt.close(fig)
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'

@@ -1,0 +1,118 @@
+"""The report from a terminal, on real rollouts: what is in it, what it says where it cannot tell.
+
+Run: python -m pytest tests/test_analysis_report.py
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from drlib.analysis import entropy_plots, reflection
+from drlib.analysis.entropy import overlap, summary, token_statistics
+from drlib.analysis.report import report
+from drlib.trajectory import load_trajectories, save_trajectories
+
+TOUR, ENTROPY = "figures/reference/tour", "figures/reference/entropy"
+POLICY = f"{TOUR}/policy_rl"
+
+
+def text_of(path):
+    """What a reader sees of the page, without figures and viewer."""
+    page = re.sub(r"<iframe.*?</iframe>|<style>.*?</style>", "", path.read_text(), flags=re.S)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+def terminal(*arguments):
+    command = [sys.executable, "-m", "drlib.analysis", *map(str, arguments)]
+    clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    return subprocess.run(command, capture_output=True, text=True, env=clean)
+
+
+def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
+    source = f"{ENTROPY}/seed0_sft.parquet"
+    done = terminal(tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "r.html") and not done.stderr
+    text, table = text_of(tmp_path / "r.html"), token_statistics(source)
+    assert f"400 trajectories, {len(table):,} sampled tokens, 400 judged, 60.0% of them" in text
+    assert f"mean entropy {summary(table)['mean_entropy']:.4f}" in text
+    for lift in reflection.reflection_lift(table, window=8):
+        value = "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(lift.lift))
+        assert f"{lift.status} {lift.responses} {lift.tokens} {value}" in text
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<img") == 4 and page.count("<iframe") == 1
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+    again = report(tmp_path / "again.html", [source], POLICY, window=8)
+    assert again.read_bytes() == (tmp_path / "r.html").read_bytes(), "equal files, equal bytes"
+
+
+def test_a_model_scores_what_has_no_entropies(tmp_path):
+    bare = [replace(t, entropies=None) for t in load_trajectories(f"{TOUR}/rl_sampled.parquet")]
+    save_trajectories(tmp_path / "bare.parquet", bare)
+    done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--viewed", 2)
+    assert done.returncode == 0, done.stderr
+    text = text_of(tmp_path / "r.html")
+    assert "have no entropy" in text and "entropy.rescore" in text and "Words" not in text
+    done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
+    assert done.returncode == 0, done.stderr
+    found = float(re.search(r"mean entropy ([\d.]+)", text_of(tmp_path / "r.html"))[1])
+    stored = summary(token_statistics(f"{TOUR}/rl_sampled.parquet"))["mean_entropy"]
+    assert found == pytest.approx(stored, rel=0.05), "the committed policy is rounded to bfloat16"
+
+
+def test_alternatives_give_bounds_and_are_never_passed_off_as_entropies(tmp_path):
+    scored = load_trajectories(f"{ENTROPY}/viewer_rl.parquet")
+    served = [replace(t, entropies=None) for t in scored]
+    save_trajectories(tmp_path / "t.parquet", served)
+    text = text_of(report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY, viewed=0))
+    low, high = map(float, re.search(r"between ([\d.]+) and ([\d.]+) nats", text).groups())
+    exact = summary(token_statistics(scored))["mean_entropy"]
+    assert low <= exact <= high and high - low < 0.2
+    assert "mean entropy 0" not in text.replace("the mean entropy", "")
+
+
+def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
+    save_trajectories(tmp_path / "t.parquet", load_trajectories(f"{TOUR}/rl_sampled.parquet")[:1])
+    text = text_of(report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
+    assert "an interval needs at least two trajectories, got 1" in text
+    assert "mean entropy" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [("missing.parquet", None, "missing.parquet"), ("empty.jsonl", b"", "empty.jsonl"),
+     ("odd.jsonl", b'{"a": 1}\n', "odd.jsonl"), ("cut.parquet", b"PAR1junk", "cut.parquet")],
+)  # fmt: skip
+def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = terminal(tmp_path / "r.html", tmp_path / name, "--tokenizer", POLICY)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and message in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "r.html").exists()
+
+
+def test_every_panel_draws_the_same_bytes_twice(tmp_path):
+    sft, rl, again = (token_statistics(f"{ENTROPY}/seed0_{name}.parquet")
+                      for name in ("sft", "rl", "rl_by_sft"))  # fmt: skip
+    some = load_trajectories(f"{ENTROPY}/seed0_sft.parquet")[300]
+    lifts = {x.status: vars(x) for x in reflection.reflection_lift(sft, window=8, resamples=200)}
+    panels = {
+        "histogram": ({"before": sft, "after": rl},),
+        "aligned": (reflection.event_curves(sft, 8, 16, resamples=100),),
+        "lifts": (lifts,), "strip": (some,), "changes": ({"seed 0": overlap(again, rl)},),
+        "word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
+    }  # fmt: skip
+    for name, arguments in panels.items():
+        for copy in "ab":
+            fig, ax = plt.subplots()
+            getattr(entropy_plots, name)(ax, *arguments)
+            fig.savefig(tmp_path / f"{name}{copy}.png", metadata={"Software": None})
+            plt.close(fig)
+        first, second = ((tmp_path / f"{name}{c}.png").read_bytes() for c in "ab")
+        assert first == second and len(first) > 3000, name
