@@ -1,9 +1,8 @@
 """Where generated code runs: warm, single-use, isolated by the kernel.
 
-`layers` puts limits, credentials, Landlock and seccomp in place; `trials` tries them; `zygote` is
-the warm template and `child` one call inside it; `probing` says what this machine can isolate and
-`pool` is what the rest of drlib uses; `service`, `client` and `ray` carry it to other processes and
-hosts.
+`pool` is what the rest of drlib uses. `layers` holds code in, `trials` and `probing` say what this
+machine can isolate, `zygote` is the warm template and `child` one call inside it; `service`,
+`client` and `ray` carry it to other processes and hosts.
 """
 
 from drlib.sandbox.pool import Sandbox, Snapshot

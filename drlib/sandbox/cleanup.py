@@ -11,10 +11,8 @@ from collections.abc import Container
 
 
 def wipe(folder: str) -> None:
-    """Empty `folder`, however deep the tree in it and whatever its modes, following no link.
-
-    Sub-folders are moved up to `folder` and emptied there, so that no path grows too long.
-    """
+    """Empty `folder`, however deep the tree in it and whatever its modes, following no link:
+    sub-folders are moved up to `folder` and emptied there, so that no path grows too long."""
     while entries := list(os.scandir(folder)):
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
@@ -31,8 +29,7 @@ def wipe(folder: str) -> None:
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """Kill and reap every child and adopted descendant (where no filter forbids processes), but
-    those in `keep`."""
+    """Kill and reap every child and adopted descendant but those in `keep`."""
     while pids := children(keep):
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
 """Run calls in sandboxes elsewhere: `SandboxClient` for `python -m drlib.sandbox serve`.
 
 `Front` is what it shares with the Ray front. Calls are sent in batches, as in rStar2-Agent's code
-service (paper section 3.1); but each is answered as it ends, so a slow one does not hold up its
-batch. Calls are stateless, so those that a dead or full node left without an answer are sent again,
-at once if another node does not rest: a call may run twice, its future gets one answer. One that
-has none at its deadline is `queue_timeout` or `service_unavailable`, faults of the environment.
-Standard library only: rollout workers need no web framework. Left out: snapshots, TLS.
+service (paper section 3.1), and each is answered as it ends. Those that a dead or full node left
+without an answer are sent again, at once if another node does not rest: a call may run twice, its
+future gets one answer. One that has none at its deadline is `queue_timeout` or
+`service_unavailable`, faults of the environment. Standard library only: rollout workers need no web
+framework. Left out: snapshots, TLS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from drlib.sandbox.pool import Runner, check_call
+from drlib.sandbox.pool import Runner
 from drlib.sandbox.result import SandboxResult
 
 TOKEN = "DRLIB_SANDBOX_TOKEN"
@@ -104,10 +104,8 @@ class Front(Runner):
         self._last_answer, self._fault, self._pid = time.monotonic(), "", os.getpid()
         self._end = RuntimeError(f"This {type(self).__name__} is closed; make a new one.")
 
-    def submit(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
-    ) -> Future:  # fmt: skip
-        job = _Job(check_call(code, stdin, history, echo))
+    def _put(self, request: dict) -> Future:
+        job = _Job(request)
         if os.getpid() != self._pid:
             raise RuntimeError("Made in another process; make a new one in each forked process.")
         with self._lock:

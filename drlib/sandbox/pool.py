@@ -1,13 +1,12 @@
 """Run generated Python code: `Sandbox` keeps warm template processes and hands them calls.
 
-Each call runs in a single-use child of a warm template process; `workers.py` says how calls queue,
-`zygote.py` and `child.py` what happens in a call, `layers.py` what holds it in. Fails closed:
-`probe()` tries every layer, and below `min_level` there is no sandbox. The observation
-(`SandboxResult.text`) is a fixed function of what the code did, without a clock.
+`workers.py` says how calls queue, `zygote.py` and `child.py` what happens in one, `layers.py` what
+holds it in. The observation (`SandboxResult.text`) is a fixed function of what the code did,
+without a clock.
 
 State between calls comes in two forms with one meaning: `history` runs earlier cells again
 (rStar2-Agent), and a `Snapshot` holds the process that has run them, so that the branches of a
-group pay for a shared prefix once. A snapshot that is lost is replayed from its cells.
+group pay for a shared prefix once; one that is lost is replayed.
 Left out: priorities between callers, and cgroups around templates (they need delegation).
 """
 
@@ -15,35 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-import time
 import warnings
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
-from drlib.sandbox.probing import (
-    LEVELS,
-    PACKAGES,
-    REMEDY,
-    Probe,
-    SandboxUnavailable,
-    package_roots,
-    probe,
-)
+from drlib.sandbox import probing
+from drlib.sandbox.probing import LEVELS, Probe
 from drlib.sandbox.result import SandboxResult
 from drlib.sandbox.template import Session
 from drlib.sandbox.workers import Job, Workers
 
 MAX_REQUEST_CHARS = 16_000_000
+Cells = Sequence[str]  # code, in the order in which it runs
 
 
-def check_call(
-    code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
-) -> dict[str, Any]:
+def check_call(code: str, stdin: str = "", history: Cells = (), echo: bool = False) -> dict:
     """The request that a call amounts to; TypeError or ValueError names the argument."""
     if isinstance(history, str) or not isinstance(history, Sequence):
         raise TypeError(f"history must be a list of texts, not {type(history).__name__}.")
@@ -57,13 +45,10 @@ def check_call(
     return {"code": code, "stdin": stdin, "history": history, "echo": bool(echo)}
 
 
-class Runner(AbstractContextManager):
-    """What runs code, here or elsewhere: everything in terms of `submit` and `close`."""
+class Runner(ABC):
+    """What runs code, here or elsewhere: everything in terms of `_put` and `close`."""
 
-    @abstractmethod
-    def submit(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
-    ) -> Future:
+    def submit(self, code: str, stdin: str = "", history: Cells = (), echo: bool = False) -> Future:
         """Queue a call; a `concurrent.futures.Future[SandboxResult]`.
 
         Args:
@@ -73,15 +58,20 @@ class Runner(AbstractContextManager):
                 namespace before `code` (rStar2-Agent's replayed sessions).
             echo: also print the value of an expression that ends `code`, as a notebook does.
         """
+        return self._put(check_call(code, stdin, history, echo))
+
+    @abstractmethod
+    def _put(self, request: dict) -> Future:
+        """Queue a request as `check_call` makes it."""
 
     def run(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
+        self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
         """Run `code` and wait for its result; see `submit`."""
         return self.submit(code, stdin, history, echo).result()
 
     async def arun(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
+        self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
         """`run` without blocking the event loop."""
         return await asyncio.wrap_future(self.submit(code, stdin, history, echo))
@@ -94,11 +84,11 @@ class Runner(AbstractContextManager):
     def close(self) -> None:
         """End everything that belongs to this runner."""
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-_warned_weak = threading.Event()
 
 
 class Sandbox(Runner):
@@ -130,33 +120,29 @@ class Sandbox(Runner):
     ) -> None:  # fmt: skip
         if min_level not in LEVELS[1:]:
             raise ValueError(f"min_level is {min_level!r}; use one of {', '.join(LEVELS[1:])}.")
-        for name, value in (("workers", workers), ("memory_mb", memory_mb),
-                            ("output_chars", output_chars), ("long_workers", long_workers)):
-            if not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}; it must be a whole number.")
         for name, value, least in (
-            ("workers", workers, 1), ("memory_mb", memory_mb, 16), ("long_s", long_s, 0.01),
-            ("timeout_s", timeout_s, 0.01), ("output_chars", output_chars, 2),
-            ("long_workers", long_workers, 0),
+            ("workers", workers, 1), ("long_workers", long_workers, 0),
+            ("memory_mb", memory_mb, 16), ("output_chars", output_chars, 2),
+            ("timeout_s", timeout_s, 0.01), ("long_s", long_s, 0.01),
             ("queue_timeout_s", 1.0 if queue_timeout_s is None else queue_timeout_s, 0.01),
         ):
+            if isinstance(least, int) and not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; it must be a whole number.")
             if not least <= value < 1e6:
                 raise ValueError(f"{name} is {value!r}; it must be {least} to a million.")
-        found = found or probe()
+        found = found or probing.probe()
         if LEVELS.index(found.level) < LEVELS.index(min_level):
-            raise SandboxUnavailable(
-                f"Isolation here is {found.level!r}, asked for is {min_level!r}.\n"
-                f"{found.table()}\n{REMEDY}"
-            )
+            words = f"Isolation here is {found.level!r}, asked for is {min_level!r}."
+            raise probing.SandboxUnavailable(f"{words}\n{found.table()}\n{probing.REMEDY}")
         self.isolation = found.level
-        if self.isolation == "weak" and not _warned_weak.is_set():
-            _warned_weak.set()
+        if self.isolation == "weak":
             warnings.warn("Sandbox runs with WEAK isolation: code can read this user's files and "
                           "use the network. Do not run a policy you do not trust.", stacklevel=2)
         config = {
             "timeout_s": timeout_s, "memory_mb": memory_mb, "output_chars": output_chars,
-            "layers": found.working, "drop": found.drop, "roots": package_roots(),
-            "packages": PACKAGES, "queue_timeout_s": queue_timeout_s, "long_s": long_s,
+            "layers": [layer.name for layer in found.layers if layer.ok], "drop": found.drop,
+            "packages": probing.PACKAGES, "roots": probing.package_roots(),
+            "queue_timeout_s": queue_timeout_s, "long_s": long_s,
         }
         self._pid = os.getpid()
         self.workers = workers
@@ -169,33 +155,20 @@ class Sandbox(Runner):
             self.close()
             raise
 
-    def submit(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
-    ) -> Future:  # fmt: skip
-        return self._put(check_call(code, stdin, history, echo))
-
-    def _put(self, request: dict, **job) -> Future:
-        self._check_usable()
-        future: Future = Future()
-        # A cancelled call waits on in the queue; it must not hold its text there.
-        future.add_done_callback(lambda done: request.clear() if done.cancelled() else None)
-        self._workers.put(Job(request, future, time.monotonic(), **job))
-        return future
+    def _put(self, request: dict, **job: Any) -> Job:
+        if os.getpid() != self._pid:
+            raise RuntimeError("This Sandbox belongs to the process that made it; make a new one "
+                               "in each forked process.")
+        return self._workers.put(Job(request, **job))
 
     def session(self) -> Snapshot:
         """The state before any code, to branch from; close it (or leave its `with`) when done."""
         session = None
         if self.isolation == "strong":
-            found = self._put(check_call(""), opens=True, finish=lambda _, r: r.get("session"))
-            session = found.result()
+            job = self._put(check_call(""), opens=True)
+            job.result()
+            session = job.reply.get("session")
         return Snapshot(self, session, 0, (), None)
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("This Sandbox belongs to the process that made it; make a new one "
-                               "in each forked process.")
-        if self._workers.closing:
-            raise RuntimeError("This Sandbox is closed; make a new one.")
 
     def template_pids(self) -> list[int]:
         """Process ids of the templates that run now."""
@@ -233,27 +206,22 @@ class Snapshot(Runner):
         """Whether a process holds the state; otherwise each call runs the cells again."""
         return self._session is not None and self._session.alive
 
-    def submit(
-        self, code: str, stdin: str = "", history: Sequence[str] = (), echo: bool = False
-    ) -> Future:  # fmt: skip
+    def submit(self, code: str, stdin: str = "", history: Cells = (), echo: bool = False) -> Future:
         """See `Runner.submit`; `history` must be empty, the snapshot is the history."""
         if history:
             raise ValueError("A snapshot has its history already; use snapshot.then(cell).")
-        return self._put(check_call(code, stdin, self.history, echo), False)
+        return super().submit(code, stdin, self.history, echo)
 
-    def _put(self, request: dict, keep: bool, **job) -> Future:
+    def _put(self, request: dict, keep: bool = False) -> Job:
         held = (self._session, {"at": self._slot, "keep": keep}) if self.live else None
-        return self._sandbox._put(request, held=held, **job)
+        return self._sandbox._put(request, held=held)
 
     def then(self, cell: str) -> Snapshot:
-        """The state after `cell` (its `result` says how that went).
-
-        An exception leaves what the cell did before it, as in a notebook; a cell that was stopped
-        (time, memory, a signal) leaves the state as it was.
-        """
-        request = check_call(cell, "", self.history)
-        future = self._put(request, True, finish=lambda result, reply: (result, reply.get("held")))
-        result, slot = future.result()
+        """The state after `cell` (its `result` says how that went): an exception leaves what the
+        cell did before it, as in a notebook; a cell that was stopped (time, memory, a signal)
+        leaves the state as it was."""
+        job = self._put(check_call(cell, "", self.history), keep=True)
+        result, slot = job.result(), job.reply.get("held")
         if result.status not in ("ok", "error"):
             return Snapshot(self._sandbox, None, 0, self.history, result)
         session = self._session if slot is not None else None
@@ -265,5 +233,5 @@ class Snapshot(Runner):
             if self._slot == 0:
                 self._session.close()
             else:
-                self._session.call({"release": self._slot})
+                self._session.call({"release": self._slot}, (), lambda: None, 1.0)
             self._session = None

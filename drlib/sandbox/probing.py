@@ -33,8 +33,11 @@ sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
 sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)
 sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(numpy.eye(2))
 """
+# Our Python without anything of the caller's set-up. Not -I, which would ignore PYTHONHASHSEED and
+# so let the order of printed sets differ between runs; with an environment of our own -P -s -S
+# isolate as well, and -S keeps .pth files (an editable install of this library) out.
+PYTHON = (sys.executable, "-P", "-s", "-S", "-B")
 START_SECONDS = 180.0  # importing sympy on a busy machine
-_HERE = Path(__file__).parent
 REMEDY = (
     "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
     "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
@@ -64,11 +67,6 @@ class Probe:
     drop: str
 
     @property
-    def working(self) -> tuple[str, ...]:
-        """Names of the layers that hold."""
-        return tuple(layer.name for layer in self.layers if layer.ok)
-
-    @property
     def level(self) -> str:
         """"strong" (every layer), "standard" (all but namespaces), "weak" (limits) or "none"."""
         missing = {layer.name for layer in self.layers if not layer.ok}
@@ -83,10 +81,9 @@ class Probe:
 
     def table(self) -> str:
         """The result as text, a line a layer."""
-        lines = [f"isolation: {self.level}"]
-        for layer in self.layers:
-            lines.append(f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}")
-        return "\n".join(lines)
+        rows = [f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}"
+                for layer in self.layers]
+        return "\n".join([f"isolation: {self.level}", *rows])
 
 
 @functools.lru_cache(maxsize=1)
@@ -94,23 +91,16 @@ def probe() -> Probe:
     """Try every layer in a process of its own (about 0.1 s, once a process)."""
     if os.name != "posix":
         return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
-    command = [*python(), str(_HERE / "trials.py"), json.dumps([package_roots(), scratch()])]
+    folder = Path(__file__).parent
     done = subprocess.run(
-        command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=START_SECONDS, check=False,
+        [*PYTHON, str(folder / "trials.py"), json.dumps([package_roots(), scratch()])],
+        env={**environment(), "PYTHONPATH": str(folder)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=START_SECONDS, check=False,
     )
     if done.returncode:
         raise SandboxUnavailable(f"The probe itself failed:\n{done.stderr[-2000:]}\n{REMEDY}")
     found = json.loads(done.stdout)
     return Probe(tuple(Layer(n, *row) for n, row in found["layers"].items()), found["drop"])
-
-
-def python() -> list[str]:
-    """The command that starts our Python without anything of the caller's set-up."""
-    # Not -I, which would ignore PYTHONHASHSEED and so let the order of printed sets differ between
-    # runs. With an environment of our own making -P -s -S isolate as well; -S also keeps .pth
-    # files, and with them an editable install of this library, out of the template.
-    return [sys.executable, "-P", "-s", "-S", "-B"]
 
 
 def environment() -> dict[str, str]:
@@ -122,18 +112,17 @@ def environment() -> dict[str, str]:
 
 
 def scratch() -> str:
-    """Where work folders are made: in memory where that is possible (hostile trees are then quick
-    to remove), else the folder for temporary files."""
+    """Where work folders are made: if possible in memory, where hostile trees go quickly."""
     shared = "/dev/shm"
     return shared if os.access(shared, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
 def package_roots() -> list[str]:
     """The folders that hold the packages."""
-    roots = []
+    roots = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.origin:
             raise SandboxUnavailable(f"The sandbox offers {name}: pip install {name}.")
-        roots.append(str(Path(spec.origin).resolve().parent.parent))
-    return list(dict.fromkeys(roots))
+        roots[str(Path(spec.origin).resolve().parent.parent)] = name
+    return list(roots)

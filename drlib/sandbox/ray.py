@@ -1,10 +1,9 @@
 """Sandboxes on every node of a Ray cluster: `RaySandbox`.
 
-One actor a node owns a `Sandbox`; batching, power of two choices and repetition are `Front`'s. Ray
-contains nothing: actors are trusted, and exec their templates with an environment of its own and
-no descriptor of Ray's. Actors are pinned to the nodes that offer the custom resource "sandbox"
-(keep trainers off those) or, where none does, to all; Ray restarts one that dies. drlib must be
-importable there. Left out: nodes that join later.
+A `Sandbox` is an actor on each node that offers the custom resource "sandbox" (keep trainers off
+those) or, where none does, on all; drlib must be importable there, and Ray restarts one that dies.
+Ray contains nothing: its actors are trusted, and the templates that they start get nothing of its
+environment or descriptors. Left out: nodes that join later.
 """
 
 from __future__ import annotations
@@ -17,26 +16,12 @@ from drlib.sandbox.pool import Sandbox
 from drlib.sandbox.result import SandboxResult
 
 
-class SandboxNode:
-    """The actor: one `Sandbox`."""
-
-    def __init__(self, settings: dict) -> None:
-        self.sandbox = Sandbox(**settings)
-
-    async def run(self, call: dict) -> SandboxResult:
-        return await self.sandbox.arun(**call)
-
-    async def template_pids(self) -> list[int]:
-        return self.sandbox.template_pids()
-
-
 class RaySandbox(Front):
     """The same surface as `Sandbox`, over the nodes of a cluster; call `ray.init()` before.
 
     Args:
         workers: calls at the same time on each node; as many CPUs are reserved there.
-        patience_s: seconds without any answer after which a node counts as dead; longer than its
-            queue time-out and call time-out together.
+        patience_s: as of `SandboxClient`.
         settings: of each node's `Sandbox`; queue_timeout_s is 30 unless given: calls that wait
             behind runaways are tried elsewhere, and a node that answers nothing is dead, not full.
 
@@ -54,9 +39,9 @@ class RaySandbox(Front):
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         chosen = [node for node in alive if "sandbox" in node["Resources"]] or alive
         settings = {"workers": workers, "queue_timeout_s": 30.0, **settings}
-        make = self._ray.remote(num_cpus=workers, max_restarts=-1)(SandboxNode)
+        make = self._ray.remote(num_cpus=workers, max_restarts=-1)(Sandbox)
         actors = [make.options(scheduling_strategy=pin(node["NodeID"], soft=False))
-                  .remote(settings) for node in chosen]
+                  .remote(**settings) for node in chosen]
         super().__init__(actors, batch, in_flight, deadline_s)
         try:
             self._ray.get([a.template_pids.remote() for a in actors], timeout=300.0)
@@ -67,7 +52,7 @@ class RaySandbox(Front):
     def _ask(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
         waiting = {}
         try:
-            waiting = {address.run.remote(call): i for i, call in enumerate(calls)}
+            waiting = {address.arun.remote(**call): i for i, call in enumerate(calls)}
             while waiting:
                 ended, _ = self._ray.wait(list(waiting), timeout=self._patience_s)
                 if not ended:

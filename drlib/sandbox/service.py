@@ -8,8 +8,7 @@ What is accepted is bounded in calls and in characters; a batch beyond is told t
 When a client goes away, or the service is told to stop, calls that wait are not run and those that
 run come to their end. Connections without a request end after 5 s, the oldest at once where there
 are too many: strangers cannot take all the places. Requests are checked by hand: pydantic refuses
-the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address
-(a proxy's work: strangers who connect thousands of times a second still cost CPU).
+the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address.
 """  # no `from __future__ import annotations`: FastAPI must see the type of `request`
 
 import asyncio
@@ -27,6 +26,8 @@ from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, require, size_of
 from drlib.sandbox.pool import Sandbox, check_call
 from drlib.sandbox.result import SandboxResult
 
+fastapi, kit, uvicorn = require("fastapi"), require("prometheus_client"), require("uvicorn")
+Gone, Refusal = require("starlette.requests").ClientDisconnect, fastapi.HTTPException
 MAX_CALLS = 64
 MAX_HELD_CHARS = 256 << 20  # of all calls that wait or run
 BODY_SECONDS, READERS = 60.0, 8  # bodies are read a few at a time: they are not counted yet
@@ -36,13 +37,12 @@ STOPPED = SandboxResult("service_unavailable", "", "the service was stopped", No
 
 
 class Service:
-    """Admission and accounts of one sandbox."""
+    """One sandbox: admission, accounts and `app`, the FastAPI application."""
 
-    def __init__(self, sandbox: Sandbox, max_queue: int) -> None:
-        self.sandbox, self.max_queue = sandbox, max_queue
+    def __init__(self, sandbox: Sandbox, max_queue: int, token: str) -> None:
+        self.sandbox, self.max_queue, self.token = sandbox, max_queue, token
         self.open: dict[Future, int] = {}  # characters of each call that waits or runs
-        self.started, self.stopping = time.monotonic(), False
-        kit = require("prometheus_client")
+        self.stopping, self.readers = False, asyncio.Semaphore(READERS)
         self.registry = kit.CollectorRegistry()
         how = {"registry": self.registry, "namespace": "drlib_sandbox"}
         self.calls = kit.Counter("calls", "Accepted calls that have ended.", ["status"], **how)
@@ -52,19 +52,23 @@ class Service:
         now = kit.Gauge("open_calls", "Calls that wait or run now.", ["state"], **how)
         for state in ("queued", "running"):
             now.labels(state).set_function(lambda state=state: self.count()[state])
+        self.app = fastapi.FastAPI(openapi_url=None, dependencies=[fastapi.Depends(self.check)])
+        self.app.post("/run")(self.run)
+        self.app.get("/health")(self.health)
+        self.app.get("/metrics")(self.metrics)
 
     def count(self) -> dict[str, int]:
         running = [future.running() for future in list(self.open)]
         return {"queued": running.count(False), "running": running.count(True)}
 
-    def accept(self, calls: list[dict]) -> list[Future] | None:
-        """Queue all the calls, or none where that would be too much."""
+    def accept(self, calls: list[dict]) -> list[Future]:
+        """Queue all the calls, or none where that would be too much (429)."""
         sizes = [size_of(call) for call in calls]
         held = sum(list(self.open.values())) + sum(sizes)
         full = self.count()["queued"] + len(calls) > self.max_queue
         if full or held > MAX_HELD_CHARS or self.stopping:
             self.refused.inc(len(calls))
-            return None
+            raise Refusal(429, "too many calls wait", {"Retry-After": "1"})
         futures = [self.sandbox.submit(**call) for call in calls]
         began = time.monotonic()
         for future, size in zip(futures, sizes, strict=True):
@@ -87,6 +91,62 @@ class Service:
         self.stopping = True
         for future in list(self.open):
             future.cancel()
+
+    async def check(self, request: fastapi.Request) -> None:
+        """Before every answer: the token."""
+        shown = request.headers.get("authorization", "").encode("latin-1")
+        if self.token and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
+            raise Refusal(401, "Authorization: Bearer with the service's token is needed")
+
+    async def run(self, request: fastapi.Request):
+        try:
+            ids, calls = parse(await self._read(request))
+        except ValueError as error:
+            raise Refusal(422, str(error).encode("utf-8", "replace").decode()) from error
+        futures = self.accept(calls)
+        answers = [asyncio.ensure_future(_answer(i, f)) for i, f in zip(ids, futures, strict=True)]
+        gone = asyncio.ensure_future(request.receive())  # the client has left, or has its reply
+        gone.add_done_callback(lambda _: [future.cancel() for future in futures])
+
+        async def lines():
+            try:
+                for ended in asyncio.as_completed(answers):
+                    yield json.dumps(await ended) + "\n"
+            finally:
+                gone.cancel()
+
+        reply = require("fastapi.responses").StreamingResponse
+        return reply(lines(), media_type="application/x-ndjson")
+
+    async def _read(self, request: fastapi.Request) -> bytes:
+        # Browsers send other types to any page's address without asking; this one they ask for.
+        if request.headers.get("content-type", "").split(";")[0] != "application/json":
+            raise Refusal(415, "Content-Type: application/json is needed")
+        body = bytearray()
+        try:
+            async with self.readers, asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_BODY_BYTES:
+                        raise Refusal(413, f"body: {MAX_BODY_BYTES} bytes is the limit")
+        except (TimeoutError, Gone) as error:
+            raise Refusal(408, "body: it did not come to its end") from error
+        return bytes(body)
+
+    async def health(self):
+        return {"status": "ok", "isolation": self.sandbox.isolation, **self.count(),
+                "workers": self.sandbox.workers, "templates": self.sandbox.template_pids()}
+
+    async def metrics(self):
+        return fastapi.Response(kit.generate_latest(self.registry), media_type="text/plain")
+
+
+async def _answer(ident: str, future: Future) -> dict:
+    try:
+        result = await asyncio.wrap_future(future)
+    except (asyncio.CancelledError, RuntimeError):
+        result = STOPPED
+    return {"id": ident, **dataclasses.asdict(result)}
 
 
 def parse(body: bytes) -> tuple[list[str], list[dict]]:
@@ -111,117 +171,42 @@ def parse(body: bytes) -> tuple[list[str], list[dict]]:
     return ids, checked
 
 
-def _refusal(status: int, text: str, **more) -> Exception:
-    return require("fastapi").HTTPException(status, text, **more)
+class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
+    """uvicorn's, which itself would wait for ever for a request that does not come."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self.loop.call_later(IDLE_SECONDS, lambda: self.cycle or transport.close())
+        idle = [c for c in self.connections if not c.transport.is_closing()
+                and (c.cycle is None or c.cycle.response_complete)]  # fmt: skip
+        if len(idle) > MAX_IDLE:
+            min(idle, key=lambda c: c.since).transport.close()
 
 
-async def _read(request, readers: asyncio.Semaphore) -> bytes:
-    # Browsers send other types to any page's address without asking; this one they ask for.
-    if request.headers.get("content-type", "").split(";")[0] != "application/json":
-        raise _refusal(415, "Content-Type: application/json is needed")
-    body = bytearray()
-    try:
-        async with readers, asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise _refusal(413, f"body: {MAX_BODY_BYTES} bytes is the limit")
-    except (TimeoutError, require("starlette.requests").ClientDisconnect) as error:
-        raise _refusal(408, "body: it did not come to its end") from error
-    return bytes(body)
+class Server(uvicorn.Server):
+    """Tells the service when it is to stop."""
 
-
-async def _answer(ident: str, future: Future) -> dict:
-    try:
-        result = await asyncio.wrap_future(future)
-    except (asyncio.CancelledError, RuntimeError):
-        result = STOPPED
-    return {"id": ident, **dataclasses.asdict(result)}
-
-
-def make_app(service: Service, token: str):
-    """The FastAPI application."""
-    fastapi, replies = require("fastapi"), require("fastapi.responses")
-    kit, readers = require("prometheus_client"), asyncio.Semaphore(READERS)
-
-    async def check(request: fastapi.Request) -> None:
-        shown = request.headers.get("authorization", "").encode("latin-1")
-        if token and not hmac.compare_digest(shown, f"Bearer {token}".encode()):
-            raise _refusal(401, "Authorization: Bearer with the service's token is needed")
-
-    app = fastapi.FastAPI(openapi_url=None, dependencies=[fastapi.Depends(check)])
-
-    @app.post("/run")
-    async def run(request: fastapi.Request):
-        try:
-            ids, calls = parse(await _read(request, readers))
-        except ValueError as error:
-            raise _refusal(422, str(error).encode("utf-8", "replace").decode()) from error
-        if (futures := service.accept(calls)) is None:
-            raise _refusal(429, "too many calls wait", headers={"Retry-After": "1"})
-        answers = [asyncio.ensure_future(_answer(i, f)) for i, f in zip(ids, futures, strict=True)]
-        gone = asyncio.ensure_future(request.receive())  # the client has left, or has its reply
-        gone.add_done_callback(lambda _: [future.cancel() for future in futures])
-
-        async def lines():
-            try:
-                for ended in asyncio.as_completed(answers):
-                    yield json.dumps(await ended) + "\n"
-            finally:
-                gone.cancel()
-
-        return replies.StreamingResponse(lines(), media_type="application/x-ndjson")
-
-    @app.get("/health")
-    async def health():
-        return {"status": "ok", "isolation": service.sandbox.isolation, **service.count(),
-                "workers": service.sandbox.workers, "templates": service.sandbox.template_pids(),
-                "uptime_s": time.monotonic() - service.started}  # fmt: skip
-
-    @app.get("/metrics")
-    async def metrics():
-        return replies.PlainTextResponse(kit.generate_latest(service.registry))
-
-    return app
-
-
-def _protocol() -> type:
-    """uvicorn's protocol, which itself would wait for ever for a request that does not come."""
-
-    class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
-        def connection_made(self, transport) -> None:
-            super().connection_made(transport)
-            self.since = self.loop.time()
-            self.loop.call_later(IDLE_SECONDS, lambda: self.cycle or transport.close())
-            idle = [c for c in self.connections if not c.transport.is_closing()
-                    and (c.cycle is None or c.cycle.response_complete)]  # fmt: skip
-            if len(idle) > MAX_IDLE:
-                min(idle, key=lambda c: c.since).transport.close()
-
-    return Protocol
+    async def shutdown(self, sockets=None) -> None:
+        self.service.stop()
+        await super().shutdown(sockets)
 
 
 def serve(host: str, port: int, max_queue: int, **settings) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port."""
-    uvicorn, token = require("uvicorn"), os.environ.get(TOKEN, "")
+    token = os.environ.get(TOKEN, "")
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (token.isascii() and (token or ipaddress.ip_address(address[0]).is_loopback)):
         raise ValueError(f"Set {TOKEN} to a long secret of ASCII characters to serve on {host}.")
     if max_queue < MAX_CALLS:
         raise ValueError(f"max_queue is {max_queue}; a batch may have {MAX_CALLS} calls.")
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets=None) -> None:
-            service.stop()
-            await super().shutdown(sockets)
-
     with (socket.create_server(address[:2], family=family) as listener,
           Sandbox(**settings) as sandbox):  # fmt: skip
-        service = Service(sandbox, max_queue)
+        service = Service(sandbox, max_queue, token)
         server = Server(uvicorn.Config(
-            make_app(service, token), log_level="warning", access_log=False, http=_protocol(),
-            backlog=128, limit_concurrency=1024,
-            timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
+            service.app, log_level="warning", access_log=False, http=Protocol, backlog=128,
+            limit_concurrency=1024, timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
+        server.service = service
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its own again in the end
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)

@@ -6,20 +6,21 @@ import hashlib
 import json
 import marshal
 import os
-import select
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from drlib.sandbox import cleanup
-from drlib.sandbox.probing import START_SECONDS, environment, python, scratch
+from drlib.sandbox.probing import PYTHON, START_SECONDS, environment, scratch
 
-_HERE = Path(__file__).parent
+
+Late = Callable[[], None]  # called where a reply takes long
 
 
 class TemplateDied(Exception):
@@ -27,78 +28,51 @@ class TemplateDied(Exception):
 
 
 class Channel:
-    """Frames as `zygote.py` writes them, over a socket; EOFError or OSError where it broke."""
+    """Messages to and from `zygote.py`, short and one at a time; EOFError or OSError where it
+    broke. The template's own limits come before `patience`, which is for one that is stopped."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, end: socket.socket, patience: float) -> None:
+        self.socket, self.patience = end, patience
 
-    def call(self, request: dict, files: Sequence[int], seconds: float, late, late_s: float):
-        """The reply to `request`, within `seconds`; calls `late` if `late_s` have gone by."""
+    def call(self, request: dict, files: Sequence[int], late: Late, late_s: float) -> dict:
+        """The reply to `request`; calls `late` if `late_s` have gone by."""
         self.send(request, files)
-        poller = select.poll()
-        poller.register(self.socket, select.POLLIN)
-        if not poller.poll(late_s * 1000):
+        try:
+            return self.receive(late_s)
+        except TimeoutError:
             late()
-        return self.receive(seconds)
+        return self.receive(self.patience)
 
     def send(self, request: dict, files: Sequence[int] = ()) -> None:
         self.socket.settimeout(START_SECONDS)
-        body = marshal.dumps(request)
-        socket.send_fds(self.socket, [len(body).to_bytes(4, "big"), body], files)
+        socket.send_fds(self.socket, [marshal.dumps(request)], files)
 
     def receive(self, seconds: float) -> dict:
         self.socket.settimeout(seconds)
-        return marshal.loads(self._exactly(int.from_bytes(self._exactly(4), "big")))
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self.socket.recv(count - len(data))
-            if not part:
-                raise EOFError("the other side has closed")
-            data += part
-        return data
+        return marshal.loads(self.socket.recv(1 << 16))
 
 
-class CallFiles(AbstractContextManager):
-    """The memory files of one call: the request, stdin, stdout and stderr.
-
-    A cell's random numbers depend on its text and on what came before, and on nothing else.
-    """
-
-    def __init__(self, request: dict) -> None:
-        self.fds: list[int] = []
-        code, history, stdin = request["code"], request["history"], request["stdin"]
-        state, seeds = b"", []
-        for text in (*(["", cell] for cell in history), [stdin, code]):
-            state = hashlib.sha256(state + json.dumps(text).encode()).digest()
-            seeds.append(int.from_bytes(state[:4], "big"))
-        body = (code, history, request["echo"], seeds)
-        try:
-            for data in (marshal.dumps(body), stdin.encode("utf-8", "surrogatepass"), b"", b""):
-                self.fds.append(_memory_file())
-                _fill(self.fds[-1], data)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *exception: object) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-
-def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("drlib")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _fill(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
+@contextmanager
+def call_files(request: dict) -> Iterator[list[int]]:
+    """The memory files of one call: the request, stdin, stdout and stderr. A cell's random numbers
+    depend on its text and on what came before, and on nothing else."""
+    code, history, stdin = request["code"], request["history"], request["stdin"]
+    state, seeds = b"", []
+    for text in (*(["", cell] for cell in history), [stdin, code]):
+        state = hashlib.sha256(state + json.dumps(text).encode()).digest()
+        seeds.append(int.from_bytes(state[:4], "big"))
+    body = marshal.dumps((code, history, request["echo"], seeds))
+    with ExitStack() as stack:
+        files = []
+        for data in (body, stdin.encode("utf-8", "surrogatepass"), b"", b""):
+            if hasattr(os, "memfd_create"):
+                made = open(os.memfd_create("drlib"), "wb")
+            else:
+                made = tempfile.TemporaryFile()
+            files.append(stack.enter_context(made))
+            made.write(data)
+            made.seek(0)
+        yield [file.fileno() for file in files]
 
 
 class Template:
@@ -106,16 +80,15 @@ class Template:
 
     def __init__(self, config: dict) -> None:
         self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=scratch())
-        # The template's own limits come first; this one is for a template that is stopped.
-        self._patience = config["timeout_s"] + 60.0
         try:
             self._errors = tempfile.TemporaryFile()
             ours, theirs = socket.socketpair()
             with theirs:
-                self._channel = Channel(ours)
+                self._channel = Channel(ours, config["timeout_s"] + 60.0)
                 config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
+                zygote = str(Path(__file__).with_name("zygote.py"))
                 self.process = subprocess.Popen(
-                    [*python(), str(_HERE / "zygote.py"), json.dumps(config)],
+                    [*PYTHON, zygote, json.dumps(config)],
                     env=environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
                     start_new_session=True,  # Ctrl-C is for the caller, which then closes us
@@ -126,40 +99,31 @@ class Template:
 
     def wait_ready(self) -> None:
         """Until the imports are done; `TemplateDied` if they never are."""
-        self._attempt(lambda: self._channel.receive(START_SECONDS))
+        self._attempt(self._channel.receive, START_SECONDS)
 
-    def call(self, files: Sequence[int], late: Callable[[], None], late_s: float) -> dict:
+    def call(self, files: Sequence[int], late: Late, late_s: float) -> dict:
         """How the child for one call ended, see `Channel.call`; `TemplateDied` if it cannot say."""
-        channel, seconds = self._channel, self._patience
-        return self._attempt(lambda: channel.call({}, files, seconds, late, late_s))
+        return self._attempt(self._channel.call, {}, files, late, late_s)
 
     def open_session(self) -> Session:
         """A keeper process forked from this template."""
+        self._attempt(self._channel.send, {"session": True})
+        _, fds, _, _ = self._attempt(socket.recv_fds, self._channel.socket, 1, 1)
+        if not fds:
+            raise TemplateDied("no session came back")
+        return Session(socket.socket(fileno=fds[0]), self._channel.patience)
 
-        def ask() -> socket.socket:
-            self._channel.send({"session": True})
-            _, fds, _, _ = socket.recv_fds(self._channel.socket, 1, 1)
-            if not fds:
-                raise EOFError("no session came back")
-            return socket.socket(fileno=fds[0])
-
-        return Session(self._attempt(ask), self._patience)
-
-    def _attempt(self, action):
+    def _attempt(self, action: Callable, *arguments: Any) -> Any:
         try:
-            return action()
+            return action(*arguments)
         except (OSError, EOFError) as error:
             self._errors.seek(0)
             words = self._errors.read()[-2000:].decode("utf-8", "replace")
             raise TemplateDied(words) from error
 
-    def terminate(self) -> None:
-        """Ask it to kill its child, empty its folder and go; from any thread."""
-        self.process.terminate()
-
     def close(self) -> None:
         """End the process and remove its folder."""
-        self.terminate()
+        self.process.terminate()  # it kills its child, empties its folder and goes
         try:
             self.process.wait(3.0)
         except subprocess.TimeoutExpired:
@@ -177,30 +141,25 @@ class Template:
                 time.sleep(0.02)
 
 
-class Session:
-    """One keeper; a lock lets several threads ask it in turn."""
+class Session(Channel):
+    """The line to one keeper; a lock lets several threads ask it in turn."""
 
     def __init__(self, end: socket.socket, patience: float) -> None:
-        self._channel, self._patience, self._lock = Channel(end), patience, threading.Lock()
-        self.alive = True
+        super().__init__(end, patience)
+        self.alive, self._lock = True, threading.Lock()
 
-    def call(
-        self, request: dict, files: Sequence[int] = (), late: Callable[[], None] = lambda: None,
-        late_s: float = 0.0,
-    ) -> dict | None:  # fmt: skip
+    def call(self, request: dict, files: Sequence[int], late: Late, late_s: float) -> dict | None:
         """The reply, or None where the session is lost."""
         if not self._lock.acquire(timeout=late_s):  # another branch runs
             late()
             self._lock.acquire()
         try:
-            if self.alive:
-                try:
-                    return self._channel.call(request, files, self._patience, late, late_s)
-                except (OSError, EOFError):
-                    self._end()
-            return None
+            return super().call(request, files, late, late_s) if self.alive else None
+        except (OSError, EOFError):
+            self._end()
         finally:
             self._lock.release()
+        return None
 
     def close(self) -> None:
         """End the keeper, and with it every state that it holds."""
@@ -208,8 +167,7 @@ class Session:
             self._end()
 
     def _end(self) -> None:
-        if self.alive:
-            self.alive = False
-            with suppress(OSError):  # the keeper sees the end even if a forked copy has the socket
-                self._channel.socket.shutdown(socket.SHUT_RDWR)
-            self._channel.socket.close()
+        self.alive = False
+        with suppress(OSError):  # closed; or open: the keeper sees it even if a copy has the socket
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()

@@ -1,13 +1,13 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`probing.probe` runs this file by its path in a clean process, as `pool` runs `zygote.py`; the
-result goes to stdout as JSON. A kernel that has a call is no proof that a container
-lets it through or that it forbids anything, so nothing is concluded from versions alone.
+`probing.probe` runs this file in a clean process; the result goes to stdout as JSON. A kernel that
+has a call is no proof that a container lets it through or that it forbids anything, so nothing is
+concluded from versions alone.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -18,16 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-
-def _load_layers():
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "layers.py")
-    spec = importlib.util.spec_from_file_location("layers", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-layers = _load_layers()
+layers = importlib.import_module("layers")  # by path: `probe` puts this folder on Python's
 
 
 def in_child(trial: Callable[[], str]) -> tuple[bool, str]:
@@ -49,6 +40,19 @@ def in_child(trial: Callable[[], str]) -> tuple[bool, str]:
     if not text:
         return False, f"the trial ended with code {os.waitstatus_to_exitcode(status)}"
     return text[0] == "1", text[1:]
+
+
+def need(trial: Callable[[], str]) -> None:
+    """Run `trial` in a forked child of this one; fail if it fails."""
+    ok, detail = in_child(trial)
+    if not ok:
+        raise AssertionError(detail)
+
+
+def own_status(name: str) -> int:
+    """A hexadecimal entry of /proc/self/status."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith(name + ":"))
 
 
 def expect(error: type[BaseException], action: Callable[[], object], what: str) -> None:
@@ -74,39 +78,34 @@ def try_limits() -> str:
 
 def try_no_new_privileges() -> str:
     """The mark that set-uid programs gain nothing, read back."""
-    layers.take(layers.no_new_privileges())
-    if not layers.has_no_new_privileges():
-        raise AssertionError("PR_GET_NO_NEW_PRIVS is 0")
+    layers.take(layers.NO_NEW_PRIVILEGES)
+    if own_status("NoNewPrivs") != 1:
+        raise AssertionError("NoNewPrivs is not 1")
     return "set"
 
 
 def try_landlock() -> str:
     """One folder open, all else closed, this file included."""
-    abi = layers.landlock_abi()
     with tempfile.TemporaryDirectory() as base:
-        work = os.path.join(base, "work")
-        os.mkdir(work)
-        ruleset = layers.landlock_ruleset([], [], work)
-        pid = os.fork()  # so that the folder can be removed afterwards
-        if not pid:
-            layers.take(layers.no_new_privileges())
-            layers.take(layers.landlock_restrict(ruleset))
-            try:
-                with open(os.path.join(work, "inside"), "w") as file:
-                    file.write("x")
-                expect(PermissionError, lambda: open(__file__).read(), "reading a foreign file")
-                expect(PermissionError, lambda: open(os.path.join(base, "out"), "w"), "writing")
-            except BaseException:  # noqa: BLE001 - told by the exit code
-                os._exit(1)
-            os._exit(0)
-        if os.waitpid(pid, 0)[1]:
-            raise AssertionError("the rules do not hold")
-    return f"ABI {abi}"
+        os.mkdir(os.path.join(base, "work"))
+        need(lambda: _inside_landlock(base))  # which could not remove the folder
+    return f"ABI {layers.landlock_abi()}"
+
+
+def _inside_landlock(base: str) -> str:
+    work = os.path.join(base, "work")
+    layers.take(layers.NO_NEW_PRIVILEGES)
+    layers.take(layers.landlock_restrict(layers.landlock_ruleset([], [], work)))
+    with open(os.path.join(work, "inside"), "w") as file:
+        file.write("x")
+    expect(PermissionError, lambda: open(__file__).read(), "reading a foreign file")
+    expect(PermissionError, lambda: open(os.path.join(base, "out"), "w"), "writing")
+    return ""
 
 
 def try_seccomp() -> str:
     """Threads yes; processes, sockets, programs and signals to others no."""
-    layers.take(layers.no_new_privileges())
+    layers.take(layers.NO_NEW_PRIVILEGES)
     program = layers.SeccompFilter()
     parent = os.getppid()
     program.install()
@@ -123,75 +122,63 @@ def try_seccomp() -> str:
 
 def drop_capabilities() -> None:
     """Give them up and check that none is left."""
-    layers.take(layers.no_capabilities())
-    if layers.has_capabilities():
+    layers.take(layers.NO_CAPABILITIES)
+    if own_status("CapEff") or own_status("CapPrm"):
         raise AssertionError("capabilities are left")
 
 
-def _can_read_python(roots: list[str]) -> None:
-    """Raise where this user could not import what generated code needs."""
-    os.listdir(os.path.dirname(os.__file__))
-    with open(os.__file__, "rb") as file:
-        file.read(1)
-    for root in roots:
-        os.listdir(os.path.join(root, "sympy") if os.path.isdir(f"{root}/sympy") else root)
-
-
-def try_setuid(roots: list[str], folder: str) -> str:
+def try_powerless(drop: Callable[[], None], roots: list[str], folder: str, what: str) -> str:
     """From root to uid 65534, which must still be able to read Python, and its temporary folder."""
-    layers.take(layers.nobody())
+    drop()
     drop_capabilities()
-    expect(PermissionError, lambda: os.setuid(0), "setuid(0)")
-    _can_read_python(roots)
-    os.stat(os.path.join(folder, "."))
-    return f"uid {layers.NOBODY}"
-
-
-def try_user_namespace(roots: list[str]) -> str:
-    """Root outside, nobody inside, and no capability."""
-    layers.enter_user_namespace()
-    drop_capabilities()
+    expect(OSError, lambda: os.setuid(0), "setuid(0)")
     if os.geteuid() != layers.NOBODY:
         raise AssertionError(f"uid is {os.geteuid()}")
-    _can_read_python(roots)
-    return f"user namespace, uid {layers.NOBODY}, no capabilities"
+    with open(os.__file__, "rb") as file:
+        file.read(1)
+    os.stat(os.path.join(folder, "."))
+    for place in (os.path.dirname(os.__file__), *roots):
+        os.listdir(os.path.join(place, "sympy") if os.path.isdir(f"{place}/sympy") else place)
+    return what
 
 
-def try_drop(roots: list[str], scratch: str) -> tuple[str, list]:
-    """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", [ok, detail])."""
+def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
+    """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", (ok, detail))."""
     if os.geteuid() != 0:
-        if sys.platform != "linux":
-            return "none", [True, f"uid {os.geteuid()}"]
-        return "none", list(in_child(lambda: drop_capabilities() or f"uid {os.geteuid()}"))
+        drop = drop_capabilities if sys.platform == "linux" else lambda: None
+        return "none", in_child(lambda: drop() or f"uid {os.geteuid()}")
+    failures, uid = [], f"uid {layers.NOBODY}"
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         os.chmod(folder, 0o711)
-        ok, detail = in_child(lambda: try_setuid(roots, folder))
-    if ok:
-        return "setuid", [ok, detail]
-    ok, other = in_child(lambda: try_user_namespace(roots))
-    return ("userns" if ok else "impossible"), [ok, other if ok else f"{detail}; {other}"]
+        for mode, drop, what in (
+            ("setuid", lambda: layers.take(layers.nobody()), uid),
+            ("userns", layers.enter_user_namespace, f"user namespace, {uid}, no capabilities"),
+        ):
+            found = in_child(lambda: try_powerless(drop, roots, folder, what))  # noqa: B023
+            if found[0]:
+                return mode, found
+            failures.append(found[1])
+    return "impossible", (False, "; ".join(failures))
 
 
 def try_namespaces(drop: str, scratch: str) -> str:
     """Two calls in a row: each process 1 of its own, with its own folder and no network."""
-    if drop != "setuid":
-        layers.enter_user_namespace()
-        layers.unshare(layers.NEW_PID)
-        if pid := os.fork():
-            if os.waitpid(pid, 0)[1]:
-                raise AssertionError("no PID namespace that can be returned to")
-            return "user, PID, mount, network, IPC and host name"
+    if drop == "setuid":
+        return _two_namespaced_calls(scratch)
+    layers.enter_user_namespace()
+    layers.unshare(layers.NEW_PID)
+    need(lambda: _two_namespaced_calls(scratch))
+    return "user, PID, mount, network, IPC and host name"
+
+
+def _two_namespaced_calls(scratch: str) -> str:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         home = layers.enter_namespaces()
         for _ in range(2):
             layers.take(layers.new_pid_namespace(home))
-            ok, detail = in_child(lambda: _one_namespaced_call(folder))
-            if not ok:
-                raise AssertionError(detail)
+            need(lambda: _one_namespaced_call(folder))
         if os.listdir(folder):
             raise AssertionError("a call's folder outlived it")
-    if drop != "setuid":
-        os._exit(0)
     return "PID, mount, network, IPC and host name"
 
 
@@ -209,18 +196,18 @@ def _one_namespaced_call(folder: str) -> str:
 
 def main() -> None:
     """Print {"drop": mode, "layers": {name: [ok, detail]}}; argv: `try_drop`'s."""
-    mode, detail = try_drop(*json.loads(sys.argv[1]))
-    namespaces = in_child(lambda: try_namespaces(mode, json.loads(sys.argv[1])[1]))
-    if namespaces[0] and mode == "none":
-        mode = "userns"
+    roots, scratch = json.loads(sys.argv[1])
+    mode, unprivileged = try_drop(roots, scratch)
+    namespaces = in_child(lambda: try_namespaces(mode, scratch))
     results = {
         "limits": in_child(try_limits),
-        "unprivileged": detail,
+        "unprivileged": unprivileged,
         "no_new_privileges": in_child(try_no_new_privileges),
         "landlock": in_child(try_landlock),
         "seccomp": in_child(try_seccomp),
         "namespaces": namespaces,
     }
+    mode = "userns" if namespaces[0] and mode == "none" else mode
     print(json.dumps({"drop": mode, "layers": results}))
 
 

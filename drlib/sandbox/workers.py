@@ -1,17 +1,17 @@
 """The threads behind a `Sandbox`: queue, lanes, memory, and the templates that answer.
 
-One worker is one thread with one template process; the thread starts the template and lives as long
-as it, because the kernel ties "die with the parent" to the thread that forked. If a template dies,
-it is started again and the call is tried once more, as after a child that could not lock itself
-in; a second time it is `worker_died` or `setup_failed`, faults of the environment.
+One worker is one thread with its templates; it starts them and lives as long as they do, because
+the kernel ties "die with the parent" to the thread that forked. If a template dies, it is started
+again and the call is tried once more, as after a child that could not lock itself in; a second time
+it is `worker_died` or `setup_failed`, faults of the environment.
 
 A call that takes longer than `long_s` moves to the long lane: a spare template takes its place, so
-that a few runaways do not hold up the many short calls. A call starts only when its memory limit
-fits into what the machine has left.
+that a few runaways do not hold up the many short calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import psutil
 
 from drlib.sandbox.probing import HEAVY, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
 from drlib.sandbox.result import SandboxResult, stream_text
-from drlib.sandbox.template import CallFiles, Session, Template, TemplateDied
+from drlib.sandbox.template import Session, Template, TemplateDied, call_files
 
 _NAMES_HEAVY = re.compile("|".join(HEAVY))  # a guess: either template gives the same output
 MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside the sandbox hold
@@ -36,31 +35,28 @@ MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside
 def available_bytes() -> int:
     """Memory that the machine, or the container's control group, has left; bytes."""
     left = psutil.virtual_memory().available
-    try:
+    with contextlib.suppress(FileNotFoundError):  # no control group of the second version
         group = Path("/sys/fs/cgroup")
         if (limit := (group / "memory.max").read_text().strip()) != "max":
             used = int((group / "memory.current").read_text())
             cache = re.search(r"inactive_file (\d+)", (group / "memory.stat").read_text())
             left = min(left, int(limit) - used + int(cache[1]))  # which the kernel gives back
-    except FileNotFoundError:  # no control group of the second version
-        pass
     return left
 
 
-@dataclass
-class Job:
-    """A call that waits.
+class Job(Future):
+    """A call, which is its own future. `held`: the session that may hold the state it starts from,
+    and what to ask of it; `opens`: not a call at all but a new session; `reply`: what the template
+    said in the end."""
 
-    `held`: the session that may hold the state it starts from, and what to ask of it; `opens`: not
-    a call at all but a new session; `finish(result, reply)`: what the future gets.
-    """
-
-    request: dict
-    future: Future
-    queued: float
-    held: tuple[Session, dict] | None = None
-    opens: bool = False
-    finish: Callable[[SandboxResult, dict], Any] = lambda result, reply: result
+    def __init__(
+        self, request: dict, held: tuple[Session, dict] | None = None, opens: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.request, self.held, self.opens, self.reply = request, held, opens, {}
+        self.queued, self.is_long = time.monotonic(), False
+        # A cancelled call waits on in the queue; it must not hold its text there.
+        self.add_done_callback(lambda job: job.request.clear())
 
 
 class Workers:
@@ -87,13 +83,14 @@ class Workers:
         for thread in self.threads:
             thread.start()
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Job) -> Job:
         """Queue a job; RuntimeError where nobody would take it any more."""
         with self.lane:
             if self.closing:
                 raise RuntimeError("This Sandbox is closed; make a new one.")
             self.jobs.append(job)
             self._wake()
+        return job
 
     def _wake(self) -> None:
         """One thread for one job: each that wakes in vain costs the others the interpreter."""
@@ -105,28 +102,36 @@ class Workers:
     def _work(self, index: int) -> None:
         if index < self.count:
             try:
-                self._start(index, False)
+                self._use(index, False, lambda template: None)
             except (TemplateDied, OSError) as error:
-                self.started[index].set_exception(
-                    SandboxUnavailable(f"The sandbox's template process did not start: {error}")
-                )
+                words = f"The sandbox's template process did not start: {error}"
+                self.started[index].set_exception(SandboxUnavailable(words))
                 return
             self.started[index].set_result(None)
         while (job := self._next(index)) is not None:
-            lane = _Lane(self)
             try:
-                if job.future.set_running_or_notify_cancel():
-                    self._answer(index, job, lane)
+                if job.set_running_or_notify_cancel():
+                    self._answer(index, job)
             except OSError as error:  # of this process: no descriptor left to look or write with
-                result = SandboxResult("worker_died", "", str(error), None, 0.0, self.isolation)
-                job.future.set_result(job.finish(result, {}))
+                job.set_result(self._died(error))
             except Exception as error:  # noqa: BLE001 - a thread that ends would answer nobody
-                job.future.set_exception(error)
+                job.set_exception(error)
             finally:
-                lane.leave()
+                with self.lane:
+                    self.long -= job.is_long
+                    self.short -= not job.is_long
+                    self._wake()
             del job
         for heavy in (False, True):
             self._drop(index, heavy)
+
+    def _turn_long(self, job: Job) -> None:
+        with self.lane:
+            if not job.is_long:
+                job.is_long = True
+                self.short -= 1
+                self.long += 1
+                self._wake()
 
     def _next(self, index: int) -> Job | None:
         """The next job for this thread, with a place among the short calls; None at the end."""
@@ -159,11 +164,7 @@ class Workers:
             if self.closing:
                 raise TemplateDied("the sandbox is being closed")
             template = self.templates[index, heavy] = Template(config)
-        try:
-            template.wait_ready()
-        except TemplateDied:
-            self._drop(index, heavy)
-            raise
+        template.wait_ready()
         return template
 
     def _drop(self, index: int, heavy: bool) -> None:
@@ -172,39 +173,39 @@ class Workers:
         if template is not None:
             template.close()
 
-    def _answer(self, index: int, job: Job, lane: _Lane) -> None:
+    def _answer(self, index: int, job: Job) -> None:
         if reason := self._admit(job):
-            result, reply = SandboxResult("queue_timeout", "", reason, None, 0.0, ""), {}
+            result = SandboxResult("queue_timeout", "", reason, None, 0.0, "")
         else:
             try:
-                result, reply = self._try_twice(index, job, lane)
+                result = self._try_twice(index, job)
             finally:
                 with self.lane:
                     self.running -= 1
                     self.memory.notify()
         if self.closing and result.status == "worker_died":
-            job.future.set_exception(RuntimeError("The Sandbox was closed during this call."))
+            job.set_exception(RuntimeError("The Sandbox was closed during this call."))
         else:
-            job.future.set_result(job.finish(result, reply))
+            job.set_result(result)
 
-    def _try_twice(self, index: int, job: Job, lane: _Lane) -> tuple[SandboxResult, dict]:
-        reason = ""
+    def _try_twice(self, index: int, job: Job) -> SandboxResult:
         for last in (False, True):
             try:
-                with CallFiles(job.request) as files:
-                    reply = self._ask(index, job, files.fds, lane)
+                with call_files(job.request) as files:
+                    reply = job.reply = self._ask(index, job, files)
                     if last or reply["status"] != "setup_failed":
-                        return self._result(reply, files.fds), reply
+                        return self._result(reply, files)
             except (TemplateDied, OSError) as error:
-                reason = str(error)
-            if self.closing:
-                break
-        return SandboxResult("worker_died", "", reason, None, 0.0, self.isolation), {}
+                if last or self.closing:
+                    return self._died(error)
 
     def _result(self, reply: dict, files: list[int]) -> SandboxResult:
         out, err = (stream_text(fd, self.config["output_chars"]) for fd in files[2:])
         return SandboxResult(reply["status"], out, reply["reason"] or err, reply["exit_code"],
                              reply["duration_s"], self.isolation)
+
+    def _died(self, error: Exception) -> SandboxResult:
+        return SandboxResult("worker_died", "", str(error), None, 0.0, self.isolation)
 
     def _admit(self, job: Job) -> str:
         """Wait until the call's memory is there; why it cannot run, or ""."""
@@ -224,9 +225,13 @@ class Workers:
             self.running += 1
             return ""
 
-    def _ask(self, index: int, job: Job, files: list[int], lane: _Lane) -> dict:
+    def _ask(self, index: int, job: Job, files: list[int]) -> dict:
         """One attempt: from the held state where it still is, else by running the history."""
-        late = lane.turn_long, self.config["long_s"]
+        late = lambda: self._turn_long(job), self.config["long_s"]
+        if job.opens:
+            session = self._use(index, True, Template.open_session)
+            return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
+                    "session": session}
         if job.held:
             session, request = job.held
             with self.lane:  # a state that is held takes memory as long as it lives
@@ -236,25 +241,20 @@ class Workers:
                 return reply
         text = "\n".join((*job.request["history"], job.request["code"]))
         heavy = _NAMES_HEAVY.search(text) is not None
-        if job.opens:
-            session = self._use(index, True, Template.open_session)
-            return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
-                    "session": session}
         reply = self._use(index, heavy, lambda template: template.call(files, *late))
         if reply["status"] == "heavy":  # it imports a package that it does not name
+            for fd in files[1:]:
+                os.lseek(fd, 0, os.SEEK_SET)
             for fd in files[2:]:
                 os.ftruncate(fd, 0)
-                os.lseek(fd, 0, os.SEEK_SET)
-            os.lseek(files[1], 0, os.SEEK_SET)
             reply = self._use(index, True, lambda template: template.call(files, *late))
         return reply
 
     def _use(self, index: int, heavy: bool, action: Callable[[Template], Any]) -> Any:
         """`action` on the template, which is started if need be and dropped where it fails."""
-        template = self.templates.get((index, heavy)) or self._start(index, heavy)
         failed = True
         try:
-            done = action(template)
+            done = action(self.templates.get((index, heavy)) or self._start(index, heavy))
             failed = isinstance(done, dict) and done["status"] == "setup_failed"
             return done
         finally:
@@ -274,34 +274,11 @@ class Workers:
             self.closing = True
             waiting, self.jobs = self.jobs, deque()
             for template in self.templates.values():
-                template.terminate()
+                template.process.terminate()
             for place in (*self.resting, self.spares, self.memory):
                 place.notify_all()
         for job in waiting:
-            job.future.cancel()
+            job.cancel()
         for thread in self.threads:
             if thread is not threading.current_thread():  # a callback of a future may close us
                 thread.join()
-
-
-class _Lane:
-    """The place that one thread has among the short calls, until its call turns long."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers, self.is_long = workers, False
-
-    def turn_long(self) -> None:
-        with self.workers.lane:
-            if not self.is_long:
-                self.is_long = True
-                self.workers.short -= 1
-                self.workers.long += 1
-                self.workers._wake()
-
-    def leave(self) -> None:
-        with self.workers.lane:
-            if self.is_long:
-                self.workers.long -= 1
-            else:
-                self.workers.short -= 1
-            self.workers._wake()

@@ -1,17 +1,15 @@
 """The warm template process: imports once, then forks one single-use child a call.
 
-`template.py` starts this file by its path (never as a module of drlib), with an environment of a
-few harmless variables, in an empty folder, and talks to it over one socket (frames, below). A call
-is four memory files (the request and the three streams) that pass through
-unread, for what is in this process's memory is in that of every later child. A child is forked
-before anybody asks: it puts every layer but the last in place and waits for its one call; then it
-installs the filter, tells the template "ready", reads the request, runs the code, exits. What
-became of the call is read from the kernel (exit status, signal, resource usage, size of the output
-files), never from what the child prints. A child that does not get as far as "ready" has
-`setup_failed`, whatever its exit code: generated code cannot forge a fault of the environment.
+`template.py` starts this file by its path, with an environment of a few harmless variables, in an
+empty folder, and talks to it over one socket. A call is four memory files (the request and the
+three streams) that pass through unread, for what is in this process's memory is in that of every
+later child. A child is forked before anybody asks: it puts every layer but the last in place and
+waits for its one call; then it installs the filter, tells the template "ready", reads the request,
+runs the code, exits. What became of the call is read from the kernel (exit status, signal, resource
+usage, size of the output files, which RLIMIT_FSIZE bounds), never from what the child prints. One
+that does not get as far as "ready" has `setup_failed`, whatever its exit code: generated code
+cannot forge a fault of the environment.
 
-Output goes to memory files bounded by RLIMIT_FSIZE, so no pump thread is needed and no pipe can
-fill up. Random generators are seeded from the call's own text: equal calls see equal numbers.
 Standard library only, and no import of drlib: the child must not see the repository.
 """
 
@@ -22,6 +20,7 @@ import _socket  # hundreds of touched pages a call
 import contextlib
 import fcntl
 import gc
+import importlib.machinery
 import importlib.util
 import json
 import marshal
@@ -54,31 +53,46 @@ def load(name: str) -> types.ModuleType:
 
 
 child, cleanup, layers = load("child"), load("cleanup"), load("layers")
-reach, sessions = load("reach"), load("sessions")
+sessions = load("sessions")
+sessions.zygote = sys.modules[__name__]
 
 
-# --- frames -----------------------------------------------------------------------------------
-
-
-def send_frame(channel: socket.socket, message: dict) -> None:
-    """Write one message: its length in 4 bytes, then as `marshal` writes it."""
-    body = marshal.dumps(message)
-    channel.sendall(len(body).to_bytes(4, "big") + body)
-
-
-def receive_frame(channel: socket.socket) -> tuple[dict, bytes] | None:
+def receive(channel: socket.socket) -> tuple[dict, bytes] | None:
     """Read one message and the descriptors that came with it, packed as C integers; None: the other
-    side has closed. Messages to us are short, and the next comes after our reply."""
+    side has closed. Messages are short, and the next comes after our reply."""
     data, rights, _, _ = channel.recvmsg(4096, 128)
-    return (marshal.loads(data[4:]), rights[0][2] if rights else b"") if data else None
+    return (marshal.loads(data), rights[0][2] if rights else b"") if data else None
 
 
-def descriptors(rights: bytes) -> tuple[int, ...]:
-    """The numbers in what `receive_frame` returns."""
-    return struct.unpack(f"{len(rights) // 4}i", rights)
+class Packages:
+    """Imports the packages that code may use from outside sys.path. Their neighbours, which hold
+    the facts and answers that questions are made from, are "not found"."""
 
+    def __init__(self, names: list[str], roots: list[str], leave: int | None) -> None:
+        self.names, self.roots, self.leave = names, roots, leave
 
-# --- the template -----------------------------------------------------------------------------
+    def find_spec(self, name: str, path=None, target=None):
+        """As the import system asks for it (see `importlib.abc.MetaPathFinder`)."""
+        if path is None and name in self.names:
+            if self.leave is not None:  # to run again where they are loaded and seeded
+                os._exit(self.leave)
+            return importlib.machinery.PathFinder.find_spec(name, self.roots)
+        return None
+
+    def readable(self) -> tuple[list[str], list[str]]:
+        """(contents readable, only listable): standard library, packages, C libraries, zones."""
+        stdlib = os.path.dirname(os.path.abspath(os.__file__))
+        read = [os.path.join(stdlib, name) for name in os.listdir(stdlib)
+                if name not in ("site-packages", "dist-packages")]
+        read += [os.path.join(root, name + end) for root in self.roots for name in self.names
+                 for end in ("", ".libs")]
+        machine = f"{os.uname().machine}-linux-gnu"
+        read += [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom",
+                 "/usr/share/zoneinfo"]
+        for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
+            if os.path.isdir(folder):
+                read += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
+        return sorted(set(read)), [stdlib]
 
 
 class Template:
@@ -95,15 +109,13 @@ class Template:
         # then stand on the folder around it, in which nobody may write.
         self.box = os.path.join(self.folder, "box")
         self.work = os.path.join(self.box, "work")
-        self.ruleset, self.filter, self.home = -1, None, -1
+        self.filter, self.home = None, -1
         self.keepers: list[int] = []  # of sessions
-        self.before_fork: list = []
-        self.next = child.Child(self, layers)
+        self.before_fork, self.mount, self.restrict = [], [], []  # steps of children
         self.also: dict[int, Callable[[], None]] = {}  # descriptors to answer while a child runs
         signal.signal(signal.SIGTERM, self._leave)
         os.environ.update(HOME=self.work, TMPDIR=self.work)
-        if sys.platform == "linux":
-            layers.take(layers.adopt_orphans())
+        layers.take(layers.ADOPT_ORPHANS)
 
     def prepare(self) -> None:
         """Import what calls will need, then build everything that children share."""
@@ -113,111 +125,102 @@ class Template:
             os.chmod(".", 0o711)
             os.chown(self.work, layers.NOBODY, layers.NOBODY)
         os.chmod(self.box, 0o555)
-        if sys.platform == "linux":
-            # After the change of credentials. SIGTERM, so that the work folder is cleared first.
-            die_with_parent(signal.SIGTERM, config["parent"])
+        # After the change of credentials. SIGTERM, so that the work folder is cleared first.
+        die_with_parent(signal.SIGTERM, config["parent"])
         leave = None if config["heavy"] else child.EXIT_HEAVY
-        packages = reach.Packages(config["packages"], config["roots"], leave)
+        packages = Packages(config["packages"], config["roots"], leave)
         sys.meta_path.append(packages)
         exec(config["warm_up"], {})
         if "namespaces" in config["layers"]:
             self.home = layers.enter_namespaces()
             self.before_fork = layers.new_pid_namespace(self.home)
+            self.mount = layers.work_mount(self.work, WORK_BYTES, WORK_ENTRIES)
         if "landlock" in config["layers"]:
             place = self.work if self.home < 0 else self.box
-            ruleset = layers.landlock_ruleset(*reach.readable_paths(packages), place)
-            self.ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            ruleset = layers.landlock_ruleset(*packages.readable(), place)
+            ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            self.restrict = layers.landlock_restrict(ruleset)
         if "seccomp" in config["layers"]:
             self.filter = layers.SeccompFilter()
         # What does no harm to the template itself is inherited.
         layers.take(layers.limits({"CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}))
         if "no_new_privileges" in config["layers"]:
-            layers.take(layers.no_new_privileges())
-        self.steps = self.child_steps(self.home >= 0)
+            layers.take(layers.NO_NEW_PRIVILEGES)
+        self.steps = self._child_steps()
         child.prepare()
         gc.collect()
         gc.freeze()
         gc.disable()
 
-    def child_steps(self, mount: bool) -> list:
-        """What a child does before it gets its descriptors."""
-        on, steps = self.config["layers"], []
-        if mount:
-            steps += layers.work_mount(self.work, WORK_BYTES, WORK_ENTRIES)
-        steps += [("setsid", os.setsid, ()),
-                  ("signals", _signal.signal, (_signal.SIGTERM, _signal.SIG_DFL)),
-                  *layers.limits(self._limits()), ("work folder", os.chdir, (self.work,))]
-        if self.config["drop"] == "setuid":
-            steps += layers.nobody()
-        elif sys.platform == "linux":
-            steps += layers.no_capabilities()
-        if sys.platform == "linux":
-            steps += layers.die_with_parent(signal.SIGKILL)
-        if "landlock" in on:
-            steps += layers.landlock_restrict(self.ruleset)
-        return steps
-
-    def _limits(self) -> dict[str, int]:
-        uid = layers.NOBODY if self.config["drop"] == "setuid" else os.stat(self.work).st_uid
+    def _child_steps(self) -> list:
+        """What a child does, its work folder being mounted, before it gets its descriptors."""
+        setuid, own = self.config["drop"] == "setuid", 0
+        uid = layers.NOBODY if setuid else os.stat(self.work).st_uid
         # One second more than the wall clock: one busy thread always ends as "timeout".
         self.cpu_s = math.ceil(self.config["timeout_s"]) + 1
-        own = 0
         if os.path.exists("/proc/self/statm"):
             with open("/proc/self/statm") as file:
                 own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        return {
-            "AS": own + (self.config["memory_mb"] << 20), "CPU": self.cpu_s,
-            "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": reach.count_tasks(uid) + THREADS,
-        }
+        return [
+            ("setsid", os.setsid, ()),
+            ("signals", _signal.signal, (_signal.SIGTERM, _signal.SIG_DFL)),
+            *layers.limits({
+                "AS": own + (self.config["memory_mb"] << 20), "CPU": self.cpu_s,
+                "FSIZE": OUTPUT_BYTES, "NOFILE": OPEN_FILES, "NPROC": count_tasks(uid) + THREADS,
+            }),
+            ("work folder", os.chdir, (self.work,)),
+            *(layers.nobody() if setuid else layers.NO_CAPABILITIES),
+            *layers.die_with_parent(signal.SIGKILL), *self.restrict,
+        ]
 
     def serve(self) -> None:
         """Answer calls until the other side closes or SIGTERM comes."""
-        zygote = sys.modules[__name__]  # `prepare` gives the name away
         try:
             self.prepare()
-            send_frame(self.channel, {"ready": True})
-            while (frame := receive_frame(self.channel)) is not None:
-                if frame[0].get("session"):
-                    self.keepers.append(sessions.open_session(self, zygote))
+            self.channel.sendall(marshal.dumps({"ready": True}))
+            while (asked := receive(self.channel)) is not None:
+                if asked[0]:
+                    self.keepers.append(sessions.open_session(self))
                     continue
-                if self.keepers:
-                    self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
-                reply = self.call(frame[1])
+                self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
+                reply = self.call(asked[1])
                 if self.home < 0:
                     cleanup.wipe(self.work)
-                send_frame(self.channel, reply)
+                self.channel.sendall(marshal.dumps(reply))
         finally:
             if os.getpid() == self.pid:
                 try:  # a caller that dies is noticed twice, by its closed socket and by SIGTERM
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 finally:
-                    self._clear()
+                    for self.child in (self.child, self.spare and self.spare[0]):
+                        if self.child:
+                            self._kill()
+                    os.chmod(self.box, 0o700)
+                    cleanup.wipe(self.folder)
+                    os.rmdir(self.folder)  # a caller that was killed cannot do it
 
     def _leave(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(0)
 
-    def _clear(self) -> None:
-        for self.child in (self.child, self.spare and self.spare[0]):
-            if self.child:
-                self._kill()
-        os.chmod(self.box, 0o700)
-        cleanup.wipe(self.folder)
-        os.rmdir(self.folder)  # a caller that was killed cannot do it
-
     def call(self, rights: bytes) -> dict:
         """Hand one request to the child that waits and describe how it ended; closes what `rights`
         names: the request's memory file, and the child's stdin, stdout and stderr."""
-        fds = descriptors(rights)
+        fds = struct.unpack("4i", rights)
         if not self.spare:
             self.prepare_child()
         (self.child, line), self.spare = self.spare, None
         try:
-            try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has told why
                 line.sendmsg((b".",), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights),))
-            except (BrokenPipeError, ConnectionResetError):  # it has told why
-                pass
-            return self._outcome_after_setup(line.fileno(), *fds[2:])
+            word = os.read(line.fileno(), 4096) if self.sleep(line.fileno(), SETUP_SECONDS) else b""
+            if word == b"1":
+                return self.outcome(*fds[2:], self.prepare_child)
+            # Either it has told why and is leaving, or it hangs.
+            status = os.wait4(self.child, 0)[1] if word else self._kill()[0]
+            self.child = 0
+            return {"status": "setup_failed", "exit_code": os.waitstatus_to_exitcode(status),
+                    "duration_s": 0.0, "reason": word[1:].decode("utf-8", "replace")}
         finally:
             line.close()
             for fd in fds:
@@ -227,28 +230,11 @@ class Template:
         """Fork the child of the next call, which puts its layers in place and waits: ready before
         anybody asks, and still used once."""
         ours, theirs = _socket.socketpair()
-        pid = self.fork()
+        pid = layers.fork(self.before_fork)
         if not pid:
-            self.next.main(theirs)
+            child.main(self, layers, theirs)
         theirs.close()
         self.spare = pid, ours
-
-    def fork(self) -> int:
-        """A child, at level "strong" as process 1 of a PID namespace of its own."""
-        layers.take(self.before_fork)
-        return layers.fork()
-
-    def _outcome_after_setup(self, ready: int, out: int, err: int) -> dict:
-        message = os.read(ready, 4096) if self.sleep(ready, SETUP_SECONDS) else b""
-        if message[:1] == b"1":
-            return self.outcome(out, err, self.prepare_child)
-        if message:  # it has told why and is leaving
-            _, status, _ = os.wait4(self.child, 0)
-        else:
-            status, _ = self._kill()
-        self.child = 0
-        return {"status": "setup_failed", "exit_code": os.waitstatus_to_exitcode(status),
-                "duration_s": 0.0, "reason": message[1:].decode("utf-8", "replace")}
 
     def outcome(self, out: int, err: int, meanwhile: Callable[[], None] = lambda: None) -> dict:
         """Watch the child to its end, or to the end of its time, and say how it ended;
@@ -321,10 +307,8 @@ class Template:
     def _kill(self) -> tuple[int, object]:
         """Kill the child with its process group and reap it."""
         os.kill(self.child, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it had not come to setsid
             os.killpg(self.child, signal.SIGKILL)
-        except ProcessLookupError:  # it had not come to setsid
-            pass
         _, status, usage = os.wait4(self.child, 0)
         self.child = 0
         return status, usage
@@ -347,6 +331,19 @@ def folder_is_full(folder: str) -> bool:
         except OSError:  # deeper than a path can be long
             return True
     return False
+
+
+def count_tasks(uid: int) -> int:
+    """Threads that user `uid` has now: RLIMIT_NPROC counts them all, not only a child's."""
+    total = 0
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:  # gone meanwhile, or hidden from us
+                total += 1
+    return total
 
 
 def die_with_parent(number: int, parent: int) -> None:
