@@ -243,7 +243,7 @@ def test_a_python_service_has_the_sandbox_behind_it(cldr):
     with Toolbox(None, Local(), backends={"python": [remote]}, clock=FakeClock()) as toolbox:
         first, second = (toolbox.call("python", {"code": code}) for code in ("print(1)", "x"))
     assert (first.text, first.source, first.degraded) == ("1", "remote", False)
-    assert (second.text, second.source, second.degraded) == ("from here", "python", True)
+    assert (second.text, second.source, second.degraded) == ("from here", "standard", True)
 
 
 def test_the_disk_cache_outlives_a_toolbox(tmp_path):

@@ -1,20 +1,14 @@
 """ReAct: think, call a tool, read, repeat, answer. The loop that every rollout and evaluation uses.
 
-The loop holds token ids from the first prompt to the last sampled token: text is decoded only to
-be parsed, and what the policy sampled is never tokenised again, so the ids that were sampled are
-the ids that are trained. All rollouts of a call generate together in the engine; a rollout that
-waits for a tool is parked, and its tool runs while the others generate.
+Text is decoded only to be parsed: what the policy sampled is never tokenised again. All rollouts of
+a call generate together in the engine; while one waits for its tool, the others go on.
 
 A turn is sampled up to the close of its first action; the environment writes the end of turn.
 Nothing judges what follows an answer, so a policy gradient would let it grow (seen here: rows of
-`</answer>`, which then broke the actions themselves).
-
-A format error is an observation like any other (Tongyi DeepResearch answers invalid JSON with a
-text) and counts as a failed call. Two things end a rollout without an answer: the limit on calls
-(TURNS) and the limits on tokens, of a turn or of the context (LENGTH).
+`</answer>`, which then broke the actions themselves). A format error is an observation like any
+other (Tongyi DeepResearch answers invalid JSON with a text) and counts as a failed call. The limit
+on calls (TURNS) and those on tokens (LENGTH) end a rollout without an answer.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -104,15 +98,16 @@ class _Rollout:
         action = parse(text)
         if isinstance(action, Answer):
             self.answer, self.termination = action.text, Termination.ANSWERED
-            return None
-        if len(self.results) >= self.agent.limits.calls:
+        elif len(self.results) >= self.agent.limits.calls:
             self.termination = Termination.TURNS
-            return None
-        if isinstance(action, ToolCall):
+        elif isinstance(action, ToolCall):
             return self.agent.toolbox.submit(
                 action.name, action.arguments, world=self.world, then=self._observe
             )
-        return self._observe(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
+        else:
+            error = ToolResult("format", {}, f"Error: {action.reason}", False, "format")
+            return self._observe(error)
+        return None
 
     def _observe(self, result: ToolResult) -> list[int] | None:
         self.results.append(result)
@@ -121,22 +116,21 @@ class _Rollout:
             self.termination = Termination.ENV_FAULT
             return None
         chat = self.agent.chat
-        closed = self.parts[-1][0][-1:] == [chat.end_id]
-        ids = [*([] if closed else [chat.end_id]), *chat.tool_turn(result.text)]
-        self.parts.append((ids, None))
-        return ids
+        end = [] if self.parts[-1][0][-1:] == [chat.end_id] else [chat.end_id]
+        self.parts.append((end + chat.tool_turn(result.text), None))
+        return self.parts[-1][0]
 
     def trajectory(self) -> Trajectory:
         while self.parts[-1][1] is None and len(self.parts) > 1:  # read, but never answered to
             self.parts.pop()
-        ids = np.concatenate([np.asarray(p, np.int32) for p, _ in self.parts])
-        lengths = [len(part) for part, _ in self.parts]
-        sampled = np.array([done is not None for _, done in self.parts])
+        parts, completions = zip(*self.parts)
+        ids, lengths = np.concatenate(parts).astype(np.int32), [len(part) for part in parts]
+        sampled = np.array([done is not None for done in completions])
         generated = np.repeat(sampled, lengths)
         turns = np.repeat(np.cumsum(sampled) - sampled, lengths).astype(np.uint16)
         column = {name: np.zeros(len(ids), np.float32) for name in ("logprobs", "entropies")}
         for name, values in column.items():
-            values[generated] = [x for _, done in self.parts if done for x in getattr(done, name)]
+            values[generated] = [x for done in completions if done for x in getattr(done, name)]
         version = self.agent.engine.version
         return Trajectory(
             id=self.name, task_id=self.task.id, group_id=self.name.rsplit("-", 1)[0],

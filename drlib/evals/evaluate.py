@@ -2,11 +2,8 @@
 
 Held-out questions have answers that no training question has. Every stage is asked the same ones:
 once greedily and `eval_samples` times at temperature 1, with the real tools (or, closed book, with
-tools that find nothing). `outcomes.jsonl` keeps a line a question, so that intervals can be
-clustered by question; `rows.json` holds the sums in the form of the tour's results table.
+tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` the sums.
 """
-
-from __future__ import annotations
 
 import json
 from dataclasses import dataclass
@@ -58,17 +55,15 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
     greedy = agent.run(tasks, temperature=0.0, seed=seed, keys=keys)
     sampled = agent.run(tasks, samples=k, temperature=1.0, seed=seed, keys=keys)
     outcomes = []
-    for i, task in enumerate(tasks):
+    for i, (task, first) in enumerate(zip(tasks, greedy)):
         tries = sampled[i * k : (i + 1) * k]
-        results = [r for t in tries for r in t.tool_results]
-        first = greedy[i]
-        outcomes.append(
-            Outcome(
-                task.id, task.kind, task.hops, right(first, task), [right(t, task) for t in tries],
-                len(results), sum(not r.ok for r in results), len(first.tool_results),
-                sum(not r.ok for r in first.tool_results), sum(t.answer is None for t in tries),
-            )  # fmt: skip
-        )
+        failed = [not r.ok for t in tries for r in t.tool_results]
+        failed_first = [not r.ok for r in first.tool_results]
+        outcomes.append(Outcome(
+            task.id, task.kind, task.hops, right(first, task), [right(t, task) for t in tries],
+            len(failed), sum(failed), len(failed_first), sum(failed_first),
+            sum(t.answer is None for t in tries),
+        ))  # fmt: skip
     return outcomes, greedy, sampled[::k]
 
 
@@ -82,22 +77,18 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
     for kind, hops in sorted({(o.kind, o.hops) for o in outcomes}):
         some = [o for o in outcomes if (o.kind, o.hops) == (kind, hops)]
         k = len(some[0].samples)
-        counts = {
-            "greedy": (len(some), sum(o.greedy for o in some)),
-            "sample": (k * len(some), sum(sum(o.samples) for o in some)),
-            f"pass@{k}": (len(some), sum(any(o.samples) for o in some)),
-        }
-        for decoding, (n, correct) in counts.items():
-            rows.append({"stage": stage, "kind": kind, "hops": hops, "decoding": decoding,
-                         "seed": seed, "n": n, "correct": correct})  # fmt: skip
+        asked = {"greedy": [o.greedy for o in some], "sample": [s for o in some for s in o.samples],
+                 f"pass@{k}": [any(o.samples) for o in some]}  # fmt: skip
+        rows += [{"stage": stage, "kind": kind, "hops": hops, "decoding": decoding, "seed": seed,
+                  "n": len(each), "correct": sum(each)} for decoding, each in asked.items()]
     return rows
 
 
 def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
     closed = of == "closed_book"
-    before = "rl" if closed else of
-    run, model, chat, world, _ = begin(f"evaluate_{of}", before, config, run_dir, ranks)
+    run, model, chat, world, _ = begin(
+        f"evaluate_{of}", "rl" if closed else of, config, run_dir, ranks)  # fmt: skip
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
@@ -110,8 +101,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     if ranks.first:
         save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])
         save_trajectories(run.path / "sampled.parquet", sampled[-KEPT_TRAJECTORIES:])
-    gathered = ranks.gather(list(zip(mine, outcomes)))
-    outcomes = [outcome for _, outcome in sorted(gathered, key=lambda pair: pair[0])]
+    outcomes = [outcome for _, outcome in sorted(ranks.gather(list(zip(mine, outcomes))))]
     if ranks.first:
         rows = rows_of(outcomes, of, config.seed)
         lines = "".join(json.dumps(vars(o)) + "\n" for o in outcomes)

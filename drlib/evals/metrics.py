@@ -2,8 +2,7 @@
 
 Answers to one question are not independent, so the bootstraps resample questions, never answers;
 two systems asked the same questions are compared pair by pair, which is far sharper than two
-separate intervals. Everything is exact or seeded: the same data give the same interval, in
-whatever order they come.
+separate intervals. The same data give the same interval, in whatever order they come.
 
 Left out: tests of hypotheses (an interval says more), corrections for many comparisons, intervals
 over training seeds (there are three).
@@ -20,17 +19,13 @@ RESAMPLES = 2000
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval (low, high) of a proportion of n independent answers (1927).
-
-    Honest near 0 and 1, where the usual p +- z sqrt(p(1-p)/n) leaves [0, 1] or has no width.
-    Raises ValueError when n < 1 or correct is not in 0..n.
-    """
+    """Wilson's score interval (low, high) of a proportion of n independent answers (1927): honest
+    near 0 and 1, where the usual p +- z sqrt(p(1-p)/n) leaves [0, 1] or has no width."""
     if n < 1 or not 0 <= correct <= n:
         raise ValueError(f"need n >= 1 and 0 <= correct <= n, got correct={correct}, n={n}")
-    share = correct / n
+    share, scale = correct / n, 1 + z * z / n
     centre = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
     low = 0.0 if correct == 0 else max(0.0, (centre - half) / scale)
     high = 1.0 if correct == n else min(1.0, (centre + half) / scale)
     return low, high
@@ -38,23 +33,17 @@ def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float
 
 def bootstrap_mean(values_by_question: Scores, seed: int) -> Interval:
     """Mean of the questions' means, with its percentile interval; each question weighs the same.
-
-    `seed` is that of the resampling. Raises ValueError when there are no questions, a question has
-    no values, or a value is not finite.
-    """
+    ValueError: there are no questions, a question has no values, or a value is not finite."""
     means = _question_means(values_by_question)
     return _bootstrap(np.array([means[question] for question in sorted(means)]), seed)
 
 
 def bootstrap_difference(a_by_question: Scores, b_by_question: Scores, seed: int) -> Interval:
     """Mean of a - b over the questions, with its interval; both resampled together, by question.
-
-    Arguments and errors as `bootstrap_mean`; also ValueError when the questions differ.
-    """
+    Errors as `bootstrap_mean`; also ValueError when the questions differ."""
     a_means, b_means = _question_means(a_by_question), _question_means(b_by_question)
-    if a_means.keys() != b_means.keys():
-        odd = sorted(a_means.keys() ^ b_means.keys())[0]
-        raise ValueError(f"a paired difference needs the same questions; {odd!r} is in one only")
+    if odd := a_means.keys() ^ b_means.keys():
+        raise ValueError(f"a pair needs the same questions; {min(odd)!r} is in one only")
     gaps_Q = np.array([a_means[question] - b_means[question] for question in sorted(a_means)])
     return _bootstrap(gaps_Q, seed)
 

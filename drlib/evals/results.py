@@ -30,21 +30,16 @@ TITLES = {
 }  # fmt: skip
 
 
-def demonstrator_rows(config: Config, runs: Path) -> list[dict]:
-    """How often the teacher itself was right, before any filter."""
-    right: dict[tuple, list[bool]] = defaultdict(list)
-    for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
-        right[e["kind"], e["hops"]].append(e["correct"])
-    return [{"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
-             "seed": config.seed, "n": len(some), "correct": sum(some)}
-            for (kind, hops), some in sorted(right.items())]  # fmt: skip
-
-
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
     """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one."""
     configs, rows, outcomes = list(configs), [], {}
     for config in configs:
-        rows += demonstrator_rows(config, runs)
+        right = defaultdict(list)  # how often the teacher itself was, before any filter
+        for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
+            right[e["kind"], e["hops"]].append(e["correct"])
+        rows += [{"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
+                  "seed": config.seed, "n": len(some), "correct": sum(some)}
+                 for (kind, hops), some in sorted(right.items())]  # fmt: skip
         for name in names:
             path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
@@ -88,20 +83,20 @@ class Results:
 
     def count(self, stage: str, kind: str, decoding: str, hops: int | None = None):
         """(correct, n) over all seeds; (0, 0) where the stage was not asked."""
-        chosen = [
-            r for r in self.rows
-            if (r["stage"], r["kind"], r["decoding"]) == (stage, kind, decoding)
-            and hops in (None, r["hops"])
-        ]  # fmt: skip
+        asked = stage, kind, decoding
+        chosen = [r for r in self.rows if (r["stage"], r["kind"], r["decoding"]) == asked
+                  and hops in (None, r["hops"])]  # fmt: skip
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
     def values(self, stage: str, kind: str | None, decoding: str, hops: int | None = None):
         """Each question's scores (all seeds, all samples); `kind` None: of both kinds."""
-        table: dict[str, list[float]] = {}
+        table = defaultdict(list)
         for (name, _), outcomes in self.outcomes.items():
             for o in outcomes if name == stage else ():
                 if kind in (None, o.kind) and hops in (None, o.hops):
-                    table.setdefault(o.task, []).extend(_scores(o, decoding))
+                    scores = {"greedy": [o.greedy], "sample": o.samples,
+                              f"pass@{len(o.samples)}": [any(o.samples)]}  # fmt: skip
+                    table[o.task] += map(float, scores.get(decoding, ()))
         return table
 
     def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
@@ -126,12 +121,6 @@ class Results:
         """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
         a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))
         return bootstrap_difference(a, b, seed=0)
-
-
-def _scores(outcome: Outcome, decoding: str) -> list[float]:
-    scores = {"greedy": [outcome.greedy], "sample": outcome.samples,
-              f"pass@{len(outcome.samples)}": [any(outcome.samples)]}  # fmt: skip
-    return [float(score) for score in scores.get(decoding, ())]
 
 
 COUNTS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")

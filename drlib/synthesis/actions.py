@@ -11,20 +11,18 @@ A log begins with a question in chat form or with a bare goal, and *never* conta
 chain of three look-ups: answering is what the cold start teaches, and the third look-up is left
 to reinforcement learning. What cannot be predicted (pages, tool responses, goals, first lists) is
 context and carries no loss: at this size, learning to predict noise costs the learning of copying.
-
-Sources: the FAS and HAS action synthesis of AgentFounder (Tongyi DeepResearch, report section on
-agentic CPT), cut down to what a policy of a million weights can use.
+Source, cut down: action synthesis of AgentFounder (Tongyi DeepResearch's report, agentic CPT).
 """
-
-from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
-from drlib.chat import ChatIds, render_call
-from drlib.synthesis.oracle import COMPUTE, COMPUTED, FIRST, LAST, NEXT
+from drlib.chat import ChatIds
+from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import SearchQuestions, Task, python_task
+from drlib.trajectory import ToolResult
 from drlib.worlds import Names, World, fictional_world
 from drlib.worlds.fictional import invent_name
 from drlib.worlds.world import snippet
@@ -52,38 +50,45 @@ Pieces = list[tuple[list[int], bool]]
 
 def join(pieces: Pieces) -> Sample:
     ids = [i for part, _ in pieces for i in part]
-    loss = [flag for part, flag in pieces for _ in part]
-    return Sample(tuple(ids), tuple(loss))
+    return Sample(tuple(ids), tuple([flag for part, flag in pieces for _ in part]))
+
+
+def turns(messages: list[dict], chat: ChatIds) -> Pieces:
+    """The ids that a rollout would have seen of these turns; loss on what the assistant wrote."""
+    return [(chat.encode(m["content"]) + [chat.end_id], True) if m["role"] == "assistant"
+            else (chat.tool_turn(m["content"]), False) for m in messages]  # fmt: skip
 
 
 def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
-    """Chat messages as the ids a rollout would have seen; loss on what the assistant wrote."""
-    pieces: Pieces = [(chat.prompt(messages[0]["content"]), False)]
-    for message in messages[1:]:
-        own, text = message["role"] == "assistant", message["content"]
-        pieces.append((chat.encode(text) + [chat.end_id] if own else chat.tool_turn(text), own))
-    return join(pieces)
+    """A whole conversation, from its question on."""
+    return join([(chat.prompt(messages[0]["content"]), False), *turns(messages[1:], chat)])
 
 
 class ActionData:
-    """The endless stream of pre-training documents, with names made of the words of `names`; a
-    search shows `results` hits, as in the policy's toolbox."""
+    """Endless documents with names of the words of `names`; a search shows `results` hits."""
 
     def __init__(self, names: Names, chat: ChatIds, results: int = 2):
         self.names, self.chat, self.results = names, chat, results
-        self._text = chat.encode
-        self._world: tuple[World, SearchQuestions] | None = None
 
     def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
-        """Documents for ever, the same for the same seed; a fresh world every few documents.
-        `shares`: kind of document -> its weight in the mixture."""
+        """The same for the same seed; `shares`: kind of document -> its weight in the mixture."""
         rng = random.Random(f"cpt-{seed}")
         while True:
             world = fictional_world(rng.getrandbits(60), self.names)
-            self._world = world, SearchQuestions(world, None, CPT_MAX_HOPS)
+            questions = SearchQuestions(world, None, CPT_MAX_HOPS)
             for _ in range(DOCUMENTS_PER_WORLD):
                 kind = rng.choices(list(shares), list(shares.values()))[0]
-                yield getattr(self, f"_{kind}")(rng)
+                if kind == "copy":
+                    yield self._copy(rng)
+                elif kind == "read":
+                    yield self._read(world, rng)
+                elif kind == "search":
+                    task = questions.draw(1 if rng.random() < 0.35 else 2, rng)
+                    goal = "; ".join([task.start, *task.relations]) + "."
+                    yield self._log(task, goal, world, rng)
+                else:
+                    task = python_task(rng)
+                    yield self._log(task, task.question, world, rng)
 
     def _copy(self, rng: random.Random) -> Sample:
         taken: set[str] = set()
@@ -91,54 +96,38 @@ class ActionData:
             rng.choice(self.names.codes) if rng.random() < 0.1
             else invent_name(rng, self.names, taken) for _ in range(rng.randint(3, 12))
         ) + "."  # fmt: skip
-        again = self._text(text) + [self.chat.end_id]
-        return join([(self._text(f"{text}\n"), False), (again, True)])
+        again = self.chat.encode(text) + [self.chat.end_id]
+        return join([(self.chat.encode(f"{text}\n"), False), (again, True)])
 
-    def _read(self, rng: random.Random) -> Sample:
-        world, _ = self._world
+    def _read(self, world: World, rng: random.Random) -> Sample:
         shown = rng.sample(sorted(world.graph), rng.randint(2, 4))
-        lines = [f"[{t}](cldr:{t})\n{snippet(world.graph[t])}\n" for t in shown]
         facts = [(t, r, v) for t in shown for r, v in world.graph[t].facts.items()]
-        pieces = [(self._text("".join(lines)), False)]
+        pieces = [(self.chat.encode("".join(f"{_page(world, t)}\n" for t in shown)), False)]
         for title, relation, value in rng.sample(facts, min(len(facts), rng.randint(2, 4))):
             # the value carries the loss: which fact comes next is noise
-            pieces.append((self._text(f"The {relation} of {title}: "), False))
-            pieces.append((self._text(f"{value}.\n"), True))
+            pieces.append((self.chat.encode(f"The {relation} of {title}: "), False))
+            pieces.append((self.chat.encode(f"{value}.\n"), True))
         return join(pieces)
 
-    def _opening(self, question: str, goal: str, rng: random.Random) -> Pieces:
-        if rng.random() < QUESTION_SHARE:
-            return [(self.chat.prompt(question), False)]
-        return [(self._text(f"Goal: {goal}\n") + self.chat.assistant_start, False)]
+    def _log(self, task: Task, goal: str, world: World, rng: random.Random) -> Sample:
+        """The oracle's way to an answer, the answer left out; what tools show is made up."""
+        opening = self.chat.prompt(task.question)
+        if rng.random() >= QUESTION_SHARE:
+            opening = self.chat.encode(f"Goal: {goal}\n") + self.chat.assistant_start
 
-    def _turn(self, thought: str, name: str, arguments: dict, observation: str) -> Pieces:
-        act = self._text(f"<think>{thought}</think>{render_call(name, arguments)}")
-        return [(act + [self.chat.end_id], True), (self.chat.tool_turn(observation), False)]
+        def call(name: str, arguments: dict, *, world: None) -> ToolResult:
+            shown = task.answer if name == "python" else search(arguments["query"][0])
+            return ToolResult(name, arguments, shown, True, None)
 
-    def _closing(self, thought: str) -> Pieces:
-        return [(self._text(f"<think>{thought}</think>"), True)]
+        def search(title: str) -> str:  # as for an exact title: the page, then distractors
+            others = [t for t in rng.sample(sorted(world.graph), self.results) if t != title]
+            shown = [title, *others][: self.results]
+            return "\n".join(f"{i}. {_page(world, t)}" for i, t in enumerate(shown, 1))
 
-    def _search(self, rng: random.Random) -> Sample:
-        world, questions = self._world
-        task = questions.draw(1 if rng.random() < 0.35 else 2, rng)
-        goal = "; ".join([task.start, *task.relations]) + "."
-        pieces, here = self._opening(task.question, goal, rng), task.start
-        for hop, relation in enumerate(task.relations):
-            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
-            observation = self.observation(world, here, rng)
-            pieces += self._turn(thought, "search", {"query": [here]}, observation)
-            here = world.graph[here].facts[relation]
-        return join(pieces + self._closing(rng.choice(LAST).format(r=relation, v=here)))
+        *log, last = Oracle().play(task, SimpleNamespace(call=call), rng).messages[1:]
+        thought = last["content"].partition("<answer>")[0]
+        return join([(opening, False), *turns(log, self.chat), (self.chat.encode(thought), True)])
 
-    def observation(self, world: World, title: str, rng: random.Random) -> str:
-        """What `search` would show for an exact title: the page, then distractors."""
-        others = [t for t in rng.sample(sorted(world.graph), self.results) if t != title]
-        shown = [title, *others][: self.results]
-        lines = (f"[{t}](cldr:{t})\n{snippet(world.graph[t])}" for t in shown)
-        return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
 
-    def _python(self, rng: random.Random) -> Sample:
-        task: Task = python_task(rng)
-        pieces = self._opening(task.question, task.question, rng)
-        pieces += self._turn(rng.choice(COMPUTE), "python", {"code": task.code}, task.answer)
-        return join(pieces + self._closing(rng.choice(COMPUTED)))
+def _page(world: World, title: str) -> str:
+    return f"[{title}](cldr:{title})\n{snippet(world.graph[title])}"

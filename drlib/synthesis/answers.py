@@ -24,10 +24,7 @@ def answers_match(answer: str, expected: str) -> bool:
 
 
 def normalise_answer(text: str) -> str:
-    """NFKC, casefold, single spaces, no space at the ends and no full stop at the end.
-
-    Applying it twice changes nothing more.
-    """
+    """NFKC, casefold, single spaces, no full stop at the end; twice changes nothing more."""
     text = unicodedata.normalize("NFKC", text).casefold()
     # casefolding can leave a form that NFKC still changes
     text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")

@@ -1,12 +1,8 @@
 """Demonstrations: an oracle that solves every question through the tools, and a worse teacher.
 
 `Oracle` reads nothing but what the tools return: it is the proof that a question can be solved,
-and the clean hand of agentic pre-training. `Demonstrator` is the same hand with a person's
-faults: it guesses, stops a look-up short, sends malformed arguments, writes programs that crash
-or compute something else, sends empty queries, and sometimes repeats itself for ever. A fixed
-pool of its attempts, kept where they are right, is the cold start (rejection sampling).
-
-An episode is a list of chat messages; the tool results travel beside it.
+and the clean hand of agentic pre-training. `Demonstrator` is the same hand with a person's faults.
+A fixed pool of its attempts, kept where they are right, is the cold start (rejection sampling).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ AGAIN = ("That failed. Try again.", "An error. Fix it.")
 
 
 class Episode:
-    """One attempt: messages from the question on, tool results in order, the answer or None."""
+    """One attempt: messages from the question on, tool results beside them, answer or None."""
 
     def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
         self.task, self._toolbox, self._world = task, toolbox, world
@@ -89,19 +85,17 @@ class Demonstrator:
     def play(
         self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
     ) -> Episode:
-        hand = Episode(task, toolbox, world)
+        hand, python = Episode(task, toolbox, world), task.kind == "python"
         if _happens(self.faults.guess, rng):
-            guess = str(rng.randint(10, 9999)) if task.kind == "python" else rng.choice(self._names)
+            guess = str(rng.randint(10, 9999)) if python else rng.choice(self._names)
             return hand.finish("I know this.", guess)
         if _happens(self.faults.loop, rng):
-            python = task.kind == "python"
             thought = rng.choice(COMPUTE) if python else "Look again."
             arguments = {"code": task.code} if python else {"query": [task.start]}
             for _ in range(MAX_CALLS):
                 hand.call(thought, task.kind, arguments)
             return hand
-        solve = self._compute if task.kind == "python" else self._search
-        return solve(hand, task, rng)
+        return (self._compute if python else self._search)(hand, task, rng)
 
     def _compute(self, hand: Episode, task: Task, rng: random.Random) -> Episode:
         thoughts = COMPUTE

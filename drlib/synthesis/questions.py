@@ -1,15 +1,10 @@
 """Questions whose answers are verified by the graph, and sums whose answers are computed.
 
 A search question is a chain of functional relations read backwards: "What is the script of the
-language of Norway?" needs two look-ups. Every answer is unique because every relation is
-functional, and train and test share no answer entity. A python question is a sum too long to
-guess; its answer is computed here, exactly, without the tool.
-
-The full question engine (query algebra, obfuscation, upgrades) is not here: this is the small
-generator that the tour is built on.
+language of Norway?" needs two look-ups, and has one answer because relations are functional. Train
+and test share no answer entity. A python question is a sum too long to guess; its answer is
+computed here, exactly, without the tool. Left out: query algebra, obfuscation, upgrades.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
@@ -26,28 +21,26 @@ from drlib.synthesis.answers import answers_match
 from drlib.worlds import World
 
 MAX_HOPS = 3
-SEARCH_WORDINGS = (
-    "What is the {relations} of {start}?",
-    "Find the {relations} of {start}.",
-    "Tell me the {relations} of {start}.",
-)
+MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
+HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
+SEARCH_WORDINGS = ("What is the {relations} of {start}?", "Find the {relations} of {start}.",
+                   "Tell me the {relations} of {start}.")  # fmt: skip
 Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question with its verified answer. `relations` is the chain from `start` (first look-up
-    first) of `hops` look-ups; a python task has none and keeps a correct program in `code`."""
+    """A question with its verified answer."""
 
     id: str
     question: str
     answer: str
     kind: Literal["search", "python"]
     world: str
-    hops: int = 0
+    hops: int = 0  # look-ups; a python task has none
     start: str = ""
-    relations: tuple[str, ...] = ()
-    code: str = ""
+    relations: tuple[str, ...] = ()  # the chain from `start`, first look-up first
+    code: str = ""  # a correct program
     aliases: tuple[str, ...] = ()
 
     @property
@@ -73,16 +66,15 @@ class Chain(NamedTuple):
 
 def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
     """Every chain of 1..max_hops relations that never meets an entity twice."""
-    found, frontier = [], [(title, (), (title,)) for title in world.graph]
+    found, frontier = [], [((), (title,)) for title in world.graph]
     for _ in range(max_hops):
-        longer = []
-        for start, relations, path in frontier:
-            entity = world.graph.get(path[-1])
-            for relation, value in entity.facts.items() if entity else ():
-                if value not in path and value.casefold() not in start.casefold():
-                    found.append(Chain(start, (*relations, relation), value))
-                    longer.append((start, (*relations, relation), (*path, value)))
-        frontier = longer
+        frontier = [
+            ((*relations, relation), (*path, value))
+            for relations, path in frontier if path[-1] in world.graph
+            for relation, value in world.graph[path[-1]].facts.items()
+            if value not in path and value.casefold() not in path[0].casefold()
+        ]  # fmt: skip
+        found += [Chain(path[0], relations, path[-1]) for relations, path in frontier]
     return found
 
 
@@ -93,8 +85,8 @@ def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict
         for relation, value in entity.facts.items():
             by_relation[relation].add(value)
     side: dict[str, Split] = {}
-    for relation in sorted(by_relation):
-        values = sorted(by_relation[relation] - side.keys())
+    for relation, found in sorted(by_relation.items()):
+        values = sorted(found - side.keys())
         random.Random(f"split-{seed}-{relation}").shuffle(values)
         cut = min(len(values) // 2, max(4, round(test_share * len(values))))
         side |= {value: "test" if i < cut else "train" for i, value in enumerate(values)}
@@ -106,23 +98,23 @@ def search_task(chain: Chain, world: World, wording: int) -> Task:
     phrase = " of the ".join(reversed(chain.relations))
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:10]
-    return Task(
-        f"search-h{chain.hops}-{digest}", text, chain.answer, "search", world.version,
-        chain.hops, chain.start, chain.relations,
-    )  # fmt: skip
+    return Task(f"search-h{chain.hops}-{_digest(key)}", text, chain.answer, "search",
+                world.version, chain.hops, chain.start, chain.relations)  # fmt: skip
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 class SearchQuestions:
-    """Draws search questions from one side of a world's split: an answer uniformly, then a chain
-    to it uniformly, so a frequent answer ("Latin script") is no better a guess than a rare one."""
+    """Draws search questions from one side of a world's split: an answer, then a chain to it, so
+    that a frequent answer ("Latin script") is no better a guess than a rare one."""
 
     def __init__(self, world: World, split: Split | None, max_hops: int = MAX_HOPS):
-        self.world = world
-        side = split_answers(world) if split else {}
+        self.world, side = world, split_answers(world) if split else {}
         self._chains: dict[int, dict[str, list[Chain]]] = defaultdict(dict)  # by hops and answer
         for chain in sorted(chains(world, max_hops), key=lambda chain: chain.answer):
-            if split is None or side[chain.answer] == split:
+            if side.get(chain.answer) == split:
                 self._chains[chain.hops].setdefault(chain.answer, []).append(chain)
 
     def answers(self, hops: int) -> list[str]:
@@ -131,9 +123,9 @@ class SearchQuestions:
 
     def draw(self, hops: int, rng: random.Random) -> Task:
         """One question of `hops` look-ups; ValueError when the world has none."""
-        if not self._chains[hops]:
+        if not (answers := self.answers(hops)):
             raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
-        chain = rng.choice(self._chains[hops][rng.choice(self.answers(hops))])
+        chain = rng.choice(self._chains[hops][rng.choice(answers)])
         return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
@@ -168,22 +160,17 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
         raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
     ranges, make = PYTHON_KINDS[kind]
     question, code, answer = make(*(rng.randint(*bounds) for bounds in ranges))
-    digest = hashlib.sha256(question.encode()).hexdigest()[:10]
-    return Task(f"python-{kind}-{digest}", question, str(answer), "python", "python", code=code)
+    name = f"python-{kind}-{_digest(question)}"
+    return Task(name, question, str(answer), "python", "python", code=code)
 
 
 def has_shortcut(task: Task, world: World, results: int) -> bool:
     """Whether a look-up before the last already shows the answer, `results` pages a search: one for
-    Falkland Islands may show the page of their currency too, so two look-ups answer a question of
-    three."""
+    Falkland Islands may show the page of their currency too."""
     path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
     hits = [hit for title in path[: task.hops - 1] for hit in world.search(title, results)]
     answer = re.compile(rf"(?<!\w){re.escape(task.answer)}(?!\w)", re.I)  # Mali is not in Somalia
     return any(answer.search(f"{hit.title}\n{hit.snippet}") for hit in hits)
-
-
-MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
-HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
 
 
 def synthesize_questions(
@@ -197,20 +184,15 @@ def synthesize_questions(
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None
-    shares = hops or HELD_OUT_HOPS
-    tasks: dict[str, Task] = {}
-    misses, wanted = 0, 0
+    shares, tasks = hops or HELD_OUT_HOPS, {}
     while len(tasks) < n:
-        if source:  # a rejected question is replaced by one of as many look-ups
-            wanted = wanted or rng.choices(list(shares), list(shares.values()))[0]
-            drawn = source.draw(wanted, rng)
+        wanted = rng.choices(list(shares), list(shares.values()))[0] if source else 0
+        for _ in range(MAX_MISSES):  # a rejected question is replaced by one of as many look-ups
+            drawn = source.draw(wanted, rng) if source else python_task(rng)
+            if drawn.id not in tasks and not has_shortcut(drawn, world, results):
+                tasks[drawn.id] = drawn
+                break
         else:
-            drawn = python_task(rng)
-        if drawn.id in tasks or has_shortcut(drawn, world, results):
-            misses += 1
-        else:
-            tasks[drawn.id], misses, wanted = drawn, 0, 0
-        if misses > MAX_MISSES:
             raise ValueError(
                 f"{world.name}: only about {len(tasks)} different {kind} questions of {n} exist; "
                 f"{f'those of {wanted} look-ups' if wanted else 'they'} have run out"

@@ -1,8 +1,8 @@
 """What an agent can call, and what keeps a call dependable."""
 
-from drlib.tools.backends import Backend, ToolFault
+from drlib.tools.backends import ToolFault
 from drlib.tools.definitions import SCHEMAS, TOOLS, environment
-from drlib.tools.dependable import Dependable, Disk, Outcome, ReliabilityPolicy
+from drlib.tools.dependable import Dependable, Disk, ReliabilityPolicy
 from drlib.tools.faults import Faults
 from drlib.tools.fetch import PageReader
 from drlib.tools.files import ParseFile
@@ -10,7 +10,6 @@ from drlib.tools.providers import Provider
 from drlib.tools.toolbox import NO_RESULTS, Toolbox, ledger
 
 __all__ = [
-    "Backend", "Dependable", "Disk", "Faults", "NO_RESULTS", "Outcome", "ReliabilityPolicy",
-    "PageReader", "ParseFile", "Provider", "SCHEMAS", "TOOLS", "Toolbox", "ToolFault",
-    "environment", "ledger",
+    "Dependable", "Disk", "Faults", "NO_RESULTS", "PageReader", "ParseFile", "Provider",
+    "ReliabilityPolicy", "SCHEMAS", "TOOLS", "ToolFault", "Toolbox", "environment", "ledger",
 ]  # fmt: skip

@@ -1,17 +1,14 @@
 """What a backend of a tool is, and the one exception by which it says that it failed.
 
-A backend is a callable `(arguments, timeout_s) -> value`: one operation (one query, one page, one
-program), arguments and value made of JSON types, with a `name` that ends up in
-`ToolResult.source`. It either returns the value or raises `ToolFault`; anything else that it raises
-is a bug of ours. `dependable.py` decides what to do about a fault.
+A backend does one operation (a query, a page, a program); arguments and value are JSON. It returns
+the value or raises `ToolFault`; anything else that it raises is a bug of ours. `dependable.py`
+decides what to do about a fault.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 # kind -> whether trying the same backend again may help
 KINDS = {
@@ -27,41 +24,33 @@ PAGE = ("unreachable", "unreadable")  # nor are these, but another backend may h
 class ToolFault(Exception):
     """A backend could not do its work; never the policy's doing, except of `ANSWERS` and `PAGE`.
 
-    Args:
-        kind: one of `KINDS`.
-        detail: what happened, for the ledger; the observation stays a fixed text.
-        retry_after_s: seconds that the server asked us to wait (HTTP `Retry-After`).
+    `kind` is one of `KINDS`, `transient` whether the same backend may succeed when asked again.
+    The observation is a fixed text without `detail`. `retry_after_s`: HTTP's `Retry-After`.
     """
 
     def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
         if kind not in KINDS:
             raise ValueError(f"fault kind {kind!r}; use one of {', '.join(KINDS)}")
         super().__init__(f"{kind}: {detail}" if detail else kind)
-        self.kind, self.detail, self.retry_after_s = kind, detail, retry_after_s
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same backend may succeed when asked again."""
-        return KINDS[self.kind]
+        self.kind, self.detail, self.transient = kind, detail, KINDS[kind]
+        self.retry_after_s = retry_after_s
 
 
 class Backend(Protocol):
-    """One source of one operation."""
-
-    name: str
+    name: str  # ends up in `ToolResult.source`
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """The value for `arguments` within `timeout_s` seconds; raises `ToolFault`."""
 
 
-class Source:
+class Source(NamedTuple):
     """A function `(arguments, timeout_s) -> value` as a backend."""
 
-    def __init__(self, name: str, function: Callable[[Mapping[str, Any], float], Any]) -> None:
-        self.name, self._function = name, function
+    name: str
+    function: Callable[[Mapping[str, Any], float], Any]
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
-        return self._function(arguments, timeout_s)
+        return self.function(arguments, timeout_s)
 
 
 def digest(*parts: Any) -> str:

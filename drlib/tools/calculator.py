@@ -5,8 +5,6 @@ Of Python's syntax tree only numbers, operators and a few functions are computed
 floats. A result that is no integer is shown with 15 significant digits.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator
@@ -19,19 +17,6 @@ ERRORS = {
     OverflowError: "Error: a number is too large or too small.",
     Exception: "Error: not an arithmetic expression with a real value.",
 }
-_OPERATORS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
-    ast.UAdd: operator.pos, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Pow: lambda base, exponent: _power(base, exponent),
-}  # fmt: skip
-_DIGITS = {n: n for n in range(-99, 100)}
-_FUNCTIONS = {
-    "abs": abs, "ceil": math.ceil, "floor": math.floor, "max": max, "min": min,
-    "round": lambda x, digits=0: round(x, _DIGITS[digits]),
-    "sqrt": lambda x: _power(x, Fraction(1, 2)),
-}  # fmt: skip
-
-
 def calculate(expression: str) -> dict[str, str]:
     """`{"text", "status"}`: the value and "ok", or one of `ERRORS` and "arguments"."""
     expression = expression.strip()
@@ -55,11 +40,11 @@ def _value(node: ast.expr, text: str) -> Fraction:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass
         case ast.BinOp(left, operation, right):
-            value = _OPERATORS[type(operation)](_value(left, text), _value(right, text))
+            value = _KNOWN[type(operation)](_value(left, text), _value(right, text))
         case ast.UnaryOp(operation, operand):
-            value = _OPERATORS[type(operation)](_value(operand, text))
+            value = _KNOWN[type(operation)](_value(operand, text))
         case ast.Call(ast.Name(name), arguments, []):
-            value = _FUNCTIONS[name](*(_value(argument, text) for argument in arguments))
+            value = _KNOWN[name](*[_value(argument, text) for argument in arguments])
         case _:
             raise ValueError("neither a number nor an operation")
     value = Fraction(value)
@@ -75,6 +60,16 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if bits * abs(exponent) > MAX_BITS:
         raise OverflowError
     return base ** int(exponent)
+
+
+_DIGITS = {n: n for n in range(-99, 100)}
+_KNOWN = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
+    ast.UAdd: operator.pos, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Pow: _power, "abs": abs, "ceil": math.ceil, "floor": math.floor,
+    "max": max, "min": min, "round": lambda x, digits=0: round(x, _DIGITS[digits]),
+    "sqrt": lambda x: _power(x, Fraction(1, 2)),
+}  # fmt: skip
 
 
 def _shown(value: Fraction) -> str:

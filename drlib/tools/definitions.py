@@ -1,15 +1,12 @@
 """The tools, each defined once: name, description, parameters.
 
-The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator. From a
-definition come the schema that stands in prompts (short: no text a parameter), the function format
-of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads a method's
-signature and docstring; what it derives is `Tool.function`, which therefore leaves out `minItems`.
+The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator: as the
+schema that stands in prompts (short: no text a parameter), in OpenAI's function format, and as the
+methods from which TRL derives the same format (therefore without `minItems`).
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +22,6 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Tool:
-    """What a policy is told about a tool."""
-
     name: str
     description: str
     parameters: tuple[Parameter, ...]
@@ -34,37 +29,35 @@ class Tool:
     @property
     def schema(self) -> dict:
         """JSON schema for the chat template's `tools`."""
-        return self._schema({p.name: _TEXTS if p.many else _TEXT for p in self.parameters})
+        return self._schema(lambda p: {"minItems": 1} if p.many else {})
 
     @property
     def function(self) -> dict:
         """The tool in OpenAI's function format, parameters described."""
-        kinds = (_TEXT, {"type": "array", "items": _TEXT})
-        described = {p.name: {**kinds[p.many], "description": p.description}
-                     for p in self.parameters}  # fmt: skip
-        return {"type": "function", "function": self._schema(described)}
+        described = self._schema(lambda p: {"description": p.description})
+        return {"type": "function", "function": described}
 
-    def _schema(self, properties: dict) -> dict:
+    def _schema(self, more: Callable[[Parameter], dict]) -> dict:
+        kinds = ({"type": "string"}, {"type": "array", "items": {"type": "string"}})
+        properties = {p.name: {**kinds[p.many], **more(p)} for p in self.parameters}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def misfit(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong with a call's arguments, "" for nothing."""
-        for parameter in reversed(self.parameters):
-            name, value = parameter.name, arguments.get(parameter.name)
-            if not parameter.many and not isinstance(value, str):
-                return f"{self.name} needs {name}, a string."
-            strings = isinstance(value, list) and value and all([isinstance(v, str) for v in value])
-            if parameter.many and not strings:
-                return f"{name} must be a list of strings."
-            if parameter.many and len(value) > MAX_OPERATIONS:
-                return f"{name} may have {MAX_OPERATIONS} entries at most."
+        for p in reversed(self.parameters):
+            value = arguments.get(p.name)
+            texts = isinstance(value, list) and value and all(isinstance(v, str) for v in value)
+            if not p.many and not isinstance(value, str):
+                return f"{self.name} needs {p.name}, a string."
+            if p.many and not texts:
+                return f"{p.name} must be a list of strings."
+            if p.many and len(value) > MAX_OPERATIONS:
+                return f"{p.name} may have {MAX_OPERATIONS} entries at most."
         return ""
 
 
 MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
-_TEXT = {"type": "string"}
-_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
 TOOLS = (
     Tool("search", "Search the world's pages. Give one or more queries.", (_QUERY,)),
@@ -86,12 +79,10 @@ SCHEMAS = tuple(tool.schema for tool in TOOLS)
 def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
     """A class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 
-    An instance keeps the `ToolResult`s of its rollout in `results`; reward functions get the
-    instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`; one
-    that is not there is a ValueError.
+    An instance keeps its rollout's `ToolResult`s in `results`; reward functions get the instances
+    as `environments`. A row's `world` chooses among `worlds` by version (ValueError: not there).
     """
-    own = {toolbox.world.version: toolbox.world} if toolbox.world is not None else {}
-    known = {"": None, **own, **(worlds or {})}
+    known = {getattr(toolbox.world, "version", ""): toolbox.world, "": None, **(worlds or {})}
 
     class Environment:
         def __init__(self):
@@ -103,25 +94,20 @@ def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
                 raise ValueError(f"unknown world {world!r} in a row: put it into worlds ({names})")
             self.results, self.world = [], known[world]
 
-        def _call(self, name: str, arguments: dict) -> str:
-            self.results.append(toolbox.call(name, arguments, world=self.world))
-            return self.results[-1].text
-
     for tool in toolbox.tools.values():
-        setattr(Environment, tool.name, _method(tool))
+        setattr(Environment, tool.name, _method(tool, toolbox))
     return Environment
 
 
-def _method(tool: Tool):
+def _method(tool: Tool, toolbox: Any):
     def method(self, **arguments):
-        return self._call(tool.name, arguments)
+        self.results.append(toolbox.call(tool.name, arguments, world=self.world))
+        return self.results[-1].text
 
-    kind = inspect.Parameter.KEYWORD_ONLY
-    types = {p.name: list[str] if p.many else str for p in tool.parameters}
-    named = [inspect.Parameter(name, kind, annotation=type_) for name, type_ in types.items()]
-    receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    of, types = inspect.Parameter, {p.name: list[str] if p.many else str for p in tool.parameters}
+    named = [of(name, of.KEYWORD_ONLY, annotation=type_) for name, type_ in types.items()]
     method.__name__, method.__annotations__ = tool.name, types
-    method.__signature__ = inspect.Signature([receiver, *named])
+    method.__signature__ = inspect.Signature([of("self", of.POSITIONAL_ONLY), *named])
     lines = [f"    {p.name}: {p.description}" for p in tool.parameters]
     method.__doc__ = "\n".join([tool.description, "", "Args:", *lines])
     return method

@@ -1,34 +1,28 @@
 """What keeps a tool call dependable: cache, rate limit, retries, circuit breaker, fail-over.
 
-Tongyi DeepResearch's report (real environment) asks for tool calls that are deterministic and
-stable; its code does little for it. `Dependable` asks the ordered backends of one operation and
-returns an `Outcome`, never a fault. "not_found" and "refused" are answers: no retry, no count at
-the breaker, no fault of the environment; only a source in this process is still asked. If a source
-before was down, though, the answer or an empty value of the next is the environment's fault: the
-first might have known. Faults of one page move no breaker either; other backends are asked.
+"not_found" and "refused" are answers: no retry, no count at the breaker, no fault of the
+environment; only a source in this process is still asked. If a source before was down, though, the
+answer or an empty value of the next is the environment's fault: the first might have known. Faults
+of one page move no breaker either; other backends are asked.
 
-Back-off depends on (seed, key, attempt) alone. What depends on which thread comes first is not in
-an outcome (waiting for a turn) or can be switched off (the breaker).
-
-Left out: stopping a backend that overruns its time limit (a thread cannot be stopped), expiry of
-cached values (the world's version is in the key), one rate for several processes.
+Tongyi DeepResearch's report asks for deterministic calls: back-off depends on (seed, key, attempt)
+alone. What depends on which thread comes first is not in an outcome (waiting for a turn) or can be
+switched off (the breaker). Left out: stopping a backend that overruns its time limit (a thread
+cannot be stopped), expiry of cached values, one rate for several processes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import itertools
 import json
 import math
-import os
 import sqlite3
 import sys
 import threading
 import time
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +70,6 @@ class Outcome(NamedTuple):
     degraded: bool = False  # another than the first backend answered, or none
     env_fault: bool = False
     error: str = ""  # the kind of the answer without a value, or of the last fault
-    waits_s: tuple[float, ...] = ()  # back-off
 
     @property
     def answered(self) -> bool:
@@ -93,11 +86,8 @@ class Outcome(NamedTuple):
 class Dependable:
     """One operation behind ordered `backends`; safe from many threads.
 
-    Args:
-        tool: part of the cache key.
-        check: a backend's value in the form expected, or raises ToolFault("malformed").
-        disk: keeps what the first backend answers.
-        clock: has `monotonic()` and `sleep(seconds)`.
+    `tool` is part of the cache key, `check` gives a backend's value in the form expected or raises
+    ToolFault, `disk` keeps what the first backend answers, `clock` is like the module `time`.
     """
 
     def __init__(
@@ -106,55 +96,47 @@ class Dependable:
         check: Callable[[Any], Any] = lambda value: value, disk: Disk | None = None,
         clock: Any = time,
     ):  # fmt: skip
-        self.tool, self.policy, self._check = tool, policy, check
-        self._disk, self._clock, self._memory = disk, clock, Memory()
+        self.tool, self.policy, self._check, self._disk = tool, policy, check, disk
+        self._clock, self._memory = clock, Memory()
         self._guards = [_Guard(backend, policy, clock) for backend in backends]
 
     def call(
         self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None,
         until: float = math.inf,
     ) -> Outcome:  # fmt: skip
-        """The outcome for `arguments` in world `version`; equal calls share one.
-
-        Args:
-            last: a source in this process, asked after all backends.
-            until: the clock's time when it must be over, if that is before the policy's deadline.
-        """
+        """The outcome for `arguments` in world `version`; equal calls share one. It is over at
+        `until`, or the policy's deadline; `last` is a source in this process, asked at the end."""
         key = digest(self.tool, arguments, version)
-        outcome, shared = self._memory.get(
-            key, lambda: self._look_up(key, arguments, last, until), lambda made: made.lasting
-        )
+
+        def make() -> Outcome:
+            if row := self._disk and self._disk.get(key):
+                return Outcome(*row, cache_hit=True)
+            made = self._ask(key, arguments, last, until)
+            if self._disk and made.lasting and not made.error:
+                self._disk.put(key, [made.value, made.source])
+            return made
+
+        outcome, shared = self._memory.get(key, make, lambda made: made.lasting)
         hit = outcome.answered and not outcome.env_fault
         return outcome._replace(cache_hit=hit) if shared else outcome
-
-    def _look_up(self, key: str, arguments: Mapping, last: Backend | None, until: float) -> Outcome:
-        row = self._disk.get(key) if self._disk else None
-        if row:
-            return Outcome(*row, cache_hit=True)
-        outcome = self._ask(key, arguments, last, until)
-        if self._disk and outcome.lasting and not outcome.error:
-            self._disk.put(key, [outcome.value, outcome.source])
-        return outcome
 
     def _ask(self, key: str, arguments: Mapping, last: Backend | None, until: float) -> Outcome:
         until = min(until, self._clock.monotonic() + self.policy.deadline_s)
         free = replace(self.policy, rate=0, breaker_failures=0)
-        guards = [*self._guards, *([_Guard(last, free, self._clock)] if last else [])]
-        attempts, waits, error, answer, down = 0, [], "skipped", None, not guards
+        guards = self._guards + ([_Guard(last, free, self._clock)] if last else [])
+        attempts, error, answer, down = 0, "skipped", None, not guards
         for place, guard in enumerate(guards):
-            if answer and guard.backend is not last:
+            here = guard.backend is last
+            if answer and not here:
                 continue
-            end = until if guard.backend is not last else math.inf
             for retry in range(self.policy.attempts):
                 try:
-                    trial = guard.admit(end)
-                    attempts += 1
-                    value = guard.call(arguments, end, trial, self._check)
-                    return Outcome(value, guard.backend.name, attempts, False, place > 0,
-                                   self.policy.critical and down and not value,
-                                   waits_s=tuple(waits))  # fmt: skip
+                    value = guard.ask(arguments, math.inf if here else until, self._check)
+                    return Outcome(value, guard.backend.name, attempts + 1, False, place > 0,
+                                   self.policy.critical and down and not value)  # fmt: skip
                 except ToolFault as caught:
                     fault, error = caught, caught.kind
+                attempts += error != "skipped"
                 if error in ANSWERS and not answer:
                     answer = (guard.backend.name, place > 0, error, down)
                 wait = self._backoff(key, attempts, retry, fault)
@@ -162,12 +144,11 @@ class Dependable:
                 hopeless = not fault.transient or guard.open_until is not None
                 if hopeless or too_late or retry + 1 == self.policy.attempts:
                     break
-                waits.append(wait)
                 self._clock.sleep(wait)
             down = down or error not in (*ANSWERS, *PAGE)
         source, degraded, error, down = answer or ("", True, error, down)
         env_fault = down and self.policy.critical
-        return Outcome(None, source, attempts, False, degraded, env_fault, error, tuple(waits))
+        return Outcome(None, source, attempts, False, degraded, env_fault, error)
 
     def _backoff(self, key: str, attempt: int, retry: int, fault: ToolFault) -> float:
         step = min(self.policy.backoff_s * 2**retry, self.policy.backoff_max_s)
@@ -183,7 +164,28 @@ class _Guard:
         self._lock, self._starts = threading.Lock(), deque(maxlen=policy.rate)
         self._failures, self.open_until, self._trying = 0, None, False
 
-    def admit(self, until: float) -> bool:
+    def ask(self, arguments: Mapping[str, Any], until: float, check: Callable) -> Any:
+        """The backend's value, checked, when it is our turn; what came of it moves the breaker."""
+        trial, failed = self._admit(until), True
+        try:
+            left = until - self._clock.monotonic()
+            value = check(self.backend(arguments, min(self._policy.timeout_s, left)))
+            failed = False
+            return value
+        except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
+            failed = fault.transient and fault.kind not in PAGE or fault.kind == "auth"
+            raise
+        finally:
+            with self._lock:
+                if trial or self.open_until is None:  # else only the trial call has a say
+                    self._trying = False
+                    self._failures = self._failures + 1 if failed else 0
+                    if not failed:
+                        self.open_until = None
+                    elif trial or self._failures == self._policy.breaker_failures:
+                        self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
+
+    def _admit(self, until: float) -> bool:
         """Wait for a turn; returns whether this is the trial call of an open breaker."""
         rate = self._policy.rate
         while True:
@@ -201,43 +203,13 @@ class _Guard:
                     return trial
             self._clock.sleep(turn - now)
 
-    def call(self, arguments: Mapping[str, Any], until: float, trial: bool, check: Callable) -> Any:
-        """The backend's value, checked; what came of it moves the breaker."""
-        failed = True
-        try:
-            left = until - self._clock.monotonic()
-            value = check(self.backend(arguments, min(self._policy.timeout_s, left)))
-            failed = False
-            return value
-        except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
-            failed = fault.transient and fault.kind not in PAGE or fault.kind == "auth"
-            raise
-        finally:
-            self._note(failed, trial)
-
-    def _note(self, failed: bool, trial: bool) -> None:
-        with self._lock:
-            if self.open_until is not None and not trial:
-                return  # began before the breaker opened: only the trial has a say
-            self._trying = False
-            self._failures = self._failures + 1 if failed else 0
-            if not failed:
-                self.open_until = None
-            elif trial or self._failures == self._policy.breaker_failures:
-                self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
-
 
 class Memory:
-    """The values used last, `entries` of at most `size` bytes; equal calls share one's value.
+    """The values used last, `entries` of at most `size` bytes; equal calls share one's value."""
 
-    text: the part of a value that counts as its size.
-    """
-
-    def __init__(
-        self, entries: int = 20_000, size: int = 256 << 20, text: Callable[[Any], str] = repr
-    ) -> None:
-        self._entries, self._size, self._text = entries, size, text
-        self._lock, self._held = threading.Lock(), 0
+    def __init__(self, entries: int = 20_000, size: int = 256 << 20) -> None:
+        self._entries, self._size, self._held = entries, size, 0
+        self._lock = threading.Lock()
         self._values: OrderedDict[str, list] = OrderedDict()  # [lock of its maker, value, bytes]
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
@@ -246,18 +218,17 @@ class Memory:
             entry = self._values.setdefault(key, [threading.Lock(), None, 0])
             self._values.move_to_end(key)
             self._evict()
-        if entry[1] is None:
-            with entry[0]:
-                if entry[1] is None:
-                    entry[1] = made = make()
-                    size = sys.getsizeof(self._text(made)) + sys.getsizeof(key) if keep(made) else 0
-                    with self._lock:
-                        if self._values.get(key) is entry:  # nobody has put it out meanwhile
-                            entry[2] = size
-                            self._held += size
-                            self._evict() if size else self._values.pop(key)
-                    return made, False
-        return entry[1], True
+        with entry[0]:
+            if entry[1] is not None:
+                return entry[1], True
+            entry[1] = made = make()
+            size = sys.getsizeof(repr(made)) + sys.getsizeof(key) if keep(made) else 0
+            with self._lock:
+                if self._values.get(key) is entry:  # nobody has put it out meanwhile
+                    entry[2] = size
+                    self._held += size
+                    self._evict() if size else self._values.pop(key)
+            return made, False
 
     def _evict(self) -> None:
         while len(self._values) > self._entries or self._held > self._size:
@@ -267,9 +238,8 @@ class Memory:
 class Disk:
     """JSON values by key in a SQLite file, for many threads and processes.
 
-    Rows carry a digest: SQLite does not see a changed byte inside a value. A damaged file is named
-    in a warning and set aside as `NAME.corrupt-N`; one that cannot be used, or not be locked
-    (`flock`), is warned about.
+    Rows carry a digest: one with a changed byte, which SQLite does not see, is as good as absent.
+    A file that cannot be used is named in a warning and left as it is.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -278,58 +248,19 @@ class Disk:
 
     def get(self, key: str) -> Any:
         """The value, or None."""
-        row = self._execute("SELECT body, digest FROM calls WHERE key = ?", key)
-        return row and json.loads(row[0])
+        body, check = self._run("SELECT body, digest FROM calls WHERE key = ?", key) or ("", "")
+        return json.loads(str(body)) if check == digest(key, str(body)) else None
 
     def put(self, key: str, value: Any) -> None:
         body = json.dumps(value)
-        self._execute("REPLACE INTO calls VALUES (?, ?, ?)", key, body, digest(key, body))
+        self._run("REPLACE INTO calls VALUES (?, ?, ?)", key, body, digest(key, body))
 
-    def _execute(self, sql: str, *values: str) -> tuple | None:
+    def _run(self, sql: str, *values: str) -> tuple | None:
         try:
-            try:
-                with self._locked(fcntl.LOCK_SH):
-                    return self._run(sql, values)
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError:
-                with self._locked(fcntl.LOCK_EX):
-                    return self._set_aside(sql, values)
-        except (OSError, sqlite3.OperationalError) as error:
-            return self._warn(f"{error}; the call goes on")
-
-    @contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        """The folder's lock. Nobody may have a file open that gets another name: SQLite would play
-        the journal of its successor back into it."""
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, kind)
-            yield
-        finally:
-            os.close(folder)
-
-    def _run(self, sql: str, values: tuple) -> tuple | None:
-        with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
-            db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file: see above
-            db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
-            row = db.execute(sql, values).fetchone()
-        if row and not (isinstance(row[0], str) and digest(values[0], row[0]) == row[1]):
-            raise sqlite3.DatabaseError(f"row {values[0]} is not as it was written")
-        return row
-
-    def _set_aside(self, sql: str, values: tuple) -> tuple | None:
-        try:
-            return self._run(sql, values)  # another one was here first: the file is new
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as why:
-            names = (f"{self._path}.corrupt-{n}" for n in itertools.count(1))
-            aside = next(name for name in names if not os.path.lexists(name))
-            with suppress(FileNotFoundError):
-                os.rename(f"{self._path}-journal", f"{aside}-journal")
-            os.rename(self._path, aside)
-            return self._warn(f"is damaged ({why}): now {aside}")
-
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"tool cache {self._path} {what}", stacklevel=5)
+            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file
+                db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
+                return db.execute(sql, values).fetchone()
+        except sqlite3.Error as why:
+            remedy = "delete the file if it is damaged; calls go on without it"
+            warnings.warn(f"tool cache {self._path}: {why}; {remedy}", stacklevel=4)

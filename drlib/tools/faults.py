@@ -1,11 +1,8 @@
 """Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
 
 `Faults` wraps a backend or a whole world. The fault of an operation's n-th call depends on (seed,
-backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no two
-rollouts make equal calls: of those the first to come gets the first fault.
+backend, arguments, n) alone, whatever the threads do; of equal calls the first gets the first.
 """
-
-from __future__ import annotations
 
 import copy
 import math
@@ -14,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from drlib.tools.backends import Backend, Source, ToolFault, digest, uniform
@@ -28,16 +26,12 @@ FAULTS = (*RAISED, "latency", "drift")
 
 
 class Faults:
-    """A seeded source of faults.
+    """A seeded source of faults. ValueError: an unknown one, or rates that are no probabilities.
 
-    Args:
-        rates: fault (one of `FAULTS`) -> probability a call.
-        script: the faults of an operation's first, second, ... call, "" for none, by a value of
-            its arguments ("Norway") or "*" for any; after the script's end `rates` hold.
-        latency_s: how long "latency" holds a call up. retry_after_s: what "429" asks for.
-
-    Raises:
-        ValueError: an unknown fault, or rates that are no probabilities.
+    rates: fault (one of `FAULTS`) -> probability a call.
+    script: the faults of an operation's first, second, ... call, "" for none, by a value of its
+        arguments ("Norway") or "*" for any; after the script's end `rates` hold.
+    latency_s: how long "latency" holds a call up. retry_after_s: what "429" asks for.
     """
 
     def __init__(
@@ -47,9 +41,7 @@ class Faults:
     ):  # fmt: skip
         self.rates, self.script, self.seed = dict(rates or {}), dict(script or {}), seed
         self.latency_s, self.retry_after_s, self._clock = latency_s, retry_after_s, clock
-        self.injected: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self.injected, self._calls, self._lock = Counter(), Counter(), threading.Lock()
         named = {*self.rates, *(fault for faults in self.script.values() for fault in faults)}
         if unknown := named - {*FAULTS, ""}:
             raise ValueError(f"unknown fault {min(unknown)!r}; use {', '.join(FAULTS)}")
@@ -58,18 +50,16 @@ class Faults:
 
     def backend(self, backend: Backend) -> Backend:
         """`backend` with faults, under its own name."""
-        return Source(
-            backend.name,
-            lambda a, timeout_s: self._apply(backend.name, a, timeout_s, backend, a, timeout_s),
-        )
+        name = backend.name
+        return Source(name, lambda a, limit_s: self._apply(name, a, limit_s, backend, a, limit_s))
 
     def world(self, world: World) -> World:
         """`world` with faults in `search` and `page`; graph, version and name are its own."""
-        faulty = copy.copy(world)
-        faulty.search = lambda query, k=10: self._apply(
-            world.name, {"query": query, "k": k}, math.inf, world.search, query, k
+        faulty, apply = copy.copy(world), partial(self._apply, world.name)
+        faulty.search = lambda query, k=10: apply(
+            {"query": query, "k": k}, math.inf, world.search, query, k
         )
-        faulty.page = lambda url: self._apply(world.name, {"url": url}, math.inf, world.page, url)
+        faulty.page = lambda url: apply({"url": url}, math.inf, world.page, url)
         return faulty
 
     def _apply(
@@ -98,8 +88,7 @@ class Faults:
             return scripted[n]
         draw = uniform(self.seed, key, n)
         for fault, rate in self.rates.items():
-            draw -= rate
-            if draw < 0:
+            if (draw := draw - rate) < 0:
                 return fault
         return ""
 
@@ -109,10 +98,6 @@ def drifted(value: Any) -> Any:
     if isinstance(value, list):
         return [drifted(hit) for hit in reversed(value)]
     fields = value if isinstance(value, dict) else vars(value)
-    changed = {k: _half(fields[k]) for k in ("snippet", "text") if k in fields}
-    return {**value, **changed} if isinstance(value, dict) else replace(value, **changed)
-
-
-def _half(text: str) -> str:
-    words = text.split(" ")
-    return " ".join(words[: (len(words) + 1) // 2])
+    words = {name: fields[name].split(" ") for name in ("snippet", "text") if name in fields}
+    halved = {name: " ".join(some[: (len(some) + 1) // 2]) for name, some in words.items()}
+    return {**value, **halved} if isinstance(value, dict) else replace(value, **halved)

@@ -3,11 +3,8 @@
 A policy chooses the addresses, so a page may point at this machine, its network or a cloud's
 metadata. Each name is looked up once, all its addresses must be public, and the first is dialled as
 it is, with Host header and TLS name of the URL: no second look-up can differ (DNS rebinding). Each
-redirect goes the same way; proxies of the environment are not used. One clock bounds look-up, TLS,
-headers and body. Left out: a second address of a dead server, kept-alive connections, scripts.
+redirect goes the same way. Left out: a second address of a dead server, kept-alive connections.
 """
-
-from __future__ import annotations
 
 import functools
 import re
@@ -30,21 +27,19 @@ MAX_BYTES, MAX_REDIRECTS = 10_000_000, 5  # of a body, unpacked; of a page
 REDIRECTS = (301, 302, 303, 307, 308)
 FAULTS = {401: "auth", 404: "not_found", 408: "timeout", 410: "not_found", 429: "rate_limited"}
 TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
-# Of IPv6 only global unicast is public, less the forms that carry an IPv4 address (Teredo, 6to4;
-# mapped and NAT64 lie outside it). 168.63.129.16 is Azure's metadata.
-PUBLIC_6 = ip_network("2000::/3")
+# Of IPv6 only global unicast (2000::/3) is public, less the forms that carry an IPv4 address
+# (Teredo, 6to4; mapped and NAT64 lie outside it). 168.63.129.16 is Azure's metadata.
 CLOSED = [ip_network(net) for net in (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16", "169.254.0.0/16",
     "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
     "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
-    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
+    "::/3", "4000::/2", "8000::/1", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
 )]  # fmt: skip
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address may be visited."""
-    ip = ip_address(address)
-    return (ip.version == 4 or ip in PUBLIC_6) and not any(ip in net for net in CLOSED)
+    return not any(ip_address(address) in net for net in CLOSED)
 
 
 def resolve(host: str) -> list[str]:
@@ -60,35 +55,33 @@ def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
         good = url.scheme in ("http", "https") and url.host and 0 < port < 65536
     except (httpx.InvalidURL, ValueError, TypeError):
         good = False
-    if not good or url.userinfo:
-        why = "is not an http(s) address without a user name"
-        raise ToolFault("refused", f"{text!r:.200} {why}") from None
-    return url
+    if good and not url.userinfo:
+        return url
+    raise ToolFault("refused", f"{text!r:.200} is not an http(s) address without a user name")
 
 
 def exchange(
-    method: str, url: httpx.URL, deadline: float, headers: Mapping[str, str],
+    url: httpx.URL, deadline: float, headers: Mapping[str, str],
     inspect: Callable[[int, httpx.Headers], None], *, json: Any = None,
-    look_up: Callable[[str], str] | None = None,
+    look_up: Callable[[str], str] = lambda host: host,
 ) -> tuple[int, httpx.Headers, bytes]:  # fmt: skip
-    """(status, headers, body) of one request that is over at `deadline` (`time.monotonic()`).
+    """(status, headers, body) of a GET, or a POST of `json`, over at `deadline` (`monotonic`).
 
     `inspect` sees status and headers before the body is read, and may raise. `look_up` gives the
-    address of a host to dial; None leaves that to the system. No fault tells what was sent.
+    address of a host to dial; by default the system does. No fault tells what was sent.
     """
     sent = {"Host": url.netloc, "User-Agent": "drlib", "Accept-Encoding": "gzip", **headers}
     host = url.raw_host.decode()
-    name = {"sni_hostname": host}
+    more = {"headers": sent, "json": json, "extensions": {"sni_hostname": host}}
 
     def work() -> tuple[int, httpx.Headers, bytes]:
-        target = url.copy_with(host=look_up(host)) if look_up else url
-        with client.stream(method, target, headers=sent, json=json, extensions=name) as reply:
+        target = url.copy_with(host=look_up(host))
+        with client.stream("POST" if json else "GET", target, **more) as reply:
             inspect(reply.status_code, reply.headers)
             return reply.status_code, reply.headers, _body(reply, deadline)
 
     try:
-        limit = _left(deadline)
-        with httpx.Client(verify=_tls(), trust_env=False, timeout=limit) as client:
+        with httpx.Client(verify=_tls(), trust_env=False, timeout=_left(deadline)) as client:
             return _within(deadline, work)
     except (TimeoutError, httpx.TimeoutException):
         raise ToolFault("timeout", f"{host} did not answer in time") from None
@@ -110,7 +103,7 @@ def _left(deadline: float) -> float:
 
 def _within(deadline: float, work: Callable[[], Any]) -> Any:
     """`work()` in a thread: neither the system's look-up nor dripped headers know a time-out."""
-    done: Future = Future()
+    done = Future()
 
     def run() -> None:
         try:
@@ -136,7 +129,7 @@ def _body(reply: httpx.Response, deadline: float) -> bytes:
     return bytes(body)
 
 
-def check_status(status: int, headers: httpx.Headers, who: str, hint: str = "") -> None:
+def check_status(status: int, headers: httpx.Headers, who: str) -> None:
     """Raises the `ToolFault` of an HTTP status outside 200-299."""
     if 200 <= status < 300:
         return
@@ -145,10 +138,10 @@ def check_status(status: int, headers: httpx.Headers, who: str, hint: str = "") 
     try:  # seconds or a date (RFC 9110, section 10.2.3)
         number = re.fullmatch("[0-9]{1,9}", wait)
         seconds = int(wait) if number else parsedate_to_datetime(wait).timestamp() - time.time()
+        after = max(0.0, seconds)
     except (TypeError, ValueError, OverflowError):
-        seconds = None
-    after = None if seconds is None else max(0.0, seconds)
-    raise ToolFault(FAULTS.get(status, other), f"{who} answered HTTP {status}{hint}", after)
+        after = None
+    raise ToolFault(FAULTS.get(status, other), f"{who} answered HTTP {status}", after)
 
 
 class PageReader:
@@ -158,8 +151,7 @@ class PageReader:
     are "refused". The policy chose the host, so all that goes wrong with it is an answer about that
     page and no `env_fault`: "unreachable" (no look-up, no connection, cut, slow, 408, 429, 5xx) is
     tried again, "unreadable" (other 4xx, too large, broken content) is not. That our own network is
-    down looks the same from here; provider-level faults (`Provider`) do void rollouts.
-    `resolver`: host -> addresses. `allow_private`: for tests and own networks, visit any address.
+    down looks the same from here. `resolver`: host -> addresses. `allow_private`: visit any.
     """
 
     name = "web"
@@ -183,11 +175,10 @@ class PageReader:
         url = web_address(arguments.get("url"))
         accept = {"Accept": "text/html,text/*,application/json,application/pdf"}
         for _ in range(MAX_REDIRECTS + 1):
-            status, headers, body = exchange(
-                "GET", url, deadline, accept, _inspect, look_up=self._look_up)  # fmt: skip
+            status, headers, body = exchange(url, deadline, accept, _inspect, look_up=self._look_up)
             if status not in REDIRECTS:
-                rest = max(0.0, deadline - time.monotonic())
                 suffix, charset = _type(headers)
+                rest = max(0.0, deadline - time.monotonic())
                 return {"url": str(url), **files.parse(suffix, body, rest, charset)}
             url = web_address(headers.get("location"), url)
         raise ToolFault("refused", f"more than {MAX_REDIRECTS} redirects")

@@ -2,11 +2,9 @@
 
 Strangers' bytes can hang a parser or make it eat all memory. So every format but plain text is read
 by a fresh interpreter (this file run as a script) with limits on processor time, memory and clock,
-and without our environment. Archives are checked first and unpacked in memory only. Left out: a
-wall against code that takes over a parser in C; OCR, sound, doc, xls, pptx; headers and notes.
+and without our environment. Left out: a wall against code that takes over a parser in C; OCR, doc,
+xls, pptx; headers and notes.
 """
-
-from __future__ import annotations
 
 import codecs
 import importlib.util
@@ -21,6 +19,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -39,11 +38,8 @@ class Unreadable(Exception):
 
 
 class ParseFile:
-    """Backend: {"file": a name relative to `folder`} -> {"name", "text"}.
-
-    Raises "not_found" or "refused": a name outside the folder, an unknown type, and whatever is
-    wrong with a file, which is no fault of the environment and would be no better next time.
-    """
+    """Backend: {"file": a name relative to `folder`} -> {"name", "text"}. Whatever is wrong with a
+    file is "refused": no fault of the environment, and no better next time."""
 
     name = "files"
 
@@ -81,9 +77,7 @@ def require_libraries() -> None:
 
 def parse(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
     """{"title", "text"} of a file of type `suffix` (".pdf"), head and tail if long; or `ToolFault`.
-
-    `charset` is the encoding that a server declared for a text or HTML page, if it did.
-    """
+    `charset`: the encoding that a server declared."""
     if suffix not in READERS:
         known = " ".join(READERS)
         raise ToolFault("refused", f"files of type {suffix!r:.40} are not read; known: {known}")
@@ -108,9 +102,9 @@ def parse(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict
 
 def shorten(text: str) -> str:
     """`text`, or head and tail of `MAX_CHARS` together and how much is left out."""
-    half = MAX_CHARS // 2
-    left_out = f"\n[... {len(text) - 2 * half} characters left out ...]\n"
-    return text if len(text) <= MAX_CHARS else text[:half] + left_out + text[-half:]
+    half, left_out = MAX_CHARS // 2, len(text) - MAX_CHARS // 2 * 2
+    shown = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+    return text if len(text) <= MAX_CHARS else shown
 
 
 def clean(text: str) -> str:
@@ -120,21 +114,18 @@ def clean(text: str) -> str:
 
 def codec(charset: str) -> str:
     """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
-    try:  # Python knows a name in many spellings: "-idna" is one
-        name = codecs.lookup(charset).name
-    except (LookupError, ValueError):
-        return ""
-    return "" if name in ("idna", "punycode") else name
+    with suppress(LookupError, ValueError):
+        name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
+        return "" if name in ("idna", "punycode") else name
+    return ""
 
 
 def decode(data: bytes, charset: str = "") -> str:
     """Bytes as text: by the declared encoding, a byte order mark, as UTF-8, else as Latin-1."""
     marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    for codec_name in filter(None, (codec(charset), marked)):
-        try:
-            return data.decode(codec_name)
-        except (UnicodeError, LookupError):
-            continue
+    for name in filter(None, (codec(charset), marked)):
+        with suppress(UnicodeError, LookupError):
+            return data.decode(name)
     return data.decode("latin-1")
 
 
@@ -257,9 +248,7 @@ READERS = {
 
 if __name__ == "__main__":
     for what, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, MEMORY)):
-        try:
+        with suppress(ValueError):  # a lower limit holds, or macOS, which has none on memory
             resource.setrlimit(what, (limit, limit))
-        except ValueError:  # a lower limit holds already, or macOS, which has none on memory
-            continue
     answer = _reply(sys.argv[1], sys.stdin.buffer.read(), sys.argv[2], dict(ALLOWED))
     sys.stdout.write(json.dumps(answer))

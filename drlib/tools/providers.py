@@ -1,12 +1,9 @@
 """Live search engines and the Jina reader as backends; each is a row of `PROVIDERS`.
 
 A row says what to send, where the hits lie in the reply and which of their fields become ours. Keys
-are taken from the environment at each call and go into a header: no object, address, error or log
-holds one. OpenAlex documents its key as a parameter of the address, but its proxy takes the header.
-`/retrieve` is the server of Search-R1 and s3. Left out: paging, answer boxes, filters, other APIs.
+are taken from the environment at each call and go into a header (OpenAlex takes it too): no object,
+address, error or log holds one. `/retrieve` is the server of Search-R1 and s3. Left out: paging.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -25,25 +22,19 @@ FIELDS = ("title", "url", "snippet", "date", "source")
 
 
 class Row(NamedTuple):
-    """One provider.
-
-    ask: (query, k) -> path to GET, or (path, JSON to POST). key: environment variable, optional if
-    it ends in "?". hits: dotted path of the list in the reply. fields: for each of `FIELDS` the
-    paths in a hit, the first that is there counts; rebuild brings a hit into that shape.
-    """
+    """One provider."""
 
     base: str
-    ask: Callable[[str, int], Any]
-    key: str = ""
-    hits: str = ""
-    fields: tuple[str, ...] = ()
-    rebuild: Callable[[dict], dict] = dict
+    ask: Callable[[str, int], Any]  # (query, k) -> path to GET, or (path, JSON to POST)
+    key: str = ""  # environment variable, optional if it ends in "?"
+    hits: str = ""  # dotted path of the list in the reply
+    fields: tuple[str, ...] = ()  # for each of `FIELDS` the paths in a hit: the first that is there
+    rebuild: Callable[[dict], dict] = dict  # brings a hit into that shape
     header: str = "Authorization"
 
 
 def _abstract(hit: dict) -> dict:
-    """OpenAlex gives it as {word: [positions]}."""
-    index = hit.get("abstract_inverted_index") or {}
+    index = hit.get("abstract_inverted_index") or {}  # {word: [positions]}
     placed = sorted((int(place), word) for word, places in index.items() for place in places)
     return {**hit, "abstract": " ".join(word for _, word in placed)}
 
@@ -87,8 +78,8 @@ class Provider:
     """Backend: {"query": str, "k": 1 to 100} -> at most k dicts of `FIELDS`, all strings.
 
     "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}; what it
-    finds wrong with the page is an answer ("refused") or "unreadable", its own faults are faults.
-    `base_url` is scheme, host and port of the server; "searxng" and "retrieve" need it.
+    finds wrong with the page is "refused" or "unreadable". "searxng" and "retrieve" need
+    `base_url`: scheme, host and port of your server.
     """
 
     def __init__(self, name: str, base_url: str = "") -> None:
@@ -102,11 +93,10 @@ class Provider:
         self._key()
 
     def _key(self) -> dict[str, str]:
-        variable = self._row.key.rstrip("?")
+        variable, header = self._row.key.rstrip("?"), self._row.header
         key = os.environ.get(variable, "").strip()
         if not key and self._row.key == variable != "":
             raise ValueError(f"{self.name} needs its key in the environment variable {variable}")
-        header = self._row.header
         return {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
 
     def __call__(self, arguments: Mapping, timeout_s: float) -> Any:
@@ -118,9 +108,8 @@ class Provider:
         path, payload = asked if isinstance(asked, tuple) else (asked, None)
         headers = {"Accept": "text/plain" if page else "application/json", **self._key()}
         try:
-            status, _, body = exchange(
-                "POST" if payload else "GET", web_address(self._base + path), deadline, headers,
-                self._inspect, json=payload)  # fmt: skip
+            url = web_address(self._base + path)
+            status, _, body = exchange(url, deadline, headers, self._inspect, json=payload)
             if status == 400:  # the query is no good; Serper also says so of an empty account
                 kind = "forbidden" if b"credit" in body.lower() else "refused"
                 raise ToolFault(kind, f"{self.name} answered HTTP 400")
@@ -133,15 +122,15 @@ class Provider:
             raise ToolFault(kind, fault.detail, fault.retry_after_s) from None
 
     def _inspect(self, status: int, headers: httpx.Headers) -> None:
-        closed = self.name == "searxng" and status == 403
-        hint = ": add json to search.formats in the settings of SearXNG" if closed else ""
-        about_page = self.name == "jina" and status in (403, 404, 410, 451)
-        if status in (414, 422) or about_page:
-            raise ToolFault("refused", f"{self.name} answered HTTP {status}")
+        said = f"{self.name} answered HTTP {status}"
+        if status in (414, 422) or self.name == "jina" and status in (403, 404, 410, 451):
+            raise ToolFault("refused", said)
         if status in (404, 410):  # of a service this is no answer
-            raise ToolFault("forbidden", f"{self.name} answered HTTP {status}: is base_url right?")
+            raise ToolFault("forbidden", f"{said}: is base_url right?")
+        if self.name == "searxng" and status == 403:
+            raise ToolFault("forbidden", f"{said}: add json to search.formats in its settings")
         if status != 400:
-            check_status(status, headers, self.name, hint)
+            check_status(status, headers, self.name)
 
     def _hits(self, reply: Any) -> list[dict[str, str]]:
         found = _at(reply, self._row.hits)
@@ -149,8 +138,8 @@ class Provider:
             raise TypeError
         if not found and reply.get("unresponsive_engines"):
             raise ToolFault("server", f"the engines behind {self.name} do not answer")
-        paths = dict(zip(FIELDS, self._row.fields, strict=True))
-        hits = [{f: _text(hit, paths[f]) for f in FIELDS} for hit in map(self._row.rebuild, found)]
+        hits = [{field: _text(hit, paths) for field, paths in zip(FIELDS, self._row.fields)}
+                for hit in map(self._row.rebuild, found)]  # fmt: skip
         if not all(hit["title"] or hit["url"] for hit in hits):
             raise ValueError
         return hits

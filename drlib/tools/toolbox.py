@@ -1,21 +1,15 @@
 """What an agent can call: search and pages of a world or the web, files, `python`, a calculator.
 
-Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its repository): a
-list of queries, numbered `[title](link)` results, visits with a goal, code whose printed output
-alone is seen. A call never raises: bad arguments, unknown tools and faults of the infrastructure
-come back as a `ToolResult` whose `text` is the observation. `env_fault` marks the last kind, so
-that a broken sandbox is never the policy's failure. Only a bug in a tool's own code is raised.
+Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its repository). Bad
+arguments, unknown tools and faults of the infrastructure come back as a `ToolResult` whose `text`
+is the observation. `env_fault` marks the last kind, so that a broken sandbox is never the policy's
+failure. Only a bug in a tool's own code is raised.
 
-Each query, page or file of a call is an operation. The world and the sandbox are in this process
-and are asked directly; a tool with `backends` or a policy goes through `Dependable`, and the world
-comes last. Calls of many rollouts run at the same time on a thread pool (`submit`), and results
-are cached by tool, canonical arguments and world version: tools are pure functions of those.
+Each query, page, file or program of a call is an operation of the tool's `Dependable`: backends in
+order, then the world or the sandbox of this process; cached by tool, arguments and world version.
 """
 
-from __future__ import annotations
-
 import json
-import math
 import time
 import warnings
 from collections import Counter
@@ -27,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from drlib.sandbox import Sandbox
-from drlib.tools.backends import ANSWERS, PAGE, Backend, Source, ToolFault
+from drlib.tools.backends import Backend, Source, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS
-from drlib.tools.dependable import (
-    PASSING, Dependable, Disk, Memory, Outcome, ReliabilityPolicy)  # fmt: skip
+from drlib.tools.dependable import Dependable, Disk, Outcome, ReliabilityPolicy
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -45,23 +38,21 @@ LEAD = {"visit": "The useful information in {} for user goal {} as follows:\n",
         "parse_file": "The content of {}:\n"}  # fmt: skip
 MISSING = {"visit": "Error: {} could not be accessed.",
            "parse_file": "Error: {} could not be read."}  # fmt: skip
-FIELDS = ("title", "snippet", "date", "source")  # of a hit, beside its url
 THREADS = 8  # calls that run at the same time
+ONCE = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
 
 
 class Toolbox(AbstractContextManager):
     """The tools of one world, shared by all rollouts; safe from many threads.
 
     Args:
-        world: what `search` and `visit` read.
-        sandbox: where `python` runs; None leaves the tool out.
+        world, sandbox: what `search` and `visit` read, where `python` runs; None leaves them out.
         results: hits that a query returns, 1 to 100 (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
         backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
         policies: how hard to try, by tool.
         cache: file that keeps what backends answered, files that came with a question excepted:
             equal names of two questions are not the same file.
-        clock: `monotonic()` and `sleep(seconds)`.
 
     Raises:
         ValueError: backends or policies for a tool that is not there, or `results` out of range.
@@ -69,35 +60,33 @@ class Toolbox(AbstractContextManager):
 
     def __init__(
         self, world: World | None, sandbox: Sandbox | None = None, *, results: int = 10,
-        closed_book: bool = False, calculator: bool = False, threads: int = THREADS,
+        closed_book: bool = False, calculator: bool = False,
         backends: Mapping[str, Sequence[Backend]] | None = None,
         policies: Mapping[str, ReliabilityPolicy] | None = None,
         cache: str | Path | None = None, clock: Any = time,
     ):  # fmt: skip
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
-        self.world, self.sandbox, self.results = world, sandbox, results
-        self.closed_book, self._clock = closed_book, clock
-        self._here: dict[str, Callable[[Mapping, World], Any]] = {}  # sources in this process
-        if world is not None:
-            self._here |= {"search": _search, "visit": _visit}
-        if sandbox is not None:
-            self._here["python"] = lambda arguments, _: _python(sandbox, **arguments)
-        if calculator:
-            self._here["calculator"] = lambda arguments, _: calculate(**arguments)
+        self.world, self.results, self.closed_book, self._clock = world, results, closed_book, clock
+        here = {  # tool: (whether it is there, its source in this process)
+            "search": (world, _search), "visit": (world, _visit),
+            "python": (sandbox, lambda arguments, _: _python(sandbox, **arguments)),
+            "calculator": (calculator or None, lambda arguments, _: calculate(**arguments)),
+        }  # fmt: skip
+        self._here = {name: run for name, (there, run) in here.items() if there is not None}
         backends, policies, disk = backends or {}, policies or {}, Disk(cache) if cache else None
         self.tools = {t.name: t for t in TOOLS if t.name in self._here or t.name in backends}
         for name in {**backends, **policies}:
             if name not in self.tools:
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
-        self.dependable = {
-            name: Dependable(name, backends.get(name, ()), policies.get(name, ReliabilityPolicy()),
-                             check=partial(_checked, name), clock=clock,
-                             disk=None if name == "parse_file" else disk)
-            for name in {**backends, **policies}
+        usual = {name: ReliabilityPolicy() if name in backends else ONCE for name in self.tools}
+        kept = {*backends} - {"parse_file"}
+        self._dependable = {
+            name: Dependable(name, backends.get(name, ()), policy, check=partial(_checked, name),
+                             disk=disk if name in kept else None, clock=clock)
+            for name, policy in {**usual, **policies}.items()
         }  # fmt: skip
-        self._cache = Memory(text=lambda made: made.text)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
 
     @property
     def schemas(self) -> list[dict]:
@@ -107,22 +96,9 @@ class Toolbox(AbstractContextManager):
     def call(self, name: str, arguments: Mapping, *, world: World | None = None) -> ToolResult:
         """Run one tool to its observation. `world` replaces this toolbox's world for the call."""
         started = self._clock.monotonic()
-        world = self.world if world is None else world
-        version = "" if world is None else world.version
-        try:
-            key = json.dumps([name, arguments, version], sort_keys=True, ensure_ascii=False)
-            arguments.keys()
-        except (TypeError, ValueError, RecursionError, AttributeError):
-            return _refused(name, {}, "the arguments are no JSON object.", "arguments")
-        result, shared = self._cache.get(
-            key, lambda: self._run(name, arguments, world),
-            lambda made: not (made.env_fault or made.degraded or made.error in PASSING),
-        )  # fmt: skip
-        mine = ToolResult.__new__(ToolResult)  # `replace`, but fast: nobody may change the cache's
-        mine.__dict__ = {**vars(result), "arguments": dict(arguments),
-                         "cache_hit": not result.env_fault if shared else result.cache_hit,
-                         "latency_s": self._clock.monotonic() - started}  # fmt: skip
-        return mine
+        result = self._run(name, arguments, self.world if world is None else world)
+        result.latency_s = self._clock.monotonic() - started
+        return result
 
     def submit(
         self, name: str, arguments: Mapping, *, world: World | None = None,
@@ -138,6 +114,10 @@ class Toolbox(AbstractContextManager):
         self.close()
 
     def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
+        try:
+            json.dumps({**arguments})
+        except (TypeError, ValueError, RecursionError):
+            return _refused(name, {}, "the arguments are no JSON object.", "arguments")
         tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is None:
             known = ", ".join(self.tools)
@@ -146,56 +126,38 @@ class Toolbox(AbstractContextManager):
             return _refused(name, arguments, wrong, "arguments")
         operands = arguments[tool.parameters[0].name]
         operands = operands if isinstance(operands, list) else [operands]
-        until = math.inf
-        if name in self.dependable:
-            until = self._clock.monotonic() + self.dependable[name].policy.deadline_s
+        until = self._clock.monotonic() + self._dependable[name].policy.deadline_s
         done = [self._operate(name, operand, world, until) for operand in operands]
         goal = arguments.get("goal")
-        parts = [_observation(name, o, goal, outcome) for o, outcome in zip(operands, done)]
-        (text, error), whole = parts[0], done[0]
-        if len(done) > 1:
-            text, whole = SEPARATOR.join([text for text, _ in parts]), _together(done)
-            errors = [e for _, e in parts]
-            broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
-            error = broken[0] if broken else "" if "" in errors else errors[0]
+        texts, errors = zip(*[_observation(name, *pair, goal) for pair in zip(operands, done)])
+        broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
+        error = broken[0] if broken else "" if "" in errors else errors[0]
+        tries = [o.attempts for o in done]
         return ToolResult(
-            name, arguments, text, not error, error, 0.0, whole.attempts, whole.source,
-            whole.cache_hit, whole.degraded, whole.env_fault,
+            name, dict(arguments), SEPARATOR.join(texts), not error, error,
+            attempts=any(tries) + sum(n - 1 for n in tries if n),  # 1, and those after a first
+            source=",".join(dict.fromkeys(o.source for o in done if o.source)),
+            cache_hit=all(o.cache_hit for o in done), degraded=any(o.degraded for o in done),
+            env_fault=any(o.env_fault for o in done),
         )  # fmt: skip
 
     def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
         """One query, page, file or program, over at `until`."""
-        source = world.name if tool in ("search", "visit") and world is not None else ""
+        source = world.name if tool in ("search", "visit") and world is not None else tool
         if self.closed_book:
             return Outcome(None, source, error="not_found")
         arguments, here = {OPERAND[tool]: operand}, self._here.get(tool)
         if tool in SEARCHES:
             arguments["k"] = self.results
-        try:
-            if tool in self.dependable:
-                last = here and Source(source or tool, lambda a, _: here(a, world))
-                version = "" if world is None else world.version
-                outcome = self.dependable[tool].call(arguments, version, last, until)
-                late = tool in LEAD and self._clock.monotonic() >= until
-                if late and outcome.error == "skipped":  # the pages before took all the time,
-                    return outcome._replace(error="unreachable", env_fault=False)  # as was chosen
-                return outcome
-            value = here(arguments, world)
-        except ToolFault as fault:
-            broken = fault.kind not in (*ANSWERS, *PAGE)
-            return Outcome(None, source, degraded=broken, env_fault=broken, error=fault.kind)
-        if tool == "python":
-            return Outcome(value, value["isolation"], env_fault=value["env_fault"])
-        return Outcome(value, source or tool)
-
-
-def _together(done: Sequence[Outcome]) -> Outcome:
-    """The operations of a call as one; tries: one, if there was any, and those after a first."""
-    tries = [o.attempts for o in done]
-    sources = ",".join(dict.fromkeys([o.source for o in done if o.source]))
-    return Outcome(None, sources, any(tries) + sum([n - 1 for n in tries if n]),
-                   all(o.cache_hit for o in done), any(o.degraded for o in done),
-                   any(o.env_fault for o in done))  # fmt: skip
+        last = here and Source(source, lambda given, _: here(given, world))
+        version = "" if world is None else world.version
+        outcome = self._dependable[tool].call(arguments, version, last, until)
+        if tool in LEAD and outcome.error == "skipped" and self._clock.monotonic() >= until:
+            # the pages before took all the time, as was chosen
+            return outcome._replace(error="unreachable", env_fault=False)
+        if outcome.source == "python" and outcome.value:
+            return outcome._replace(source=outcome.value.get("isolation", source))
+        return outcome
 
 
 def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
@@ -213,16 +175,14 @@ def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
 
 
 def _search(arguments: Mapping, world: World) -> list[dict]:
-    return [{"title": hit.title, "url": hit.url, "snippet": hit.snippet}
-            for hit in world.search(arguments["query"], arguments["k"])]  # fmt: skip
+    return [vars(hit) for hit in world.search(arguments["query"], arguments["k"])]
 
 
 def _visit(arguments: Mapping, world: World) -> dict:
     try:
-        page = world.page(arguments["url"])
+        return vars(world.page(arguments["url"]))
     except KeyError:
         raise ToolFault("not_found", arguments["url"]) from None
-    return {"url": page.url, "title": page.title, "text": page.text}
 
 
 def _python(sandbox: Sandbox, code: str) -> dict:
@@ -240,27 +200,30 @@ def _python(sandbox: Sandbox, code: str) -> dict:
 
 def _checked(tool: str, value: Any) -> Any:
     """A backend's value in the form that `_observation` reads; raises ToolFault."""
-    if tool in SEARCHES and isinstance(value, list):
-        if all(isinstance(hit, dict) and isinstance(hit.get("url"), str) and
-               all(isinstance(hit.get(f) or "", str) for f in FIELDS) for hit in value):
+    match value:
+        case list() if tool in SEARCHES:
             return [_hit(hit) for hit in value]
-    elif tool not in SEARCHES and isinstance(value, dict):
-        if isinstance(value.get("text"), str) and isinstance(value.get("status", ""), str):
+        case {"text": str(text)} if tool not in SEARCHES:
             if value.get("env_fault"):
-                raise ToolFault("server", value["text"])
-            return value
+                raise ToolFault("server", text)
+            if isinstance(value.get("status", ""), str):
+                return value
     raise ToolFault("malformed", f"{tool}: {str(value)[:80]}")
 
 
-def _hit(hit: Mapping[str, Any]) -> dict[str, str]:
+def _hit(hit: Any) -> dict[str, str]:
     """A hit as the world's are: date and source become part of the snippet."""
-    date = f"Date published: {hit['date']}\n" if hit.get("date") else ""
-    source = f"Source: {hit['source']}\n" if hit.get("source") else ""
-    return {"title": hit.get("title") or hit["url"], "url": hit["url"],
-            "snippet": date + source + (hit.get("snippet") or "")}  # fmt: skip
+    names = ("url", "title", "snippet", "date", "source")
+    fields = [hit.get(name) or "" for name in names] if isinstance(hit, dict) else [None]
+    if not all(isinstance(field, str) for field in fields) or not isinstance(hit.get("url"), str):
+        raise ToolFault("malformed", f"a hit: {str(hit)[:80]}")
+    url, title, snippet, date, source = fields
+    date = f"Date published: {date}\n" if date else ""
+    source = f"Source: {source}\n" if source else ""
+    return {"title": title or url, "url": url, "snippet": date + source + snippet}
 
 
-def _observation(tool: str, operand: str, goal: str | None, outcome: Outcome) -> tuple[str, str]:
+def _observation(tool: str, operand: str, outcome: Outcome, goal: str | None) -> tuple[str, str]:
     """What the policy reads of one operation, and the kind of failure, "" for none."""
     value = outcome.value
     if not outcome.answered:
@@ -270,9 +233,8 @@ def _observation(tool: str, operand: str, goal: str | None, outcome: Outcome) ->
     if tool in SEARCHES:
         return "\n".join([f"{i}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
                           for i, hit in enumerate(value, 1)]), ""  # fmt: skip
-    status = value.get("status", "ok")
-    lead = LEAD[tool].format(operand, goal) if tool in LEAD else ""
-    return lead + value["text"], "" if status == "ok" else status
+    error = "" if value.get("status", "ok") == "ok" else value["status"]
+    return LEAD.get(tool, "").format(operand, goal) + value["text"], error
 
 
 def _refused(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:

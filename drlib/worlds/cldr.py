@@ -1,17 +1,13 @@
 """The real world of the tour: facts of the Unicode CLDR, read through babel.
 
-Territories, languages, scripts, currencies (with the dates at which they were legal tender) and
-the cities that name time zones: about a thousand pages that everyone who installed the package
-has offline, and that are true. Only facts with exactly one value are kept: the one current legal
-tender, the most spoken official language, the territory of a currency or language that has one.
+Territories, languages, scripts, currencies and the cities that name time zones: about a thousand
+pages that everyone who installed the package has offline, and that are true. Only facts with
+exactly one value are kept: the one current legal tender, the most spoken official language.
 
 Left out: regions (babel carries no containment data), populations, and cities of territories with
 more than six time zones, which would make "United States" a good guess for any city.
 """
 
-from __future__ import annotations
-
-import datetime
 from functools import lru_cache
 
 from babel import Locale
@@ -19,14 +15,13 @@ from babel.core import get_global
 
 from drlib.worlds.world import Entity, entities_of, only
 
-TODAY = datetime.date(2026, 1, 1)  # fixed: the world must not change with the calendar
+TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
 NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
 
 
 @lru_cache(maxsize=1)
 def entities() -> tuple[Entity, ...]:
-    """The territories, languages, scripts, currencies and cities, with their facts."""
     locale = Locale("en")
     names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
     tender, former, since = _currencies(locale, names)
@@ -45,28 +40,22 @@ def entities() -> tuple[Entity, ...]:
         rows.append((name, "language", {"script": script.get(name), "territory": home}, ()))
     for written in sorted(set(script.values())):
         rows.append((written, "script", {"language": only(script, written)}, ()))
-    for city, territory, zone in _cities(locale, names):
-        notes = (f"Its clocks follow {zone}.",) if zone else ()
-        rows.append((city, "city", {"territory": territory}, notes))
-    return tuple(entities_of(rows))
+    return tuple(entities_of([*rows, *_cities(locale, names)]))
 
 
 def _currencies(locale: Locale, names: dict[str, str]):
     """Current tender and former tender by territory code, and the year the current one came."""
     tender, former, since = {}, {}, {}
-    for code, rows in get_global("territory_currencies").items():
-        if code not in names:
-            continue
+    for code in names.keys() & get_global("territory_currencies").keys():
         # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
-        legal = [r for r in rows if r[3] and "(" not in locale.currencies.get(r[0], "(") and r[1]]
-        now = [r for r in legal if r[2] is None or datetime.date(*r[2]) >= TODAY]
-        past = [r for r in legal if r[2] and datetime.date(*r[2]) < TODAY]
+        legal = [(locale.currencies[money], begin, end)
+                 for money, begin, end, valid in get_global("territory_currencies")[code]
+                 if valid and begin and "(" not in locale.currencies.get(money, "(")]  # fmt: skip
+        now = [row for row in legal if row[2] is None or row[2] >= TODAY]
         if len(now) == 1:
-            tender[code] = locale.currencies[now[0][0]]
-            since[code] = now[0][1][0]
-        past = [r for r in past if locale.currencies[r[0]] != tender.get(code)]
-        last = max((r[2] for r in past), default=None)
-        latest = {locale.currencies[r[0]] for r in past if r[2] == last}
+            tender[code], since[code] = now[0][0], now[0][1][0]
+        past = [row for row in legal if row not in now and row[0] != tender.get(code)]
+        latest = {name for name, _, end in past if end == max(row[2] for row in past)}
         if len(latest) == 1:
             former[code] = latest.pop()
     return tender, former, since
@@ -85,18 +74,16 @@ def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
 
 def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
     """The likely script of each language, as `Cyrillic script`."""
-    tags = {name: tag for tag, name in locale.languages.items() if name in languages}
-    likely, scripts = get_global("likely_subtags"), {}
+    tags, scripts = {name: tag for tag, name in locale.languages.items() if name in languages}, {}
     for name, tag in tags.items():
-        parts = likely.get(tag, "").split("_")
-        code = tag.split("_")[1] if "_" in tag else (parts[1] if len(parts) > 1 else None)
+        _, code, *_ = *tag.split("_"), *get_global("likely_subtags").get(tag, "").split("_")[1:], ""
         if code in locale.scripts:
             scripts[name] = f"{locale.scripts[code]} script"
     return scripts
 
 
 def _cities(locale: Locale, names: dict[str, str]):
-    """(city, territory, time zone) for every zone of a territory with few zones."""
+    """A row for every zone of a territory with few zones."""
     meta = get_global("meta_zones")
     for code, zones in sorted(get_global("territory_zones").items()):
         if code not in names or len(zones) > MAX_ZONES:
@@ -104,5 +91,6 @@ def _cities(locale: Locale, names: dict[str, str]):
         for zone in sorted(zones):
             city = locale.time_zones.get(zone, {}).get("city") or zone.split("/")[-1]
             long = locale.meta_zones.get(meta.get(zone), {}).get("long", {})
-            title = str(city).replace("_", " ")
-            yield title, names[code], long.get("generic") or long.get("standard")
+            clocks = long.get("generic") or long.get("standard")
+            notes = (f"Its clocks follow {clocks}.",) if clocks else ()
+            yield str(city).replace("_", " "), "city", {"territory": names[code]}, notes

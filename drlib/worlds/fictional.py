@@ -1,8 +1,8 @@
 """Endless invented worlds with the schema of the real one.
 
-A policy that is pre-trained on them can learn to read, copy and look up, but no fact: no sentence
-of theirs is true, and no two worlds agree. Names mix the *words* of the real world at random (so
-every name token is practised) with made-up syllable names (so that names need not be known).
+A policy that is pre-trained on them can learn to read, copy and look up, but no fact. Names mix
+the *words* of the real world at random (so every name token is practised) with made-up syllable
+names (so that names need not be known).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Names:
     def of(world: World) -> Names:
         """Words, codes and title lengths of `world`; its facts are not kept."""
         titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
-        codes = tuple(t for t in titles if re.fullmatch(r"[A-Z]{3}", t))
-        split = [re.findall(r"\w+", t) for t in titles if t not in set(codes)]
+        codes = tuple([t for t in titles if re.fullmatch(r"[A-Z]{3}", t)])
+        split = [re.findall(r"\w+", t) for t in titles if t not in codes]
         words = sorted({w for ws in split for w in ws} - {"script"})
         return Names(tuple(words), codes, tuple(min(len(ws), MAX_WORDS) for ws in split))
 

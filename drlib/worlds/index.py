@@ -1,12 +1,9 @@
 """Full-text search over pages: SQLite FTS5 and its BM25, titles weighted four times.
 
-SQLite comes with Python, is safe for many concurrent readers and ranks in C, so there is no
-index of our own. The title weight is what lets the page *about* Gabon come before the pages that
-merely mention it. An index on disk carries the world's version and is rebuilt when that differs;
-it is written under a temporary name and renamed, so a reader never meets half of one.
+SQLite comes with Python, is safe for many concurrent readers and ranks in C. The title weight is
+what lets the page *about* Gabon come before those that merely mention it. An index on disk carries
+the world's version and is rebuilt when that differs, under a temporary name that is then changed.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -14,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 TITLE_WEIGHT = 4.0
@@ -28,16 +26,13 @@ class Index:
         self._lock = threading.Lock()
         if path is not None and not _is_current(path, version):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
             try:
-                with closing(sqlite3.connect(partial)) as db:
-                    _fill(db, rows, version)
-                os.replace(partial, path)
+                _filled(unfinished, rows, version).close()
+                os.replace(unfinished, path)
             finally:
-                partial.unlink(missing_ok=True)
-        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
-        if path is None:
-            _fill(self._db, rows, version)
+                unfinished.unlink(missing_ok=True)
+        self._db = _open(path) if path else _filled(":memory:", rows, version)
 
     def search(self, query: str, k: int) -> list[str]:
         """Titles of the `k` best pages for the words of `query`, best first; [] when none match."""
@@ -52,12 +47,16 @@ class Index:
             return [row[0] for row in self._db.execute(sql, (match, TITLE_WEIGHT, k))]
 
 
-def _fill(db: sqlite3.Connection, rows: Iterable[tuple[str, str]], version: str) -> None:
+_open = partial(sqlite3.connect, check_same_thread=False)
+
+
+def _filled(path: Path | str, rows: Iterable[tuple[str, str]], version: str) -> sqlite3.Connection:
+    db = _open(path)
     db.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text, tokenize='unicode61')")
     db.executemany("INSERT INTO pages VALUES (?, ?)", rows)
-    db.execute("CREATE TABLE meta(version TEXT)")
-    db.execute("INSERT INTO meta VALUES (?)", (version,))
+    db.execute("CREATE TABLE meta AS SELECT ? AS version", (version,))
     db.commit()
+    return db
 
 
 def _is_current(path: Path, version: str) -> bool:

@@ -4,14 +4,8 @@ Every world, real or invented, is entities of a few kinds, joined by *functional
 entity has at most one value per relation), each with one page. Therefore a chain of look-ups has
 exactly one right answer, and a question made from the graph needs no judge.
 
-The rest of the kit asks a `World` for `search` (an exact-title stage, then BM25), `page`, `graph`
-(for making and checking questions, never shown to a policy) and `version` (a hash of the data,
-part of every cache key and trajectory).
-
 Left out: aliases, several values per relation, and pages longer than a paragraph.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -27,38 +21,30 @@ URL_SCHEME = "cldr:"
 
 @dataclass(frozen=True)
 class Entity:
-    """A node: `facts` maps a relation to the value's title; `notes` are sentences without links."""
-
     title: str
     kind: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)  # relation -> the value's title
+    notes: tuple[str, ...] = ()  # sentences without links
 
 
 @dataclass(frozen=True)
 class Page:
-    """What `visit` shows: readable English with links written `[title](url)`."""
-
     title: str
     url: str
-    text: str
+    text: str  # readable English with links written `[title](url)`
     links: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One search result. Of a `World` the snippet is the page's facts on a line; live search
-    providers give the date and the source (a publisher) too."""
-
     title: str
     url: str
-    snippet: str
-    date: str = ""
-    source: str = ""
+    snippet: str  # the page's facts on a line
 
 
 class World:
-    """Entities with pages, an index over them, and the graph behind both.
+    """Entities with pages, an index over them, and the `graph` behind both: for making and checking
+    questions, never shown to a policy. `version` is a hash of the data, part of every cache key.
 
     Titles are unique (ValueError); a fact's value that is itself a title becomes a link. The SQLite
     index is kept at `index_path`, or in memory. `name` is shown in messages.
@@ -93,7 +79,7 @@ class World:
             raise ValueError(f"search needs k >= 1, got {k}")
         exact = self.find(query)
         titles = [exact] if exact else []
-        if len(titles) < k:
+        if len(titles) < k:  # else the index need not be built
             titles += [t for t in self.index.search(query, k + 1) if t != exact]
         return [Hit(t, URL_SCHEME + t, snippet(self.graph[t])) for t in titles[:k]]
 
@@ -103,12 +89,11 @@ class World:
         if title is None:
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
         entity = self.graph[title]
-        sentences = [f"{title} is a {entity.kind}."]
-        for relation, value in entity.facts.items():
-            shown = f"[{value}]({URL_SCHEME}{value})" if value in self.graph else value
-            sentences.append(f"Its {relation} is {shown}.")
-        links = tuple(v for v in entity.facts.values() if v in self.graph)
-        return Page(title, URL_SCHEME + title, " ".join([*sentences, *entity.notes]), links)
+        links = tuple([value for value in entity.facts.values() if value in self.graph])
+        facts = [f"Its {relation} is {f'[{v}]({URL_SCHEME}{v})' if v in links else v}."
+                 for relation, v in entity.facts.items()]  # fmt: skip
+        text = " ".join([f"{title} is a {entity.kind}.", *facts, *entity.notes])
+        return Page(title, URL_SCHEME + title, text, links)
 
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
         """The titles on the chain of `relations` from `start` (excluded); None if it breaks."""
@@ -125,7 +110,7 @@ class World:
 
 
 def snippet(entity: Entity) -> str:
-    """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
+    """`currency Norwegian Krone; language Norwegian.`"""
     return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
 
 
@@ -148,5 +133,5 @@ def only(mapping: Mapping[str, str], value: str) -> str | None:
 
 def _version(entities: Iterable[Entity]) -> str:
     """First 12 hex digits of a SHA-256 over the sorted data: equal data, equal version."""
-    rows = sorted([e.title, e.kind, sorted(e.facts.items()), list(e.notes)] for e in entities)
+    rows = sorted([e.title, e.kind, sorted(e.facts.items()), e.notes] for e in entities)
     return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()[:12]
