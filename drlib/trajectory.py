@@ -102,8 +102,8 @@ class Trajectory:
     routed_experts uint16[T, L, k] or None: L layers, k experts a token.
     reward: None until judged.
     top_ids int32[T, K], top_logprobs float32[T, K] or None: the K most probable tokens in the place
-        of token t, best first; -1 and 0 where there is none. With K below the vocabulary they give
-        bounds of an entropy, never the entropy.
+        of token t, best first; -1 and 0 where nothing was sampled, -1 and -inf where fewer are
+        known. With K below the vocabulary they give bounds of an entropy, never the entropy.
 
     Raises:
         TypeError, ValueError: an array has the wrong type or length, or a value of log-probability

@@ -90,6 +90,15 @@ def test_experts_are_those_of_the_trajectory_alone_and_batching_changes_nothing(
         assert a.entropies == pytest.approx(b.entropies, abs=1e-6)
 
 
+def test_nothing_of_the_scoring_reaches_the_caller_between_trajectories():
+    model = model_of("policy")
+    streams = [rescore(model, rollouts(), experts=True, batch_tokens=1) for _ in "ab"]
+    for _ in zip(*streams):
+        assert torch.is_grad_enabled() and not model.model._forward_pre_hooks
+    next(rescore(model, rollouts(), experts=True))  # left before its end
+    assert torch.is_grad_enabled() and not model.model._forward_pre_hooks
+
+
 def test_a_first_token_that_nothing_precedes_is_not_known_and_named():
     t = rollouts()[0]
     (found,) = rescore(model_of("policy"), [replace(t, generated=np.ones(len(t), bool))])

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +35,6 @@ from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
 from drlib.rl.checks import require
 from drlib.synthesis.answers import answers_match
-from drlib.training.batches import portions
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 
 FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model
@@ -58,28 +58,39 @@ def rescore(
 
     Log-probabilities and entropies (nats, float32) are those of the full vocabulary. A token that
     nothing precedes gets NaN. ValueError: an id beyond the model's vocabulary, or a trajectory
-    longer than its positions.
+    longer than its positions; a model in training mode.
     """
-    weight_VH, device = _plain_head(model), model.device
-    for batch in portions(trajectories, len, batch_tokens):
-        _check_fits(model, batch)
-        ids_BT = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long)
-        for row_T, t in zip(ids_BT, batch):
-            row_T[: len(t)] = torch.from_numpy(t.token_ids)
-        real_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([[len(t)] for t in batch])
-        inputs = dict(input_ids=ids_BT.to(device), attention_mask=real_BT.long().to(device))
-        with torch.no_grad(), record_routes(model) if experts else nullcontext() as routes:
-            run = model if weight_VH is None else model.get_decoder()
-            out_BTX = run(**inputs, use_cache=False)[0]
-            for b, t in enumerate(batch):
-                at_N = torch.from_numpy(np.flatnonzero(t.generated[1:]))  # of the tokens before
-                ids_N = ids_BT[b, at_N + 1].to(device)
-                read = _read(out_BTX[b, at_N.to(device)], ids_N, weight_VH, temperature, top_k)
-                changes = {name: _spread(t, values) for name, values in read.items()}
-                if experts:
-                    by_row = routes.passes[0].unflatten(1, ids_BT.shape)[:, b, : len(t)]
-                    changes["routed_experts"] = by_row.transpose(0, 1).numpy().astype(np.uint16)
-                yield replace(t, **changes)
+    require(not model.training, "the model is in training mode; call model.eval() first")
+    how, batch = (model, _plain_head(model), temperature, top_k, experts), []
+    for t in chain(trajectories, [None]):  # None: the end
+        if batch and (t is None or max(map(len, [*batch, t])) * (len(batch) + 1) > batch_tokens):
+            yield from _rescored(batch, *how)
+            batch = []
+        batch.append(t)
+
+
+def _rescored(batch, model, weight_VH, temperature, top_k, experts) -> list[Trajectory]:
+    """Not a generator: between its yields the caller would have no gradients, and our hooks."""
+    _check_fits(model, batch)
+    ids_BT = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long)
+    for row_T, t in zip(ids_BT, batch):
+        row_T[: len(t)] = torch.from_numpy(t.token_ids)
+    real_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([[len(t)] for t in batch])
+    device, done = model.device, []
+    inputs = dict(input_ids=ids_BT.to(device), attention_mask=real_BT.long().to(device))
+    with torch.no_grad(), record_routes(model) if experts else nullcontext() as routes:
+        run = model if weight_VH is None else model.get_decoder()
+        out_BTX = run(**inputs, use_cache=False)[0]
+        for b, t in enumerate(batch):
+            at_N = torch.from_numpy(np.flatnonzero(t.generated[1:]))  # of the tokens before
+            ids_N = ids_BT[b, at_N + 1].to(device)
+            read = _read(out_BTX[b, at_N.to(device)], ids_N, weight_VH, temperature, top_k)
+            changes = {name: _spread(t, values) for name, values in read.items()}
+            if experts:
+                by_row = routes.passes[0].unflatten(1, ids_BT.shape)[:, b, : len(t)]
+                changes["routed_experts"] = by_row.transpose(0, 1).cpu().numpy().astype(np.uint16)
+            done.append(replace(t, **changes))
+    return done
 
 
 def _plain_head(model) -> Tensor | None:

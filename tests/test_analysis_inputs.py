@@ -1,0 +1,381 @@
+"""Rollouts of other programs: what the tour's own trajectories become on the way there and back.
+
+Committed trajectories are written in the shape of each program's files and read again: ids,
+segments, tool statuses and answers must be those of the originals. TRL writes its file itself; the
+tour's policy runs over what was read. A byte-level tokenizer without our tags stands for others.
+
+Run: python -m pytest tests/test_analysis_inputs.py
+"""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from drlib.analysis.entropy import outcome, rescore, responses, token_statistics, token_texts
+from drlib.analysis.inputs import read_rollouts, segments_of, tool_results
+from drlib.chat import END, load_tokenizer
+from drlib.policy.moe import load_policy
+from drlib.trajectory import Segment, Termination, load_trajectories
+from tests.test_house import ROOT
+
+TOUR = ROOT / "figures" / "reference" / "tour"
+FILES = ("sft_sampled", "sft_greedy", "rl_sampled", "rl_greedy")
+P, T, C, R, A, X = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE,
+                    Segment.ANSWER, Segment.TEMPLATE)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TOUR / "policy_rl")
+
+
+@pytest.fixture(scope="module")
+def tour():
+    return {name: load_trajectories(TOUR / f"{name}.parquet") for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """A byte-level BPE as most models have: no tag of ours, no chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<eos>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    tokenizer.train_from_iterator(["the search for the answer of the question"] * 9, trainer)
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def statuses(trajectory):
+    return [
+        (r.ok, "empty" if r.error == "empty" else bool(r.error)) for r in trajectory.tool_results
+    ]
+
+
+def runs(trajectory):
+    """(ids, sampled) of the prompt, of each turn and of each observation."""
+    edges = np.flatnonzero(np.diff(trajectory.generated)) + 1
+    ids = [part.tolist() for part in np.split(trajectory.token_ids, edges)]
+    return list(zip(ids, (i % 2 == 1 for i in range(len(ids)))))
+
+
+# ---------------------------------------------------------------- segments
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_segments_of_the_tours_text_are_those_of_its_ids(tour, tokenizer, name):
+    for t in tour[name]:
+        found = segments_of(token_texts(tokenizer, t.token_ids), t.generated)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, t.segments, err_msg=t.id)
+
+
+def test_segments_do_not_depend_on_how_the_text_is_cut(tour):
+    t = tour["sft_sampled"][0]
+    text = "".join(token_texts(load_tokenizer(TOUR / "policy_rl"), t.token_ids))
+    whole = segments_of(list(text), np.ones(len(text), bool))
+    for size in (2, 3, 7):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        np.testing.assert_array_equal(segments_of(pieces, np.ones(len(pieces))), whole[::size])
+
+
+def test_segments_of_a_text_with_markers():
+    """Nothing opens inside an open tag; only assistants think, call and answer."""
+    start = "<|im_start|>"
+    pieces = [
+        (start + "system\n", X), ("Be good.", P), ("<|im_end|>\n", X), (start + "user\n", X),
+        ("Who", P), ("<answer>", X), ("I?", P), ("</answer>", X), ("<|im_end|>", X),
+        (start + "assistant\n", X), ("<think>", X), ("Hm", T), ("<answer>", X), ("no", T),
+        ("</think>", X), ("so", T), ("<tool_call>", X), ("{}", C), ("</tool_call>", X),
+        ("<|im_end|>\n", X), (start + "tool\n", X), ("found", R), ("<|im_end|>\n", X),
+        (start + "user\n", X), ("<tool_response>", X), ("<think>", X), ("more", R),
+        ("</tool_response>", X), ("<|im_end|>", X), (start + "assistant\n", X), ("<answer>", X),
+        ("you", A), ("</answer>", X), ("<report>", X), ("all", Segment.REPORT),
+    ]  # fmt: skip
+    texts, expected = zip(*pieces)
+    assert segments_of(texts, np.zeros(len(texts), bool)).tolist() == list(expected)
+    letters = [(c, segment) for text, segment in pieces for c in text]
+    found = segments_of([c for c, _ in letters], np.ones(len(letters), bool))
+    assert found.tolist() == [segment for _, segment in letters]
+
+
+def test_without_markers_the_sampled_text_is_the_assistants():
+    pieces = ["user", " ask", "I", " think", "<tool", "_call", ">", "c", "obs", "<answer>", "x", ""]
+    sampled = np.array([0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1], bool)
+    # a call that is not closed ends where somebody else speaks
+    expected = [P, P, T, T, X, X, X, C, R, X, A]
+    assert segments_of(pieces, sampled)[:-1].tolist() == expected
+    assert segments_of([], np.zeros(0, bool)).shape == (0,)
+
+
+# ---------------------------------------------------------------- messages and Tongyi
+
+
+def tongyi_row(t, **more):
+    return {"question": t.metadata["question"], "answer": t.metadata["right_answer"],
+            "messages": t.messages, "prediction": t.answer or "No answer found.",
+            "termination": {"answered": "answer", "turns": "exceed available llm calls"}.get(
+                t.termination, str(t.termination)), **more}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
+    """Of 192 trajectories 187 have the ids of their text; 4 turns sampled their own end."""
+    path = lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour[name]])
+    back = list(read_rollouts(path, TOUR / "policy_rl"))
+    equal = 0
+    for t, b in zip(tour[name], back, strict=True):
+        assert (b.answer, b.termination, statuses(b)) == (t.answer, t.termination, statuses(t))
+        assert [s for *_, s in responses(b)] == [s for *_, s in responses(t)]
+        for r, s in zip(t.tool_results, b.tool_results, strict=True):
+            assert (s.tool, s.arguments, s.text) == (r.tool, r.arguments, r.text)
+        assert b.metadata["question"] == t.metadata["question"]
+        assert b.metadata["right_answer"] == t.metadata["right_answer"]
+        assert b.entropies is None and np.isnan(b.logprobs[b.generated]).all()
+        if np.array_equal(b.token_ids, t.token_ids):
+            equal += 1
+            np.testing.assert_array_equal(b.segments, t.segments)
+            ends = t.token_ids == tokenizer.convert_tokens_to_ids(END)
+            np.testing.assert_array_equal((b.generated == t.generated) | ends, True)
+    assert equal >= 45, equal
+    assert [b.id for b in back[:2]] == ["iter1-1", "iter1-2"]
+
+
+def test_what_was_read_can_be_run_through_the_model(tour, tmp_path):
+    model, tokenizer = load_policy(TOUR / "policy_rl")
+    path = lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour["rl_sampled"][:8]])
+    read = list(rescore(model, read_rollouts(path, tokenizer)))
+    for t, b in zip(list(rescore(model, tour["rl_sampled"][:8])), read, strict=True):
+        np.testing.assert_array_equal(b.token_ids, t.token_ids)
+        np.testing.assert_array_equal(b.entropies, t.entropies)
+    table = token_statistics(read_rollouts(path, tokenizer))
+    assert table.right_M.tolist() == [outcome(t) for t in tour["rl_sampled"][:8]]
+
+
+def test_parquet_of_messages_reads_like_the_lines(tour, tokenizer, tmp_path):
+    rows = [{"messages": t.messages, "reward": 1.0} for t in tour["rl_greedy"][:5]]
+    pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    a = list(read_rollouts(tmp_path / "a.parquet", tokenizer))
+    b = list(read_rollouts(lines(tmp_path / "a.jsonl", rows), tokenizer))
+    assert a == b and len(a) == 5 and a[0].reward == 1.0
+
+
+def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
+    call = {"id": "c1", "type": "function",
+            "function": {"name": "search", "arguments": '{"query": ["Malawi"]}'}}  # fmt: skip
+    row = {"messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Which code?"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "name": "search", "content": "it", "ok": False},
+        {"role": "assistant", "content": "<answer>MWK</answer>", "tool_calls": None},
+        {"role": "user", "content": "Thank you, never answered to."},
+    ], "score": True, "id": "own", "termination": "a word that nobody knows"}  # fmt: skip
+    (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), tokenizer)
+    turn = '<think>Look.</think><tool_call>{"name": "search", "arguments": {"query": ["Malawi"]}}'
+    assert t.messages[1]["content"] == turn + "</tool_call>"
+    (result,) = t.tool_results
+    assert (result.tool, result.arguments, result.ok) == ("search", {"query": ["Malawi"]}, False)
+    assert (t.answer, t.reward, t.termination) == ("MWK", 1.0, Termination.ANSWERED)
+    assert t.metadata["termination"] == "a word that nobody knows" and t.metadata["id"] == "own"
+    text = "".join(token_texts(tokenizer, t.token_ids))
+    assert text.endswith("<|im_start|>assistant\n<answer>MWK</answer>")
+    assert np.unique(t.turns[t.generated]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("message, ok, error", [
+    ({"content": "Finland. No Error here, KeyErrors neither"}, True, None),
+    ({"content": "Errors and how to avoid them"}, True, None),
+    ({"content": "Error: query must be a list"}, False, "error"),
+    ({"content": "KeyError: 'x'"}, False, "error"),
+    ({"content": "json.decoder.JSONDecodeError: no"}, False, "error"),
+    ({"content": "[Python Interpreter Error]: Formatting error."}, False, "error"),
+    ({"content": "Traceback (most recent call last):\n"}, False, "error"),
+    ({"content": "{'error': 'no such tool'}"}, False, "error"),  # TRL's str of a failed call
+    ({"content": " \n"}, False, "empty"),
+    ({"content": "No results found for 'x'."}, False, "empty"),
+    ({"content": "Error 404, a page about it", "ok": True}, True, None),
+    ({"content": "fine", "is_error": True}, False, "error"),
+    ({"content": "fine", "isError": False}, True, None),
+    ({"content": "fine", "status": "error"}, False, "error"),
+    ({"content": "fine", "error": "timeout"}, False, "timeout"),
+])  # fmt: skip
+def test_whether_a_call_worked(message, ok, error):
+    said = '<tool_call>{"name": "visit", "arguments": {"url": "a"}}</tool_call>'
+    tool = {"role": "tool"} | message
+    (result,) = tool_results([{"role": "assistant", "content": said}, tool])
+    assert (result.tool, result.ok, result.error) == ("visit", ok, error)
+
+
+def test_responses_of_parallel_calls_are_one_result_and_format_errors_are_named():
+    both = "<tool_response>\none\n</tool_response>\n<tool_response>\nError\n</tool_response>"
+    calls = '<tool_call>{"name": "a", "arguments": {}}</tool_call>' * 2
+    talk = [("user", "<tool_response>not one</tool_response>"), ("assistant", calls),
+            ("user", both), ("assistant", "<tool_call>{"), ("tool", "Error: not JSON"),
+            ("assistant", "I ask you"), ("user", "a person's words")]  # fmt: skip
+    first, second = tool_results([{"role": role, "content": said} for role, said in talk])
+    assert (first.tool, first.text, first.ok) == ("a", "one\nError", False)
+    assert (second.tool, second.error) == ("format", "format")
+
+
+def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path):
+    """Llama's way: the roles' names are in its own markers, and nothing is in tags."""
+    foreign = copy.deepcopy(foreign)
+    foreign.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    )
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    for role, between in (("tool", Segment.TOOL_RESPONSE), ("user", Segment.PROMPT)):
+        said = [("user", "Q"), ("assistant", call), (role, "Error: R"), ("assistant", "So")]
+        row = {"messages": [{"role": role, "content": content} for role, content in said]}
+        (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), foreign)
+        texts = token_texts(foreign, t.token_ids)
+        assert "".join(texts) == f"[user]Q[assistant]{call}[{role}]Error: R[assistant]So"
+        later = ~t.generated & (t.turns > 0)
+        assert set(t.segments[later]) == {between} and "".join(texts[later]).count("R") == 1
+        assert [status for *_, status in responses(t)] == ["error"] * (role == "tool")
+
+
+@pytest.mark.parametrize("prediction, word, answer, end", [
+    ("MWK", "answer", "MWK", Termination.ANSWERED),  # without a tag in the text
+    ("No answer found.", "answer not found", None, Termination.FORMAT),
+    ("No answer found after 2h30mins", "No answer found after 2h30mins", None,
+     Termination.WALL_CLOCK),
+    ("a turn", "format error: generate an answer as token limit reached", None, Termination.LENGTH),
+    ("MWK", "generate an answer as token limit reached", "MWK", Termination.ANSWERED),
+    ("No answer found.", "exceed available llm calls", None, Termination.TURNS),
+])  # fmt: skip
+def test_tongyis_words_for_an_end(tokenizer, tmp_path, prediction, word, answer, end):
+    row = {"question": "q", "prediction": prediction, "termination": word,
+           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hm"}]}
+    (t,) = read_rollouts(lines(tmp_path / "iter1.jsonl", [row]), tokenizer)
+    assert (t.answer, t.termination, t.metadata["termination"]) == (answer, end, word)
+
+
+def test_failed_rows_of_tongyi_are_left_out_with_a_warning(tour, tokenizer, tmp_path):
+    failed = {"question": "q", "answer": "a", "error": "Timeout (>1800s)", "messages": [],
+              "prediction": "[Failed]"}  # fmt: skip
+    path = lines(tmp_path / "iter1.jsonl", [failed, tongyi_row(tour["rl_greedy"][0])])
+    with pytest.warns(UserWarning, match="Timeout"):
+        (t,) = read_rollouts(path, tokenizer)
+    assert t.id == "iter1-2"
+
+
+# ---------------------------------------------------------------- TRL and verl
+
+
+def test_a_file_that_trl_wrote(tokenizer, tmp_path):
+    model, _ = load_policy(TOUR / "policy_sft")
+
+    def length(completions, **_):
+        return [float(len(c[0]["content"])) for c in completions]
+
+    def half(completions, **_):
+        return [None, *[0.5] * (len(completions) - 1)]
+
+    prompts = [[{"role": "user", "content": q}] for q in ("The code of Malawi?", "Where is Oslo?")]
+    GRPOTrainer(
+        model=model, processing_class=tokenizer, reward_funcs=[length, half],
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        args=GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], seed=0,
+                        max_steps=1, per_device_train_batch_size=4, num_generations=2,
+                        max_completion_length=12, log_completions=True, logging_steps=1,
+                        save_strategy="no", disable_tqdm=True, num_completions_to_print=0),
+    ).train()  # fmt: skip
+    (path,) = (tmp_path / "completions").glob("*.parquet")
+    table = pd.read_parquet(path)
+    got = list(read_rollouts(path, tokenizer))
+    assert len(got) == len(table) == 4 and len({t.group_id for t in got}) == 2
+    for t, (_, row) in zip(got, table.iterrows()):
+        assert t.reward_parts["length"] == row["length"] == len(row["completion"][0]["content"])
+        assert t.reward == row["length"] + (0 if math.isnan(row["half"]) else 0.5)
+        assert t.metadata["question"] == row["prompt"][0]["content"]
+        assert t.policy_version == 1 and t.versions[t.generated].tolist() == [1] * t.generated.sum()
+        sampled = tokenizer.decode(t.token_ids[t.generated])
+        assert sampled == row["completion"][0]["content"]
+    assert "half" not in got[0].reward_parts
+
+
+def test_trl_with_tools_and_trl_with_plain_text(tour, tokenizer, tmp_path):
+    call = {"type": "function", "function": {"name": "visit", "arguments": {"url": "u", "q": None}}}
+    table = {"step": [3], "prompt": [[{"role": "user", "content": "Q?"}]],
+             "completion": [[{"role": "assistant", "content": "", "tool_calls": [call]},
+                             {"role": "tool", "name": "visit", "content": "{'error': 'no'}"},
+                             {"role": "assistant", "content": "<answer>x</answer>"}]],
+             "right": [1.0], "hops": [2], "advantage": [0.1]}  # fmt: skip
+    pd.DataFrame(table).to_parquet(tmp_path / "tools.parquet")
+    (t,) = read_rollouts(tmp_path / "tools.parquet", tokenizer)
+    (result,) = t.tool_results
+    assert (result.tool, result.arguments, result.ok) == ("visit", {"url": "u"}, False)
+    assert (t.answer, t.reward, t.metadata["hops"]) == ("x", 1.0, 2)
+    text = [tokenizer.decode(ids) for ids, _ in runs(tour["rl_greedy"][0])]
+    plain = {"step": [1], "prompt": [text[0]], "completion": ["".join(text[1:])], "right": [1.0],
+             "advantage": [0.0]}  # fmt: skip
+    pd.DataFrame(plain).to_parquet(tmp_path / "text.parquet")
+    (t,) = read_rollouts(tmp_path / "text.parquet", tokenizer)
+    np.testing.assert_array_equal(t.token_ids, tour["rl_greedy"][0].token_ids)
+    np.testing.assert_array_equal(t.generated, tour["rl_greedy"][0].generated)
+
+
+def test_verl_and_back(tour, tokenizer, tmp_path):
+    rows = []
+    for t in tour["sft_sampled"]:
+        text = [tokenizer.decode(ids) for ids, _ in runs(t)]
+        rows.append({"input": text[0], "output": "".join(text[1:]), "step": 7, "score": 0.0,
+                     "gts": t.metadata["right_answer"], "acc": 0.0})  # fmt: skip
+    equal = 0
+    path = lines(tmp_path / "7.jsonl", rows)
+    for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
+        assert statuses(b) == statuses(t) and b.answer == t.answer and b.reward == 0
+        assert b.metadata["question"] == t.metadata["question"] and b.metadata["acc"] == 0
+        assert b.metadata["right_answer"] == t.metadata["right_answer"]
+        if np.array_equal(b.token_ids, t.token_ids):
+            equal += 1
+            np.testing.assert_array_equal(b.segments, t.segments)
+    assert equal >= 44, equal
+
+
+def test_verl_without_the_markers_of_its_template(foreign, tmp_path):
+    """verl decodes without special tokens: of ChatML the names of the roles are left."""
+    output = (
+        'I look.\n<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>\nuser\n'
+        "<tool_response>\nOslo\n</tool_response>\nassistant\nSo<answer>Oslo</answer>"
+    )
+    row = {"input": "system\nS\nuser\nWhere?\nassistant\n", "output": output, "score": 1, "step": 2}
+    (t,) = read_rollouts(lines(tmp_path / "2.jsonl", [row]), foreign)
+    texts = token_texts(foreign, t.token_ids)
+    assert "".join(texts) == row["input"] + output and t.metadata["question"] == "Where?"
+    assert "".join(texts[t.generated]) == output.replace(
+        "\nuser\n<tool_response>\nOslo\n</tool_response>\nassistant\n", "")  # fmt: skip
+    said = {s: "".join(texts[t.segments == s]) for s in (T, C, R, A)}
+    assert "Oslo" in said[R] and said[A] == "Oslo"
+    assert "I look." in said[T] and '"search"' in said[C]
+    assert t.tool_results[0].text == "Oslo" and t.answer == "Oslo"
+
+
+def test_verl_agent_loop_keeps_ids_mask_and_logprobs(tour, tokenizer, tmp_path):
+    rows = []
+    for t in tour["sft_sampled"]:
+        first = int(np.flatnonzero(t.generated)[0])
+        rows.append({"prompt_ids": t.token_ids[:first].tolist(), "reward_score": 1.0,
+                     "response_ids": t.token_ids[first:].tolist(),
+                     "response_mask": t.generated[first:].astype(int).tolist(),
+                     "response_logprobs": t.logprobs[first:].tolist()})  # fmt: skip
+    path = lines(tmp_path / "a.jsonl", rows)
+    for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
+        for name in ("token_ids", "generated", "logprobs", "segments", "turns"):
+            np.testing.assert_array_equal(getattr(b, name), getattr(t, name), err_msg=name)
+        assert statuses(b) == statuses(t) and b.answer == t.answer
