@@ -20,7 +20,6 @@ from drlib.rl.stability import (
     KLController,
     PageHinkley,
     ReferenceReset,
-    ema,
     sync_reference,
 )
 
@@ -31,13 +30,6 @@ def test_the_kl_coefficient_doubles_and_halves_outside_the_band():
     control = KLController(coef=0.1, target=0.02)
     seen = [control.update(kl) for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
     assert seen == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.1, 0.05])
-
-
-def test_the_proportional_rule_is_clipped():
-    control = KLController(coef=1.0, target=0.1, rule="proportional")
-    assert control.update(0.11) == pytest.approx(1.01)
-    assert control.update(5.0) == pytest.approx(1.01 * 1.02)
-    assert control.update(0.0) == pytest.approx(1.01 * 1.02 * 0.98)
 
 
 def test_the_kl_coefficient_stays_in_its_range():
@@ -53,16 +45,13 @@ def kl_of_the_best_policy(coef):
     return float((policy * (policy / reference).log()).sum())
 
 
-@pytest.mark.parametrize(("rule", "start"), [("proportional", 3.0), ("proportional", 0.05),
-                                             ("threshold", 5.0), ("threshold", 0.02)])  # fmt: skip
-def test_the_controller_leads_a_policy_to_its_target(rule, start):
-    control, coef = KLController(coef=start, target=0.1, rule=rule), start
+@pytest.mark.parametrize("start", [5.0, 0.02])
+def test_the_controller_leads_a_policy_to_its_target(start):
+    control, coef = KLController(coef=start, target=0.1), start
     for _ in range(500):
         coef = control.update(kl_of_the_best_policy(coef))
-    if rule == "proportional":
-        assert kl_of_the_best_policy(coef) == pytest.approx(0.1, rel=0.02)
-    else:  # a doubling changes this KL by up to 4, so it may step over the band and back
-        assert 0.1 / 6 < kl_of_the_best_policy(coef) < 0.6
+    # a doubling changes this KL by up to 4, so it may step over the band and back
+    assert 0.1 / 6 < kl_of_the_best_policy(coef) < 0.6
 
 
 # ---------------------------------------------------------------- reference
@@ -78,14 +67,13 @@ def test_stagnation_resets_on_the_scripted_steps():
     curve = [0.50, 0.51, 0.509, 0.60, 0.55, None, 0.58, 0.585, 0.58]
     expected = [None, None, "stagnation", None, None, None, "stagnation", None, "stagnation"]
     assert decisions(reset, curve) == expected
-    assert reset.state["resets"] == [3, 7, 9]
 
 
 def test_a_period_resets_by_the_steps():
     reset = ReferenceReset(patience=9, every=4)
     curve = [0.5, 0.4, 0.39, 0.35, 0.3, None, None, None]
     assert decisions(reset, curve) == [None, None, None, "period"] * 2
-    assert reset.state["best"] == 0.35 and reset.state["resets"] == [4, 8]
+    assert reset.state["best"] == 0.35
 
 
 class Tiny(nn.Module):
@@ -148,6 +136,13 @@ def test_after_a_reset_adam_steps_like_a_new_one_and_kl_pulls_to_the_new_referen
             for parameter in policy.parameters():
                 parameter -= 0.5 * parameter.grad
     assert loss < 1e-4 and (policy.weight - reference.weight).norm() < distance
+
+
+def ema(reference, policy, decay):
+    """A one-tensor reference after `sync_reference`."""
+    old, new = nn.ParameterList([reference.clone()]), nn.ParameterList([policy.clone()])
+    sync_reference(old, new, decay=decay)
+    return old[0].detach()
 
 
 def test_moving_average_by_hand_and_exact_at_its_ends():
@@ -255,8 +250,7 @@ def detector():
 
 
 MACHINES = {
-    "threshold": (lambda: KLController(0.1, 0.5), lambda x: x),
-    "proportional": (lambda: KLController(0.1, 0.5, "proportional"), lambda x: x),
+    "kl": (lambda: KLController(0.1, 0.5), lambda x: x),
     "reset": (lambda: ReferenceReset(2, 0.05, 7), lambda x: x if x < 0.8 else None),
     "means": (lambda: PageHinkley(0.05, 0.8, 3), lambda x: x),
     "shapes": (lambda: HistogramShift(0.3, 8, 3), lambda x: [x, x * x, 0.0]),
@@ -290,15 +284,12 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
         monitor.load_state_dict({"reference": []})
     with pytest.raises(ValueError, match="the detector watches"):
         detector().load_state_dict(DriftDetector({"x": PageHinkley()}).state_dict())
-    shared = PageHinkley(0.1, 1.0)
-    DriftDetector({"x": shared}).update({"x": 3.0})
-    assert shared.state["n"] == 0  # a detector has its own
 
 
 BAD = [
     (KLController, {"coef": -1.0}, "coef"), (KLController, {"target": 0.1}, "cannot leave 0"),
     (KLController, {"coef": 0.1, "target": -1.0}, "target"),
-    (KLController, {"rule": "pid"}, "rule"), (KLController, {"coef": math.nan}, "coef"),
+    (KLController, {"coef": math.nan}, "coef"),
     (ReferenceReset, {"patience": 0}, "patience"),
     (ReferenceReset, {"min_delta": -0.1}, "min_delta"),
     (PageHinkley, {"delta": -1.0}, "delta"), (PageHinkley, {"threshold": 0.0}, "threshold"),

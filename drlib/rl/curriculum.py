@@ -1,19 +1,16 @@
 """Which questions to try next, and under which limits: four state machines without I/O.
 
-A group whose rollouts all have the same reward carries no gradient, so questions that are always
-or never solved are wasted work. `Curriculum`, the tour's, draws a skill of solve rate p in
-proportion to p(1 - p), plus a little so that nothing is ever forgotten. `DataCuration` is Tongyi
-DeepResearch's automatic data curation (report, section on RL data), `StagedCurriculum`
-rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
-
-Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
-draws. Left out: the background process that tries questions, weights that learn (bandits).
+`Curriculum` is the tour's, `DataCuration` Tongyi DeepResearch's automatic data curation (report,
+section on RL data), `StagedCurriculum` rStar2-Agent's stages (arXiv 2508.20722, section 4),
+`TaskMixture` ProRL's mixture (2505.24864). Their states are JSON values, so that a killed run goes
+on to the same draws. Left out: the background process that tries questions, bandits.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,13 +23,12 @@ MEMORY = 0.7  # of the running solve rate, a step
 
 
 class Curriculum:
-    """A running solve rate for each skill."""
+    """A running solve rate p of each skill, drawn in proportion to p(1 - p) and a little more."""
 
     def __init__(self, skills: Sequence[str], state: dict[str, float] | None = None):
         self.rates = {skill: START for skill in skills} | (state or {})
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
-        """One of the skills `among`, in proportion to p(1 - p) + 0.04."""
         weights = [self.rates[s] * (1 - self.rates[s]) + FLOOR for s in among]
         return rng.choices(list(among), weights)[0]
 
@@ -49,44 +45,25 @@ class Curriculum:
         return dict(self.rates)
 
 
-class Refresh(NamedTuple):
-    """An exchange: the question ids, sorted."""
-
-    mastered: tuple[str, ...]
-    hopeless: tuple[str, ...]
-    added: tuple[str, ...]
+Refresh = namedtuple("Refresh", "mastered hopeless added")  # an exchange: question ids, sorted
 
 
 class DataCuration(Machine):
-    """An active set of questions of medium difficulty, renewed from a background pool.
-
-    Args:
-        solve_rates: share solved by the starting policy, for every question. Those strictly
-            between 0 and 1 are the first active set; its size is what refreshes aim at.
-        window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0.
-        every: steps after which to refresh; None: only when asked.
-
-    ValueError (of all methods): unknown questions, rates outside 0..1, settings without sense.
-    """
+    """`state["active"]`: questions of medium difficulty, renewed from a background pool.
+    solve_rates: share solved by the starting policy, for every question; those strictly between 0
+    and 1 are the first active set, whose size refreshes aim at. window: a question leaves when that
+    many outcomes in a row are all 1 (mastered) or all 0. every: steps after which to refresh;
+    default: only when asked. ValueError (of all methods): unknown questions, rates not in 0..1."""
 
     def __init__(
-        self, solve_rates: Mapping[str, float], *, window: int = 8, every: int | None = None
+        self, solve_rates: Mapping[str, float], *, window: int = 8, every: float = math.inf
     ):
-        within(window, "[2, inf)", "window")
-        within(1 if every is None else every, "[1, inf)", "every")
-        self.window, self.every = window, every
-        self.known = frozenset(solve_rates)
+        within(window, "[2, inf)", "window"), within(every, "[1, inf]", "every")
+        self.window, self.every, self.known = window, every, frozenset(solve_rates)
         active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
         require(len(active) > 0, "every question is always or never solved; add others")
         self.size = len(active)
         self.state = {"active": active, "steps": 0, "pool": {}, "outcomes": {}}
-
-    def draw(self, n: int, rng: random.Random) -> list[str]:
-        """`n` active questions, each one once before any comes twice."""
-        drawn, active = [], self.state["active"]
-        while len(drawn) < n:
-            drawn += rng.sample(active, min(n - len(drawn), len(active)))
-        return drawn
 
     def observe(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Take in (question, reward in 0..1) of a step's judged rollouts, late ones too."""
@@ -105,28 +82,23 @@ class DataCuration(Machine):
 
     def end_step(self, *, ask: bool = False) -> Refresh | None:
         """Count a step; refresh if `every` is over (or `ask`: a reward plateau seen outside).
-
-        Questions nearest to a half fill the set up to its first size. It is never left empty.
-        """
+        Questions nearest to a half fill the set up to its first size. It is never left empty."""
         s = self.state
         s["steps"] += 1
-        if not ask and (self.every is None or s["steps"] < self.every):
+        if not ask and s["steps"] < self.every:
             return None
         s["steps"] = 0
         full = {q: seen for q, seen in s["outcomes"].items() if len(seen) >= self.window}
         mastered = sorted(q for q, seen in full.items() if min(seen) >= 1)
         hopeless = sorted(q for q, seen in full.items() if max(seen) <= 0)
         kept = sorted({*s["active"]} - {*mastered, *hopeless})
-        if not kept and not s["pool"]:
-            kept, mastered, hopeless = s["active"], [], []
         nearest = sorted(s["pool"], key=lambda q: (abs(s["pool"][q] - 0.5), q))
         added = sorted(nearest[: self.size - len(kept)])
-        if not (mastered or hopeless or added):
+        if not added and kept in ([], s["active"]):
             return None
         s["active"] = sorted([*kept, *added])
-        s["pool"] = {q: rate for q, rate in s["pool"].items() if q not in added}
-        for question in (*mastered, *hopeless):
-            del s["outcomes"][question]
+        for part, gone in (("pool", added), ("outcomes", mastered + hopeless)):
+            s[part] = {q: value for q, value in s[part].items() if q not in gone}
         return Refresh(tuple(mastered), tuple(hopeless), tuple(added))
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -143,14 +115,13 @@ class DataCuration(Machine):
 
 
 class Stage(NamedTuple):
-    """steps: how long; tokens, turns: a rollout's limits; hard_only: only unmastered questions;
-    reset: start with a fresh optimizer and the policy as its own reference."""
+    """A stretch of training under a rollout's limits `tokens` and `turns`."""
 
     steps: int
     tokens: int
     turns: int
-    hard_only: bool = False
-    reset: bool = False
+    hard_only: bool = False  # only unmastered questions
+    reset: bool = False  # start with a fresh optimizer and the policy as its own reference
 
 
 RSTAR2_STAGES = (  # section 4: 510 steps in all
@@ -177,18 +148,17 @@ class StagedCurriculum(Machine):
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
         require(self.filter_due, "the next step is not the first of a stage of hard questions")
-        tried = all(len(solved) for solved in outcomes.values())
-        require(tried, "a question was not tried; roll it out or leave it out")
-        hard = tuple(sorted(q for q, solved in outcomes.items() if min(solved) < 1))
+        require(all(outcomes.values()), "a question was not tried; roll it out or leave it out")
+        hard = sorted(q for q, solved in outcomes.items() if min(solved) < 1)
         require(bool(hard), "the policy solves every question every time; bring harder ones")
-        self.state["hard"][str(self.plan[self.state["step"]])] = list(hard)
-        return hard
+        self.state["hard"][str(self.plan[self.state["step"]])] = hard
+        return tuple(hard)
 
     def begin_step(self) -> tuple[Stage, tuple[str, ...] | None] | None:
-        """The next step's stage, with `reset` at its first step only, and the hard questions (None:
-        all of them); None after the last step."""
-        due, step = self.filter_due, self.state["step"]
-        require(not due, "the stage trains on hard questions only: call keep_hard first")
+        """The next step's stage, `reset` at its first step only, and the hard questions (None:
+        all); None after the last step."""
+        require(not self.filter_due, "the stage has hard questions only: call keep_hard first")
+        step = self.state["step"]
         if step == len(self.plan):
             return None
         self.state["step"] += 1
@@ -200,10 +170,7 @@ class StagedCurriculum(Machine):
 
 class TaskMixture(Machine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
-
-    No kind runs ahead by a whole draw; whole-number weights are met exactly after each
-    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
-    """
+    ProRL: math 40, code 24, stem 25, logic 37, instructions 10."""
 
     def __init__(self, weights: Mapping[str, float]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]

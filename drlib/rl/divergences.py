@@ -1,14 +1,10 @@
 """How far two policies are apart on sampled tokens, and what a loss does about it.
 
 Three policies score each sampled token: the one that is trained (theta), the same weights as the
-rollout engine computed them (behaviour: other kernels, other precision, another routing of
-experts), and the training engine before the update (old). pi_theta / pi_behaviour is the product
-of staleness (theta / old) and engine mismatch (old / behaviour). Clipping answers the first,
-`importance_correction` the second, `kl_estimate` ties theta to a fourth, the reference.
-`top_entropy_mask` chooses the tokens worth a gradient.
-
-Left out: k-step and per-prefix corrections, and divergences over whole distributions (they need
-the vocabulary, which no record of a rollout keeps).
+rollout engine computed them (behaviour), and the training engine before the update (old).
+pi_theta / pi_behaviour is the product of staleness (theta / old), which clipping answers, and
+engine mismatch (old / behaviour), which `importance_correction` does. Left out: divergences over
+the vocabulary, which no record keeps.
 """
 
 import math
@@ -22,17 +18,14 @@ from drlib.rl.checks import one_of, require, within
 
 MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 ESTIMATORS = ("k1", "k2", "k3")
-# The published ranges of old / behaviour: TIS and MIS cap at 2, IcePop keeps [1/2, 2] (GLM-5,
-# section 3.2), the geometric mean of a sequence stays within 1 % (SkyRL).
-CORRECTION_BOUNDS = {"truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5, 2.0),
-                     "geometric": (0.99, 1.01)}  # fmt: skip
+CORRECTION_BOUNDS = {  # published ranges of old / behaviour: TIS, MIS, GLM-5 (3.2), SkyRL
+    "truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5, 2.0), "geometric": (0.99, 1.01),
+}  # fmt: skip
 
 
 def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_logp") -> Tensor:
-    """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone.
-
-    Raises ValueError where it is NaN or exceeds 80 nats: the two are not of the same tokens.
-    """
+    """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone; ValueError
+    where it is NaN or exceeds 80 nats: the two are not of the same tokens."""
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
     require(largest <= MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
@@ -43,15 +36,11 @@ def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_log
 def kl_estimate(
     logp_BT: Tensor, reference_logp_BT: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3"
 ) -> Tensor:
-    """KL(pi || reference) per token, estimated from one sample of pi (Schulman 2020).
+    """KL(pi || reference) per token, nats, estimated from one sample of pi (Schulman 2020).
 
-    With d = log pi - log reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, and
-    its gradient d grad log pi is the KL's own), k3 = exp(-d) - 1 + d (unbiased, never negative).
-    As a loss on samples of pi, k1 has the gradient of nothing (its mean is 0) and k3 that of
-    KL(reference || pi); see `kl_unbiased` of `LossConfig` for the remedy.
-
-    logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
-    under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
+    With d = log pi - log reference: k1 = d (unbiased; as a loss its mean gradient is 0), k2 =
+    d^2 / 2 (biased; its gradient is the KL's own), k3 = exp(-d) - 1 + d (unbiased, never negative;
+    its gradient is that of KL(reference || pi)). ValueError: unknown estimator, 80 nats apart.
     """
     one_of(estimator, ESTIMATORS, "kl_estimator")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
@@ -115,14 +104,9 @@ def top_entropy_mask(
     """The `share` of the masked tokens with the highest entropy (arXiv 2506.01939, "80/20").
 
     Exactly ceil(share n) of n tokens, ties to the earlier position (row by row): a quantile
-    threshold keeps every tied token, and `torch.quantile` refuses more than 2^24 of them.
-
-    entropies_BT: float, nats. mask_BT: bool. share: above 0, up to 1, read as the decimal it is
-    written as (0.28 of 25 is 7, not 8). scope: n counts the masked tokens of the whole "batch" (a
-    micro-batch is one of its own), or of each "sequence" apart.
-
-    Returns bool [B, T], a subset of `mask_BT`. ValueError: `share` outside (0, 1], an unknown
-    scope, shapes, an entropy not finite.
+    threshold keeps every tied token. share: in (0, 1], read as the decimal it is written as (0.28
+    of 25 is 7, not 8). scope: n counts the masked tokens of the "batch" passed, or of each
+    "sequence". Returns bool [B, T]. ValueError: share, scope, shapes, an entropy not finite.
     """
     within(share, "(0, 1]", "share (top_entropy)")
     one_of(scope, ("batch", "sequence"), "entropy_scope")
@@ -170,11 +154,8 @@ def mean_per_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
-    """`values_BT` where used and 0 elsewhere; ValueError if one that is used is not finite.
-
-    Masked first: 0 * NaN is NaN, so multiplying afterwards would let it into the gradient.
-    """
-    values_BT = values_BT.masked_fill(~used_BT, 0.0)
+    """`values_BT` where used and 0 elsewhere; ValueError if one that is used is not finite."""
+    values_BT = values_BT.masked_fill(~used_BT, 0.0)  # 0 * NaN would let it into the gradient
     require(bool(values_BT.isfinite().all()), f"{name} is NaN or infinite where the loss uses it")
     return values_BT
 
@@ -183,11 +164,10 @@ def check_tokens(
     logp_BT: Tensor, mask_BT: Tensor, *, name: str = "logp_BT", **others: Tensor | None
 ) -> None:
     """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape."""
-    shape = tuple(logp_BT.shape)
+    shape, boolean = tuple(logp_BT.shape), mask_BT.dtype == torch.bool
     floats = len(shape) == 2 and logp_BT.dtype in (torch.float32, torch.float64)
     require(floats, f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "
             f"{shape}; a ratio of 1.001 is 1 in bfloat16: pass {name}.float()")  # fmt: skip
-    boolean = mask_BT.dtype == torch.bool
     require(boolean, f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
     for other_name, other in {"mask_BT": mask_BT, **others}.items():
         got = shape if other is None else tuple(other.shape)

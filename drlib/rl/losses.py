@@ -1,22 +1,16 @@
 """The policy-gradient loss, its published relatives as switches, and losses that imitate.
 
-`policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the tokens that
-the model generated, summed over the batch and divided by one global number of tokens. The switches
-of `LossConfig` are orthogonal. Three choices that implementations get wrong in silence:
+`policy_loss` is eq. 4 of the Tongyi DeepResearch report; the switches of `LossConfig` are
+orthogonal. Three choices that implementations get wrong in silence:
 
-- The denominator is an argument. A micro-batch or a data-parallel rank sees part of the step's
-  tokens; given the step's count (sum `loss_denominator` over the parts), the gradients of the
-  parts add up to the gradient of the whole. Dividing each part by its own count does not.
+- The denominator is an argument: given the step's (sum `loss_denominator` over micro-batches and
+  ranks), the gradients of the parts add up to the whole's. Each part's own count does not do that.
 - An excluded sequence (weight 0) is in neither the sum nor the count, so leaving rollouts out does
   not shrink the step. A weight of 2 equals two copies of the sequence.
 - Positions outside the mask never enter the arithmetic, whatever stands there (NaN too).
 
-Imitation is a policy gradient in disguise, and the tests hold that: SFT is REINFORCE on the
-demonstration with advantage 1 / pi hidden in it, DFT takes that 1 / pi out again, and on-policy
-distillation is `policy_loss` with the teacher's opinion of each token as its advantage.
-
-Left out: an entropy bonus, dual clipping of negative advantages, value losses; divergences from a
-teacher over the whole vocabulary, teachers with another tokenizer.
+Imitation is a policy gradient too: SFT has advantage 1 / pi, DFT 1, on-policy distillation the
+teacher's opinion of each token. Left out: an entropy bonus, dual clipping, value losses.
 """
 
 import math
@@ -39,26 +33,16 @@ class LossConfig:
     """The switches of `policy_loss`; the defaults are the recipe.
 
     clip: what happens to a token (A its advantage, r its ratio) outside the range.
-        "ppo": min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), so the gradient stops where
-        r has moved in A's favour (Tongyi eq. 4; the asymmetric range is DAPO's clip-higher).
+        "ppo": min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) (Tongyi eq. 4; DAPO).
         "double_sided": gradient r A grad log pi strictly inside the range and none outside,
         whatever A's sign (GLM-5 eq. 3-5); r is against the rollout engine, never `old_logp_BT`.
         "cispo": gradient min(r, 1 + epsilon_high) A grad log pi everywhere (MiniMax-M1).
         "none": r A, plain importance sampling. On policy all have the gradient of REINFORCE.
-    aggregate: "token" divides the sum over tokens by the number of tokens (Tongyi, DAPO);
-        "sequence" takes each sequence's mean first (GRPO), so a token of a long sequence counts
-        less; "constant" divides by sequences times `constant_tokens` (Dr.GRPO).
-    level: "sequence" replaces r by its geometric mean over the sequence (GSPO, arXiv 2507.18071).
-    correction: the rollout engine's mismatch, see `importance_correction`; needs `old_logp_BT`.
-        correction_bounds: (low, high), the published ones when None. correction_level: as there.
-    kl_coef: weight of KL(pi || reference) per token; needs `reference_logp_BT`. kl_estimator: see
-        `kl_estimate`. kl_unbiased: weigh it by pi / pi_behaviour, so that its gradient is that of
-        the KL (DeepSeek-V3.2; TRL), with k2's weight held constant.
-    top_entropy: share of tokens that learn, those of highest entropy (80/20 rule: 0.2); needs
-        `entropies_BT`. entropy_scope: of the batch passed, or of each sequence.
-    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and of its
-        count ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL, whose
-        step is then 5 times smaller at top_entropy 0.2).
+    aggregate: "token" divides the sum by the number of tokens (Tongyi, DAPO), "constant" by that of
+        sequences times `constant_tokens` (Dr.GRPO); "sequence" takes their means first (GRPO).
+    kl_unbiased: weigh the KL by pi / pi_behaviour (k2 by a constant): its own gradient (TRL).
+    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and its count
+        ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL).
     """
 
     clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
@@ -67,15 +51,15 @@ class LossConfig:
     epsilon_high: Coefficient = 0.28
     constant_tokens: Count | None = None
     _: KW_ONLY
-    level: Literal["token", "sequence"] = "token"
+    level: Literal["token", "sequence"] = "token"  # of r; "sequence": geometric mean (2507.18071)
     correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
-    correction_bounds: tuple[float, float] | None = None
+    correction_bounds: tuple[float, float] | None = None  # see `importance_correction`
     correction_level: Literal["token", "sequence"] = "token"
-    kl_coef: Coefficient = 0.0
+    kl_coef: Coefficient = 0.0  # weight of KL(pi || reference) per token
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_unbiased: bool = False
-    top_entropy: Annotated[float, "(0, 1]"] = 1.0
-    entropy_scope: Literal["batch", "sequence"] = "batch"
+    top_entropy: Annotated[float, "(0, 1]"] = 1.0  # share of tokens that learn (80/20 rule: 0.2)
+    entropy_scope: Literal["batch", "sequence"] = "batch"  # the batch passed, or each sequence
     denominator: Literal["kept", "all"] = "kept"
 
     def __post_init__(self):
@@ -88,8 +72,8 @@ class LossConfig:
             require(self.correction_bounds is None, 'correction_bounds go with a correction')
             return
         correction_bounds(self.correction, self.correction_bounds)
-        require(self.clip != "double_sided", 'clip="double_sided" weighs by pi / pi_behaviour; '
-                "a correction would count the mismatch twice (use another clip)")  # fmt: skip
+        twice = 'clip="double_sided" and a correction would count the mismatch twice'
+        require(self.clip != "double_sided", twice)
 
 
 def policy_loss(
@@ -163,12 +147,9 @@ def policy_loss(
 def sft_loss(
     logp_BT: Tensor, mask_BT: Tensor, denominator: float | Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss).
-
-    logp_BT: float, of each token. mask_BT: bool, the tokens to learn (the model's own in SFT, all
-    in CPT). denominator: tokens of the whole step; this batch's when None. Returns (loss, metrics):
-    a scalar, and floats `tokens` and `nll` (this batch's own mean). ValueError as `policy_loss`.
-    """
+    """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss). denominator:
+    tokens of the whole step; this batch's when None. Metrics: `tokens`, `nll` (this batch's own
+    mean). ValueError as `policy_loss`."""
     check_tokens(logp_BT, mask_BT)
     nll_BT = -in_loss("logp_BT", logp_BT, mask_BT)
     loss = _aggregate(nll_BT, mask_BT, check_weights(None, logp_BT), LossConfig(), denominator)
@@ -179,28 +160,19 @@ def sft_loss(
 def dft_loss(
     logp_BT: Tensor, mask_BT: Tensor, denominator: float | Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Dynamic fine-tuning (arXiv 2508.05629): each token's NLL times its constant probability.
-
-    The gradient is - p grad log p = - grad p: a token that the model holds impossible pulls little.
-    As `sft_loss`, with the mean `probability` among the metrics.
-    """
-    check_tokens(logp_BT, mask_BT)
-    masked_BT = in_loss("logp_BT", logp_BT, mask_BT)
-    probability_BT = masked_BT.detach().exp()
-    loss, _ = sft_loss(probability_BT * masked_BT, mask_BT, denominator)
-    metrics = sft_loss(masked_BT.detach(), mask_BT)[1]
-    mass = (probability_BT * mask_BT).double().sum().item()
-    return loss, metrics | {"probability": mass / max(metrics["tokens"], 1.0)}
+    """Dynamic fine-tuning (arXiv 2508.05629): each token's NLL times its constant probability, so
+    the gradient is - grad p. Arguments, metrics and errors as `sft_loss`."""
+    _, metrics = sft_loss(logp_BT.detach(), mask_BT)
+    probability_BT = logp_BT.detach().exp().masked_fill(~mask_BT, 0.0)
+    loss, _ = sft_loss(probability_BT * in_loss("logp_BT", logp_BT, mask_BT), mask_BT, denominator)
+    return loss, metrics
 
 
 @torch.no_grad()
 def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """A_t = log pi_teacher - log pi, without gradient (GLM-5, section 3.5, eq. 2); 0 outside.
-
-    In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher): no
-    group and no baseline is needed, every token is judged by itself. Arguments: float, nats, of
-    the same tokens, and bool. ValueError as `policy_loss`.
-    """
+    """A_t = log pi_teacher - log pi, nats, without gradient (GLM-5, section 3.5, eq. 2); 0 outside
+    the mask. In expectation over the policy's tokens, A grad log pi is - grad KL(pi || teacher): no
+    group and no baseline is needed. ValueError as `policy_loss`."""
     check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
     teacher_BT = in_loss("teacher_logp_BT", teacher_logp_BT, mask_BT)
     return -log_ratio(in_loss("logp_BT", logp_BT, mask_BT), teacher_BT, "teacher_logp")
@@ -210,11 +182,8 @@ def distillation_loss(
     logp_BT: Tensor, behaviour_logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor,
     config: LossConfig | None = None, **arguments,
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """On-policy distillation: `policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
-
-    Arguments and errors as there. Returns (loss, metrics), and among these `teacher_kl`: the k1
-    estimate of KL(pi || teacher), nats per token of the mask.
-    """
+    """On-policy distillation: `policy_loss` with `distillation_advantages`, and among its metrics
+    `teacher_kl`: the k1 estimate of KL(pi || teacher), nats per token of the mask."""
     check_tokens(logp_BT, mask_BT)
     mask_BT = mask_BT & (check_weights(arguments.get("weights_B"), logp_BT) > 0)[:, None]
     advantages_BT = distillation_advantages(logp_BT, teacher_logp_BT, mask_BT)
@@ -225,14 +194,9 @@ def distillation_loss(
 
 
 def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
-    """DAPO's reward term for length (arXiv 2503.14476): 0, then linear, then -1.
-
-    0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
-    beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
-
-    lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
-    float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.
-    """
+    """DAPO's reward term for length (arXiv 2503.14476; there limit 20,480 and buffer 4,096): 0 up
+    to `limit - buffer` generated tokens, then linear, -1 from `limit` on; float [N]. ValueError:
+    not 0 < buffer <= limit, a length below 0."""
     require(0 < buffer <= limit, f"need 0 < buffer <= limit, got {buffer} and {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
     require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0, numbers of tokens")
@@ -243,26 +207,17 @@ def kept_tokens(
     mask_BT: Tensor, config: LossConfig, *, behaviour_logp_BT: Tensor | None = None,
     old_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
-
-    It needs no gradient, so it can be had for all micro-batches before the step: with `denominator`
-    "kept", pass it to `loss_denominator`. As `policy_loss`; leave weights of 0 out of the mask.
-    """
-    _check_needs(config, old_logp_BT, True, entropies_BT)
-    given = config.correction == "none" or behaviour_logp_BT is not None
-    require(given, f'correction="{config.correction}" needs behaviour_logp_BT')
+    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss, bool [B, T]:
+    give `loss_denominator` those. Arguments as of `policy_loss`; no weights of 0 in the mask."""
+    _check_needs(config, old_logp_BT, True, entropies_BT, behaviour_logp_BT)
     return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT)[1]
 
 
 def loss_denominator(
     mask_BT: Tensor, weights_B: Tensor | None = None, config: LossConfig | None = None
 ) -> float:
-    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any.
-
-    Sum it over the micro-batches and ranks of a step and give the sum to each of them.
-    mask_BT: bool, generated tokens (`kept_tokens` of them where a switch drops some). weights_B:
-    float or None. config: for `aggregate`.
-    """
+    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any, of
+    mask_BT, bool (`kept_tokens` where a switch drops some). config: for `aggregate`."""
     config = config or LossConfig()
     weights_B = check_weights(weights_B, mask_BT)
     tokens_B = mask_BT.sum(dim=1)
@@ -305,7 +260,6 @@ def _surrogate(logp_BT: Tensor, delta_BT: Tensor, advantages_BT: Tensor, config)
 
 
 def _kl_weighted(kl_BT: Tensor, weight_BT: Tensor, config: LossConfig) -> Tensor:
-    """The estimate, times pi / pi_behaviour where its gradient is to be the KL's own."""
     if not config.kl_unbiased:
         return kl_BT
     ratio_BT = weight_BT.exp()
@@ -316,7 +270,7 @@ def _select(
     used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT
 ) -> tuple[Tensor | None, Tensor, dict[str, float]]:
     """(correction weights or None, tokens kept, share of the tokens dropped by each switch on)."""
-    correction_BT, kept_BT, chosen = None, used_BT, {}
+    correction_BT, chosen = None, {}
     if config.correction != "none":
         correction_BT = importance_correction(
             old_BT, behaviour_BT, used_BT, config.correction,
@@ -327,10 +281,8 @@ def _select(
         share, scope = config.top_entropy, config.entropy_scope
         chosen["dropped_entropy"] = top_entropy_mask(entropies_BT, used_BT, share, scope)
     tokens = max(float(used_BT.sum()), 1.0)
-    for chosen_BT in chosen.values():
-        kept_BT = kept_BT & chosen_BT
     shares = {name: float((used_BT & ~some_BT).sum()) / tokens for name, some_BT in chosen.items()}
-    return correction_BT, kept_BT, shares
+    return correction_BT, torch.stack([used_BT, *chosen.values()]).all(dim=0), shares
 
 
 def _aggregate(
@@ -340,8 +292,8 @@ def _aggregate(
     if denominator is None:  # nothing to learn from: a loss of 0 that still has a (zero) gradient
         denominator = loss_denominator(used_BT, weights_B, config) or 1.0
     elif not 0 < float(denominator) < math.inf:
-        require(not used_BT.any(), f"denominator is {float(denominator)}, but the batch has tokens "
-                "in the loss; sum loss_denominator over the parts of the step")  # fmt: skip
+        wrong = f"denominator is {float(denominator)}; sum loss_denominator over the step's parts"
+        require(not used_BT.any(), wrong)
         denominator = 1.0
     sums_B = (losses_BT * used_BT).sum(dim=1) * weights_B
     if config.aggregate == "sequence":
@@ -357,17 +309,13 @@ def _ratio_metrics(
 ) -> dict[str, float]:
     delta_K = delta_BT[used_BT].double()  # K tokens in the loss
     delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
-    ratio_BT, clip, positive_BT = delta_BT.exp(), config.clip, advantages_BT > 0
+    ratio_BT, ppo, positive_BT = delta_BT.exp(), config.clip == "ppo", advantages_BT > 0
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    high_BT, low_BT = used_BT & (ratio_BT > high), used_BT & (ratio_BT < low)
-    if clip == "ppo":
-        high_BT, low_BT = high_BT & positive_BT, low_BT & (advantages_BT < 0)
-    elif clip == "double_sided":
-        high_BT, low_BT = used_BT & (ratio_BT >= high), used_BT & (ratio_BT <= low)
-    shares = {"clip_high": high_BT & (clip != "none"),
-              "clip_low": low_BT & (clip not in ("none", "cispo"))}  # fmt: skip
-    if clip == "double_sided":
-        shares |= {f"{key}_positive": out_BT & positive_BT for key, out_BT in shares.items()}
+    out = {"clip_high": (ratio_BT > high) & (positive_BT if ppo else config.clip == "cispo"),
+           "clip_low": (ratio_BT < low) & (advantages_BT < 0) & ppo}  # fmt: skip
+    if config.clip == "double_sided":
+        out = {"clip_high": ratio_BT >= high, "clip_low": ratio_BT <= low}
+        out |= {f"{key}_positive": out_BT & positive_BT for key, out_BT in out.items()}
     tokens = float(used_BT.sum())
     return {
         "tokens": tokens,
@@ -375,13 +323,14 @@ def _ratio_metrics(
         "ratio_min": delta_K.min().exp().item(),
         "ratio_max": delta_K.max().exp().item(),
         "abs_dlogp": delta_K.abs().mean().item(),
-    } | {key: float(out_BT.sum()) / max(tokens, 1.0) for key, out_BT in shares.items()}
+    } | {key: float((used_BT & out_BT).sum()) / max(tokens, 1.0) for key, out_BT in out.items()}
 
 
-def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT):
+def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT, behaviour_BT=True):
     """ValueError for a switch whose argument is missing."""
     for on, switch, name, given in (
         (config.correction != "none", "correction", "old_logp_BT", old_BT),
+        (config.correction != "none", "correction", "behaviour_logp_BT", behaviour_BT),
         (config.kl_coef > 0, "kl_coef", "reference_logp_BT", reference_BT),
         (config.top_entropy < 1, "top_entropy", "entropies_BT", entropies_BT),
     ):
@@ -392,8 +341,7 @@ def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT):
 def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
     """[B] or [B, T] -> [B, 1] or [B, T], 0 where nothing is used."""
     got, need = list(advantages.shape), list(used_BT.shape)
-    require(got in (need[:1], need), f"advantages_B needs one value per sequence, shape "
-            f"{need[:1]}, or per token, {need}; got {tuple(got)}")  # fmt: skip
+    require(got in (need[:1], need), f"advantages_B needs shape {need[:1]} or {need}, got {got}")
     if advantages.dim() == 1:
         advantages, used_BT = advantages[:, None], used_BT.any(dim=1, keepdim=True)
     return in_loss("advantages_B", advantages.detach().to(used_BT.device), used_BT)

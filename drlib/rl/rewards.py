@@ -1,15 +1,11 @@
 """Rewards: what a finished trajectory is worth on its task.
 
-A reward is a function `(trajectory, task) -> RewardResult`. The recipe's is `exact_match`: 1 when
-the answer is right, else 0, and nothing for format (Tongyi DeepResearch section 3.4). Its control
-is `random_reward`, which looks at nothing: whatever training with it gains is not learning from
-reward (Spurious Rewards, arXiv 2506.10947). `REWARDS` names the factories for settings files.
+The recipe's is `exact_match`: 1 when the answer is right, else 0, and nothing for format (Tongyi
+DeepResearch section 3.4). Its control is `random_reward`: whatever training with it gains is not
+learning from reward (Spurious Rewards, arXiv 2506.10947).
 
-A trajectory that an environment fault ran through cannot be judged. Its value is None, never 0:
-a 0 would punish the policy for a broken search engine. That holds for a right answer too, since
-judging only the lucky half of the faulty trajectories would raise the mean.
-
-Left out: judge models, format rewards, weighted sums and gates of several rewards.
+What an environment fault ran through is worth None, never 0, which would punish the policy; a right
+answer too, or the lucky ones would raise the mean. Left out: judge models, sums and gates.
 """
 
 import hashlib
@@ -34,7 +30,7 @@ Reward = Callable[[Trajectory, Task], RewardResult]
 
 
 def exact_match() -> Reward:
-    """The recipe's 0/1 reward: 1 when `trajectory.answer` is the task's answer or an alias."""
+    """1 when `trajectory.answer` is the task's answer or an alias, else 0."""
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):

@@ -1,26 +1,20 @@
 """What keeps a long run in a changing world from breaking: watch metrics, decide, say why.
 
-The architecture page of Tongyi DeepResearch draws a stabiliser for non-stationary environments
-without a formula; its report has none of it. Each box is here the plainest published rule, with
-its source at the class. Stale samples and replay: `drlib.rl.staleness`.
-
-Metrics in, decisions out: each is a frozen dataclass whose fields are settings, and `state` (JSON
-values) is what it has seen, so that a killed run resumes to the same decisions. Without arguments
-each one is off: a constant, or never an alarm. Left out: acting on a decision (the trainer's
-work), learned change-point models, entropy control.
+Tongyi DeepResearch's architecture page draws a stabiliser without a formula; each of its boxes is
+here the plainest published rule. The fields of each are settings, its `state` (JSON values) is what
+it has seen, so that a killed run resumes to the same decisions. Without arguments each is off.
+Left out: acting on a decision (the trainer's work), learned change-point models, entropy control.
 """
 
-import copy
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from drlib.rl.checks import Coefficient, Count, Positive, finite, require, within
 from drlib.rl.rewards import has_env_fault
@@ -32,22 +26,17 @@ COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a
 
 @dataclass(frozen=True)
 class KLController(Machine):
-    """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
-
-    "threshold": doubled above 1.5 target, halved below target / 1.5 (PPO, arXiv 1707.06347, 4).
-    "proportional": times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) (1909.08593, 2.2).
-    """
+    """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed):
+    doubled above 1.5 target, halved below target / 1.5 (PPO, arXiv 1707.06347, section 4)."""
 
     coef: Coefficient = 0.0
     target: Annotated[float, "(0, inf)"] | None = None
-    rule: Literal["threshold", "proportional"] = "threshold"
     state: dict = fresh(coef=0.0)
 
     def __post_init__(self):
         super().__post_init__()
         usable = self.target is None or COEF_RANGE[0] <= self.coef <= COEF_RANGE[1]
-        require(usable, f"coef must lie in {COEF_RANGE}, got {self.coef}: the rules multiply, so "
-                "they cannot leave 0")  # fmt: skip
+        require(usable, f"coef {self.coef} is not in {COEF_RANGE}: factors of 2 cannot leave 0")
         self.state["coef"] = self.coef
 
     def update(self, kl: float) -> float:
@@ -55,32 +44,25 @@ class KLController(Machine):
         if self.target is not None:
             ratio, (low, high) = finite(kl, "the KL divergence") / self.target, COEF_RANGE
             change = 2.0 if ratio > 1.5 else 0.5 if ratio < 1 / 1.5 else 1.0
-            if self.rule == "proportional":
-                change = 1 + 0.1 * min(max(ratio - 1, -0.2), 0.2)
             self.state["coef"] = min(max(self.state["coef"] * change, low), high)
         return self.state["coef"]
 
 
 @dataclass(frozen=True)
 class ReferenceReset(Machine):
-    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864).
+    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864)."""
 
-    patience: validations in a row that do not beat the best by more than `min_delta`. every: steps
-    since the last reset. None: never. Progress after a reset is measured from the score at it.
-    """
-
-    patience: Count | None = None
-    min_delta: Coefficient = 0.0
-    every: Count | None = None
-    state: dict = fresh(steps=0, since=0, best=None, stale=0, resets=[])
+    patience: Count | None = None  # validations in a row that do not beat the best since a reset
+    min_delta: Coefficient = 0.0  # by which to beat it
+    every: Count | None = None  # steps since the last reset
+    state: dict = fresh(since=0, best=None, stale=0)
 
     def update(self, score: float | None = None) -> str | None:
         """After a step, with its validation score if there was one: "stagnation" or "period" if a
-        reset is due, else None. `state["resets"]` lists the steps."""
-        s, cause = self.state, None
-        s["steps"], s["since"] = s["steps"] + 1, s["since"] + 1
-        if self.every is not None and s["since"] >= self.every:
-            cause = "period"
+        reset is due, else None."""
+        s = self.state
+        s["since"] += 1
+        cause = "period" if self.every is not None and s["since"] >= self.every else None
         if score is not None:
             score = finite(score, "the validation score")
             better = s["best"] is None or score > s["best"] + self.min_delta
@@ -89,26 +71,14 @@ class ReferenceReset(Machine):
                 cause = "stagnation"
         if cause is not None:
             s.update(since=0, stale=0, best=s["best"] if score is None else score)
-            s["resets"].append(s["steps"])
         return cause
-
-
-def ema(reference: Tensor, policy: Tensor, decay: float) -> Tensor:
-    """decay * reference + (1 - decay) * policy, a new tensor of the reference's dtype, exact at 0
-    and 1. In bfloat16 a decay near 1 rounds the change away: keep it in float32."""
-    within(decay, "[0, 1]", "decay")
-    return torch.lerp(reference, policy.to(reference), 1 - decay)
 
 
 @torch.no_grad()
 def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
-    """Move the reference to the policy in place (`ema`), and empty the optimizers' state.
-
-    reference, policy: modules; buffers are copied as they are. optimizers: anything with a `state`
-    mapping, such as AdamW, whose moments and step count belong to the old objective; none given,
-    they stay. ValueError, before anything is changed, where the models do not match or share a
-    tensor.
-    """
+    """Move a module to another in place: decay * reference + (1 - decay) * policy (buffers are
+    copied), and empty the optimizers' state, which belongs to the old objective. ValueError, before
+    anything is changed, where the modules do not match or share a tensor."""
     within(decay, "[0, 1]", "decay")
     ours, theirs = ([*model.parameters(), *model.buffers()] for model in (reference, policy))
     alike = [t.shape for t in ours] == [t.shape for t in theirs]
@@ -116,9 +86,11 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
     require(not shared, "reference and policy share a tensor; make one with copy.deepcopy")
     states = [optimizer.state for optimizer in optimizers]
-    trained = len([*reference.parameters()])
-    for at, (old, new) in enumerate(zip(ours, theirs)):
-        old.copy_(ema(old, new, decay) if decay and at < trained else new)
+    for old, new in zip(ours, theirs):
+        if decay and isinstance(old, torch.nn.Parameter):
+            old.lerp_(new.to(old), 1 - decay)
+        else:
+            old.copy_(new)
     for state in states:
         state.clear()
 
@@ -159,15 +131,12 @@ class PageHinkley(Machine):
     """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the units of what it sees.
 
     With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
-    smallest value so far exceeds `threshold`; "down" with the signs turned. delta: half of the
-    smallest shift worth an alarm. A larger one is seen after some threshold / (shift - delta)
-    steps; false alarms fall like exp(-2 delta threshold / variance). None in the first `warmup`
-    steps; after an alarm all starts again.
+    smallest value so far exceeds `threshold`; "down" with the signs turned. Then all starts again.
     """
 
-    delta: Coefficient = 0.0
+    delta: Coefficient = 0.0  # half of the smallest shift worth an alarm
     threshold: Positive = math.inf
-    warmup: int = 10
+    warmup: int = 10  # first steps, without alarm
     state: dict = fresh(n=0, mean=0.0, up=0.0, down=0.0)
 
     def update(self, value: float) -> str | None:
@@ -185,11 +154,9 @@ class PageHinkley(Machine):
 
 
 def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: float = 0.5) -> float:
-    """Population stability index of two histograms, sum of (q - p) ln(q / p), in nats.
-
-    `smoothing` is added to every count. Equal distributions give about (K - 1)(1/n + 1/m) by
-    chance; by custom 0.1 is worth a look and 0.25 a shift. ValueError where a share would be 0.
-    """
+    """Population stability index of two histograms, sum of (q - p) ln(q / p), nats; about
+    (K - 1)(1/n + 1/m) by chance, and by custom a shift from 0.25 on. `smoothing` is added to every
+    count. ValueError where a share would be 0."""
     require(len(reference_K) == len(current_K) > 0, "two histograms of the same bins are needed")
     shares = []
     for counts in (reference_K, current_K):
@@ -201,12 +168,10 @@ def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: flo
 
 @dataclass(frozen=True)
 class HistogramShift(Machine):
-    """`psi` of each `window` values against the first window; "shape" above `above`.
-
-    Bins lie between the first window's quantiles, and a value that equals one is a bin of its own,
-    so that 0/1 rewards and constants work too. After an alarm the new window is the first one. At
-    window 200 and 5 bins chance exceeds 0.25 in about one of 20,000 windows, at 64 in one of ten.
-    """
+    """`psi` of each `window` values against the first window; "shape" above `above`. Bins lie
+    between the first window's quantiles, and a value that equals one is a bin of its own, so that
+    0/1 rewards and constants work too. After an alarm the new window is the first one. Chance
+    exceeds 0.25 in about one of 20,000 windows of 200, in one of ten of 64."""
 
     above: Positive = math.inf
     window: int = 200
@@ -230,42 +195,31 @@ class HistogramShift(Machine):
         return alarm
 
     def _histograms(self) -> list[list[int]]:
-        edges = sorted(set(statistics.quantiles(self.state["reference"], n=self.bins)))
-        histograms = []
-        for values in (self.state["reference"], self.state["current"]):
-            bins = Counter(bisect_left(edges, v) + bisect_right(edges, v) for v in values)
-            histograms.append([bins[k] for k in range(2 * len(edges) + 1)])
-        return histograms
+        windows = self.state["reference"], self.state["current"]
+        edges = sorted(set(statistics.quantiles(windows[0], n=self.bins)))
+        places = ([bisect_left(edges, v) + bisect_right(edges, v) for v in w] for w in windows)
+        return [[at.count(k) for k in range(2 * len(edges) + 1)] for at in places]
 
 
-class Alarm(NamedTuple):
-    """step: of the detector, from 1. kind: "up", "down", "shape", "changed" (an identity)."""
-
-    step: int
-    signal: str
-    kind: str
+# step: of the detector, from 1; kind: "up", "down", "shape" or "changed" (an identity)
+Alarm = namedtuple("Alarm", "step signal kind")
 
 
 @dataclass(frozen=True)
 class DriftDetector(Machine):
-    """A monitor a signal (copied: `PageHinkley` for a number a step, `HistogramShift` for a list),
-    running averages of all numbers, identity of what answers."""
+    """A monitor a signal (`PageHinkley` for a number a step, `HistogramShift` for a list), running
+    averages of all numbers, identity of what answers."""
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
     memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
     state: dict = fresh(step=0, averages={}, identity={}, monitors={})
 
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "monitors", copy.deepcopy(dict(self.monitors)))
-
     def update(
         self, signals: Mapping[str, float | Sequence[float] | None],
         identity: Mapping[str, str] | None = None,
     ) -> list[Alarm]:  # fmt: skip
-        """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
-        versions of world, index and tools; an alarm when one is not as it was last. ValueError
-        where a monitored signal is missing or not finite."""
+        """After a step: its alarms. signals: None where not measured. identity: versions of world,
+        index, tools: an alarm when one changes. ValueError: a signal is missing or not finite."""
         s, alarms = self.state, []
         missing = sorted(set(self.monitors) - set(signals))
         require(not missing, f"signals lack {missing}; give None where none was measured")
@@ -297,11 +251,8 @@ class DriftDetector(Machine):
 
 @dataclass(frozen=True)
 class AdaptiveLearningRate(Machine):
-    """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
-
-    An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
-    lead back in equal parts. Never above 1, never below `floor`. factor 1: always exactly 1.
-    """
+    """A factor of the scheduled learning rate: an alarm multiplies what is in force by `factor` for
+    `hold` steps (never below `floor`), and the next `recovery` steps lead back to 1 evenly."""
 
     factor: Annotated[float, "(0, 1]"] = 1.0
     hold: Count = 10
@@ -322,13 +273,9 @@ class AdaptiveLearningRate(Machine):
 
 @dataclass(frozen=True)
 class EmergencyStop(Machine):
-    """Says stop when the policy forgets how to answer (format collapse late in a run).
-
-    limits: signal -> (fine below, collapsed above) for its mean over the last `window` steps, such
-        as {"unanswered": (0.3, 0.6), "format_errors": (0.1, 0.3)}; empty: never.
-    A signal counts only once it has been fine: an untrained policy is not a collapse. Then
-    `patience` steps in a row above its upper limit stop, until it is fine again (hysteresis).
-    """
+    """Says stop when the policy forgets how to answer. limits: signal -> (fine below, collapsed
+    above) for its mean over `window` steps. It counts only once it has been fine: an untrained
+    policy is not a collapse. Then `patience` steps above stop, until it is fine again."""
 
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     window: Count = 5

@@ -1,15 +1,9 @@
 """Samples of older policies: which may still train, what fills their places, how much they count.
 
-A rollout that took long was begun by an older policy than the one it trains. `StalenessFilter` and
-`repair_groups` are GLM-5's rules for asynchronous rollouts (arXiv 2602.15763, section 4.1): drop
-what began more than tau versions ago, drop crashes of the environment, and refill a group with
-copies as long as more than half of it is left. `ReplayBuffer` and `replay_weights` are the
-replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
-draws without a formula (its report has none of them; strictly on-policy training needs none).
-
-Without arguments both classes are off. Left out: queues and partial rollouts (the engine's),
-prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the base of
-`drlib.rl.stability` and of the curricula as well.
+`StalenessFilter` and `repair_groups` are GLM-5's rules for asynchronous rollouts (arXiv 2602.15763,
+section 4.1); `ReplayBuffer` and `replay_weights` are the replay, temporal consistency check and
+re-weighting that Tongyi DeepResearch's architecture page draws without a formula. Without
+arguments both classes are off. Left out: queues, partial rollouts, prioritised replay.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ def fresh(**initial):
 
 
 class Machine:
-    """`state` out and in; the settings are not part of it: construct the same ones again."""
+    """Base of all that keeps a `state`; settings are not part of it: construct with the same."""
 
     def __post_init__(self):
         check_fields(self)
@@ -68,17 +62,15 @@ def refusal(
         return "env_fault"
     if age(trajectory, now) > max_age:
         return "stale"
-    other = worlds is not None and trajectory.world_version not in worlds
-    return "world" if other else None
+    return "world" if worlds is not None and trajectory.world_version not in worlds else None
 
 
 @dataclass(frozen=True)
 class StalenessFilter(Machine):
-    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off), and
-    counts the reasons over the run."""
+    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off)."""
 
     max_age: Age | None = None
-    state: dict = fresh(reasons={})
+    state: dict = fresh()
 
     def update(
         self, trajectories: Sequence[Trajectory], now: int, worlds: Collection[str] | None = None
@@ -86,50 +78,28 @@ class StalenessFilter(Machine):
         """Whether each may train the policy of version `now` (see `refusal` and `age`)."""
         if self.max_age is None:
             return [True] * len(trajectories)
-        reasons = [refusal(t, now, self.max_age, worlds) for t in trajectories]
-        counts = Counter(self.state["reasons"]) + Counter(filter(None, reasons))
-        self.state["reasons"] = dict(counts)
-        return [reason is None for reason in reasons]
+        return [refusal(t, now, self.max_age, worlds) is None for t in trajectories]
 
 
-def repair_groups(
-    groups: Sequence[Hashable], valid: Sequence[bool], size: int
-) -> tuple[list[int], dict[str, int]]:
-    """Whole groups of `size` again (GLM-5, 4.1): more than half valid: pad with copies of the
-    valid ones, in turn; otherwise drop the group.
-
-    groups: of each of N samples; those lost on the way need not be among them. valid: whether it
-    may train. Returns (indices, report): which samples train, group after group, copies last; the
-    numbers of groups "complete", "repaired" and "dropped", and of "copies". GLM-5's baseline is the
-    group mean; leave-one-out would leave the copy of a sample in its baseline.
-    ValueError: a group has more than `size` samples, or the lengths differ.
-    """
+def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) -> list[int]:
+    """Whole groups of `size` again (GLM-5, 4.1): padded with copies of the valid samples where more
+    than half are, dropped otherwise. Returns the indices of those that train, group after group,
+    copies last. GLM-5's baseline is the group mean; leave-one-out would leave a sample's copy in
+    its baseline. ValueError: a group has more than `size`, lengths differ."""
     require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
-    members: dict[Hashable, list[int]] = {group: [] for group in groups}
-    largest = max(Counter(groups).values(), default=0)
-    require(size >= max(largest, 1), f"a group has {largest} samples, size is {size}")
-    for i, (group, usable) in enumerate(zip(groups, valid)):
-        members[group] += [i] * bool(usable)
-    indices, report = [], dict.fromkeys(("complete", "repaired", "dropped", "copies"), 0)
-    for mine in members.values():
-        if 2 * len(mine) <= size:
-            report["dropped"] += 1
-            continue
-        missing = size - len(mine)
-        report["repaired" if missing else "complete"] += 1
-        report["copies"] += missing
-        indices += mine + mine[:missing]  # fewer are missing than there are
-    return indices, report
+    indices = []
+    for name, n in Counter(groups).items():
+        require(n <= size, f"a group has {n} samples, size is {size}")
+        mine = [i for i, group in enumerate(groups) if group == name and valid[i]]
+        indices += (mine + mine)[:size] if 2 * len(mine) > size else []
+    return indices
 
 
 @dataclass(frozen=True)
 class ReplayBuffer(Machine):
-    """The last `capacity` groups of rollouts, to train on again (0: off).
-
-    Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
-    every rollout passes `refusal` are drawn (temporal consistency). `state["groups"]` holds the
-    trajectories themselves: `save_trajectories` keeps them exactly.
-    """
+    """The last `capacity` groups of rollouts, to train on again (0: off); whole ones, as a baseline
+    is made of those sampled together. Only those of which every rollout passes `refusal` are drawn
+    (temporal consistency). `save_trajectories` keeps the trajectories in `state["groups"]`."""
 
     capacity: Age = 0
     max_age: Age = 1
@@ -145,9 +115,8 @@ class ReplayBuffer(Machine):
     def draw(
         self, n: int, now: int, rng: random.Random, *, worlds: Collection[str] | None
     ) -> tuple[list[Trajectory], Tensor]:
-        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
-        is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
-        if none ever changes."""
+        """(rollouts, ages_N int64) of `n` different groups, or of all that fit; what is too old for
+        `now` is forgotten. worlds: the versions that still answer as they did; None: any."""
         judged = [(group, {refusal(t, now, self.max_age, worlds) for t in group})
                   for group in self.state["groups"]]  # fmt: skip
         self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
@@ -157,26 +126,21 @@ class ReplayBuffer(Machine):
 
 
 def replay_weights(
-    ages_N: Tensor, log_ratio_N: Tensor, *, decay: float = 0.9, cap: float = 2.0,
-    normalize: bool = True,
-) -> Tensor:  # fmt: skip
-    """Loss weights min(cap, exp(log_ratio)) * decay^age, without gradient.
-
+    ages_N: Tensor, log_ratio_N: Tensor, *, decay: float = 0.9, cap: float = 2.0
+) -> Tensor:
+    """Loss weights min(cap, exp(log_ratio)) * decay^age, scaled to mean 1; float [N], no gradient.
     ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's minus
-    the sampling policy's log-probability, nats (a mean: no length bias). normalize: scale to mean 1
-    over the batch: give fresh and replayed rollouts together, or equally old ones lose their decay.
-
-    Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
-    below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
-    """
-    require(ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape,
-            f"one age and one ratio a rollout: {ages_N.shape}, {log_ratio_N.shape}")  # fmt: skip
+    the sampling policy's log-probability, nats. Give fresh and replayed rollouts together, or
+    equally old ones lose their decay. ValueError: what is not finite, in range or of one shape."""
+    shapes = f"{list(ages_N.shape)}, {list(log_ratio_N.shape)}"
+    alike = ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape
+    require(alike, f"one age and one ratio a rollout: {shapes}")
     within(decay, "(0, 1]", "decay"), within(cap, "(0, inf)", "cap")
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
     ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()
     weights_N = ratio_N * decay ** ages_N.to(ratio_N.dtype)
-    if normalize and len(weights_N):
+    if len(weights_N):
         require(bool(weights_N.sum() > 0), "all weights underflow to 0: the rollouts are too old")
         weights_N = weights_N / weights_N.mean()
     return weights_N

@@ -1,15 +1,9 @@
 """From rewarded rollouts to the gradient of one policy update: packing, log-probabilities, loss.
 
-Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole update
-makes the parts add up to the gradient of the whole, on any number of processes.
-
-Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
-trainer's before the first update of the batch (`old`), and what the engine recorded when it
-sampled (`behaviour`). In the recipe all three are equal, every batch being used once by the policy
-that sampled it; then the ratio is 1 by construction and nothing else is computed. The switches that
-make them differ (`off_policy`) turn on what they need.
-
-Left out: token selection by entropy (the loss has it; a packed micro-batch is no batch to rank in).
+Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the trainer's
+before the first update of the batch (`old`), and what the engine recorded when it sampled
+(`behaviour`). In the recipe all are equal: the ratio is 1 by construction. The switches that make
+them differ (`off_policy`) turn on what they need. Left out: token selection by entropy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,18 +34,16 @@ def select(recorded: Recorded, some: list[int]) -> Recorded:
 
 def check_switches(config: Config) -> None:
     """ValueError for switches that would do nothing, or something else, without each other."""
-    require(off_policy(config) or config.rl_correction == "none",
-            f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
-            "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
-    require(min(config.rl_minibatches, config.rl_oversample) >= 1,
-            "rl_minibatches and rl_oversample must be at least 1")  # fmt: skip
-    require((config.rl_oversample > 1) == (config.rl_resample != "none"),
-            "rl_oversample (from 2) and rl_resample go together")  # fmt: skip
+    differ = off_policy(config) or config.rl_correction == "none"
+    require(differ, "rl_correction is for an engine that differs from the trainer: set rl_engine, "
+            "rl_staleness or rl_minibatches too")  # fmt: skip
+    require(config.rl_minibatches >= 1, "rl_minibatches must be at least 1")
+    paired = config.rl_oversample == 1 if config.rl_resample == "none" else config.rl_oversample > 1
+    require(paired, "rl_oversample (from 2) and rl_resample go together")
     loss_config(config)
 
 
 def loss_config(config: Config) -> LossConfig:
-    """The loss that the `rl_` switches describe."""
     names = ("clip", "level", "aggregate", "epsilon_low", "epsilon_high", "correction", "kl_coef")
     constant = config.max_context_tokens if config.rl_aggregate == "constant" else None
     return LossConfig(**{n: getattr(config, f"rl_{n}") for n in names}, constant_tokens=constant)
@@ -62,14 +54,14 @@ def off_policy(config: Config) -> bool:
     return config.rl_minibatches > 1 or config.rl_staleness > 0 or config.rl_engine != "float32"
 
 
+@torch.no_grad()
 def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> list:
     """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`."""
     found: list = [None] * len(trajectories)
     order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i]))
     model.eval()
     for batch in micro_batches(order, trajectories, config.max_context_tokens):
-        with torch.no_grad():
-            rows, scored = _score(model, [trajectories[i] for i in batch], config, pad_id)
+        rows, scored = _score(model, [trajectories[i] for i in batch], config, pad_id)
         logp_RT = torch.zeros(rows.ids_RT.shape)
         logp_RT[scored.at] = scored.logp_M
         for i, (row, at, n) in zip(batch, rows.where):
@@ -120,11 +112,11 @@ def _kept_tokens(trajectories: list[Trajectory], recorded: Recorded, switches) -
     """The generated tokens of each that stay in the loss: a correction may drop some."""
     if switches.correction == "none":
         return [int(t.generated.sum()) for t in trajectories]
+    found = [t.generated for t in trajectories], [t.logprobs for t in trajectories], recorded["old"]
     mask_BT, behaviour_BT, old_BT = (
-        pad_sequence([torch.as_tensor(values) for values in arrays], batch_first=True)
-        for arrays in ([t.generated for t in trajectories], [t.logprobs for t in trajectories],
-                       recorded["old"])
-    )  # fmt: skip
+        pad_sequence([torch.as_tensor(of_one) for of_one in kind], batch_first=True)
+        for kind in found
+    )
     kept_BT = kept_tokens(mask_BT, switches, behaviour_logp_BT=behaviour_BT, old_logp_BT=old_BT)
     return kept_BT.sum(dim=1).tolist()
 
@@ -174,10 +166,8 @@ def _score(model, chosen: list[Trajectory], config: Config, pad_id: int) -> tupl
 
 
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
-    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
-
-    Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
-    """
+    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or, where no
+    ratio, mean or correction runs over a sequence, one token: no padding."""
     if config.rl_level == config.rl_aggregate == "token" and config.rl_correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)

@@ -1,25 +1,17 @@
 """Stages `rl` and `rl_random_reward`: agentic GRPO, strictly on-policy, with real tools.
 
 One step: draw questions; let the policy try each of them `rl_group` times with the tools; reward
-1 for a right answer and 0 otherwise; subtract from each reward the mean of its siblings
-(leave-one-out, never divided by a standard deviation); one gradient step on the mean over *all*
-generated tokens. That is Tongyi DeepResearch's recipe (report, eq. 4-5): no KL, no entropy bonus,
-no format reward, no dynamic sampling. Because every batch is used once, with the weights that
-sampled it, the ratio is 1 and clipping does nothing. The relatives of the recipe are switches of
-the configuration (`rl_...`), all off by default; `drlib.training.gradient` has the update itself.
-
-Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
-fictional ones made on the spot, so that what is learned is looking up and not the facts.
-
-Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
-the engine's weights grow old, and a resumed run begins with fresh ones).
+1 for a right answer and 0 otherwise; subtract from each reward the mean of its siblings; one
+gradient step on the mean over *all* generated tokens. That is Tongyi DeepResearch's recipe (report,
+eq. 4-5); its relatives are switches of the configuration (`rl_...`), all off by default. Left out:
+rollouts beside the update (`rl_staleness` only lets the engine's weights grow old).
 """
 
 import copy
 import hashlib
 import random
 import time
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -56,14 +48,15 @@ SKILLS = (*sorted(PYTHON_KINDS), *CHAINS)
 
 
 class Questions:
-    """Draws the step's questions: the curriculum chooses skills, `draw` makes tasks of them."""
+    """Sums, and chains of one to three look-ups in the real world (train answers) and in fictional
+    ones made on the spot, so that what is learned is looking up and not the facts."""
 
     def __init__(self, config: Config, world: World, names: Names):
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
 
     def draw(self, step: int, curriculum: Curriculum) -> tuple[list[Task], dict[str, World]]:
-        """The tasks of `step` and the fictional worlds that some of them live in."""
+        """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds."""
         rng = random.Random(f"rl-{self.config.seed}-{step}")
         tasks, worlds = [], {}
         for _ in range(self.config.rl_questions):
@@ -108,8 +101,7 @@ def rollout(
 
 
 def _seed(seed: int | str, step: int) -> int:
-    digest = hashlib.sha256(f"rollout-{seed}-{step}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
+    return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
 
 
 def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
@@ -143,15 +135,11 @@ def advantages_of(trajectories: list[Trajectory], config: Config):
 def summarise(
     trajectories: list[Trajectory], chosen: list[Trajectory], ranks: Ranks
 ) -> tuple[dict, list]:
-    """(means over the whole step, [(skill, right)] of all ranks).
-
-    Right or wrong is recorded also where the reward is random: the curve of a control.
-    `positive_tool_errors`: the share of failed calls in the successes that are trained on, the
-    `chosen` (rStar2-Agent, figure 4).
-    """
+    """(means over the whole step, [(skill, right)] of all ranks), right or wrong also where the
+    reward is random. `positive_tool_errors`: of the `chosen` successes (rStar2-Agent, figure 4)."""
     positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
     facts = ranks.gather([
-        {"skill": t.metadata["skill"], "right": t.reward_parts["correct"], "reward": t.reward,
+        {"skill": t.metadata["skill"], "accuracy": t.reward_parts["correct"], "reward": t.reward,
          "group": t.group_id, "positive": t.id in positive, "ended": t.termination,
          "calls": len(t.tool_results), "errors": sum(not r.ok for r in t.tool_results),
          "generated": int(t.generated.sum()), "entropy": float(t.entropies.sum())}
@@ -164,33 +152,26 @@ def summarise(
     def share(key: str, value) -> float:
         return sum(f[key] == value for f in facts) / len(facts)
 
-    right, rewards = defaultdict(list), defaultdict(set)
-    for f in facts:
-        for name in (f["skill"], "search") if f["skill"] in CHAINS else ("python",):
-            right[name].append(f["right"])
-        rewards[f["group"]].add(f["reward"])
-    names = [name for name in ("python", "search", *CHAINS) if name in right]
-    row = {f"accuracy_{name}": sum(right[name]) / len(right[name]) for name in names}
-    row |= {
-        "accuracy": sum(f["right"] for f in facts) / len(facts), "rollouts": len(facts),
-        "tool_errors": ratio("errors", "calls"),
+    kinds = {"python": PYTHON_KINDS, "search": CHAINS} | {name: (name,) for name in CHAINS}
+    kinds = {name: [f for f in facts if f["skill"] in skills] for name, skills in kinds.items()}
+    means = {f"accuracy_{name}": ("accuracy", some) for name, some in kinds.items() if some}
+    means |= {name: (name, facts) for name in ("accuracy", "generated", "calls")}
+    groups = {(f["group"], f["reward"]) for f in facts}
+    live = Counter(group for group, _ in groups).values()
+    row = {name: sum(f[key] for f in some) / len(some) for name, (key, some) in means.items()} | {
+        "rollouts": len(facts), "tool_errors": ratio("errors", "calls"),
         "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
         "positive_tool_errors": ratio("errors", "calls", [f for f in facts if f["positive"]]),
         "entropy": ratio("entropy", "generated"),
-        "live_groups": sum(len(r) > 1 for r in rewards.values()) / len(rewards),
+        "live_groups": sum(rewards > 1 for rewards in live) / len(live),
         "no_call": share("calls", 0), "overlong": share("ended", Termination.LENGTH),
         "out_of_turns": share("ended", Termination.TURNS),
     }  # fmt: skip
-    row |= {name: sum(f[name] for f in facts) / len(facts) for name in ("generated", "calls")}
-    return row, [(f["skill"], f["right"]) for f in facts]
+    return row, [(f["skill"], f["accuracy"]) for f in facts]
 
 
 class Step:
-    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too.
-
-    (A policy that has forgotten how to answer gets no reward any more, and every further step
-    costs several times a healthy one: `rl_emergency_stop`.)
-    """
+    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too."""
 
     def __init__(
         self, config: Config, run: RunFolder, model, chat: ChatIds, toolbox: Toolbox,
@@ -203,10 +184,9 @@ class Step:
         self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
         self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
         self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
-        engine = LocalEngine(
-            engine_weights(model, config), max_context=config.max_context_tokens, lockstep=True
-        )
-        self.agent = ReAct(engine, toolbox, chat, limits_of(config))
+        weights, limits = engine_weights(model, config), limits_of(config)
+        engine = LocalEngine(weights, max_context=limits.context_tokens, lockstep=True)
+        self.agent = ReAct(engine, toolbox, chat, limits)
 
     def __call__(self, step: int) -> dict:
         """Take it; "stopped" is among the metrics when the policy has collapsed."""
@@ -233,8 +213,8 @@ class Step:
             self.agent.engine.update_weights(engine_weights(self.model, config))
         summary, outcomes = summarise(trajectories, chosen, ranks)
         self.curriculum.update(outcomes)
-        row |= {"seconds": round(time.perf_counter() - started, 3),
-                "rollout_seconds": round(rolled - started, 3)}  # fmt: skip
+        row["seconds"] = round(time.perf_counter() - started, 3)
+        row["rollout_seconds"] = round(rolled - started, 3)
         return {"step": step + 1, **summary, **row}, trajectories
 
     def _learn(self, trajectories: list[Trajectory], step: int) -> dict:
@@ -242,13 +222,12 @@ class Step:
         config, ranks = self.config, self.run.ranks
         pad_id = self.agent.chat.tokenizer.pad_token_id
         advantages, weights, report = advantages_of(trajectories, config)
-        others = {"old": self.model} if config.rl_correction != "none" else {}
-        others |= {"reference": self.reference} if self.reference is not None else {}
-        recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items()}
+        old = self.model if config.rl_correction != "none" else None
+        others = {"old": old, "reference": self.reference}
+        recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items() if m}
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
         names = list(dict.fromkeys(t.group_id for t in trajectories))
-        row = {}
         for part in range(config.rl_minibatches):
             groups = {*names[part :: config.rl_minibatches]}
             mine = [i for i, t in enumerate(trajectories) if t.group_id in groups]
@@ -262,7 +241,6 @@ class Step:
         return row | ranks.sum(reasons)
 
     def extra(self) -> dict:
-        """What the checkpoint holds besides weights."""
         return {name: getattr(self, name).state_dict() for name in ("curriculum", "emergency")}
 
 

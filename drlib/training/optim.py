@@ -1,10 +1,7 @@
 """Muon for matrices, AdamW for the rest, and the learning-rate schedule.
 
-`torch.optim.Muon` takes 2-D parameters only; the experts of a Mixture-of-Experts layer lie in one
-3-D tensor, so this one orthogonalises a stack of matrices at once. Everything that is not a hidden
-matrix (embeddings, norms, the router) goes to AdamW, as Muon's author advises.
-
-Source: K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each matrix.
+K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each hidden matrix.
+`torch.optim.Muon` takes 2-D parameters only; the experts of a layer lie in one 3-D tensor.
 """
 
 from __future__ import annotations
@@ -32,34 +29,29 @@ def orthogonalise(g_NMK: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions.
-
-    Ranks have the same gradients, so each orthogonalises its share of the parameters and hands the
-    updates round: the same bits as if each did all.
-    """
+    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions. Ranks have the same
+    gradients, so each does its share and hands the updates round: the bits are those of one."""
 
     def __init__(self, params: Iterable[Tensor], lr: float):
         super().__init__(params, {"lr": lr, "momentum": 0.95})
 
     @torch.no_grad()
     def step(self) -> None:
-        several = dist.is_initialized()
-        rank, size = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         for group in self.param_groups:
             updates, params = [], [p for p in group["params"] if p.grad is not None]
             for i, p in enumerate(params):
                 buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 nesterov = p.grad.lerp(buffer, group["momentum"])
-                mine = i % size == rank
-                updates.append(orthogonalise(nesterov) if mine else torch.zeros_like(p))
+                updates.append(orthogonalise(nesterov) if i % size == rank else torch.zeros_like(p))
             for p, update in zip(params, all_sum(updates)):
                 scale = max(1.0, p.size(-2) / p.size(-1)) ** 0.5
                 p.add_(update, alpha=-group["lr"] * scale)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """(hidden matrices, the rest): the router and the embeddings belong to the rest."""
+    """(hidden matrices, the rest: embeddings, norms, the router)."""
     matrices, rest = [], []
     for name, p in model.named_parameters():
         hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
@@ -75,23 +67,20 @@ class Optimizers:
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]):
         self.parts = parts  # of one group of parameters each
-        self._base = {name: o.param_groups[0]["lr"] for name, o in parts.items()}
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
-        """Muon on hidden matrices, AdamW on the rest."""
         matrices, rest = split_parameters(model)
         return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, lr=adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
-        """AdamW on everything: reinforcement learning."""
         return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
 
     def step(self, factor: float) -> None:
         """One update at `factor` times each base learning rate; gradients are cleared."""
-        for name, optimizer in self.parts.items():
-            optimizer.param_groups[0]["lr"] = self._base[name] * factor
+        for optimizer in self.parts.values():
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -104,10 +93,8 @@ class Optimizers:
 
 
 def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: float = 0.0) -> float:
-    """Linear warm-up, then constant, then linear to `floor` over the last `decay_share`.
-
-    `step` counts from 0; the factor multiplies the base learning rate.
-    """
+    """A factor of the base learning rate at `step` (from 0): linear warm-up, then constant, then
+    linear to `floor` over the last `decay_share`."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     decay, left = decay_share * steps, steps - step

@@ -1,17 +1,9 @@
 """Stages `untrained` and `cpt`: the initial policy, agentic continual pre-training, and its loop.
 
-No weights can be downloaded, so the policy begins from a structured, induction-aware
-initialisation (`drlib.policy.moe`): attention heads that already look for an earlier occurrence
-of the current token. Wherever this kit says "from nothing" it means that; `init=plain` shows the
-ordinary initialisation, which learns no copying in the time that a laptop has.
-
-Pre-training reads invented worlds only (`drlib.synthesis.actions`): it teaches copying, reading
-and the form of tool calls, but no fact, no answer and no chain of three look-ups.
-
-`train_supervised` is the cold start's loop too: packed rows, loss on chosen tokens, Muon and AdamW.
-A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step, shard)
-alone, and the loss is divided by the number of loss tokens of all shards, so the number of
-processes changes nothing but the time.
+Wherever this kit says "from nothing" it means a structured, induction-aware initialisation
+(`drlib.policy.moe`): attention heads that already look for an earlier occurrence of the current
+token; with `init=plain` no copying is learned in the time that a laptop has. Pre-training reads
+invented worlds only: copying, reading and the form of tool calls, but no fact and no answer.
 """
 
 import time
@@ -37,11 +29,10 @@ def train_supervised(
     pad_id: int, *, steps: int, batch_tokens: int, lrs: tuple[float, float], warmup: int,
     decay_share: float,
 ) -> dict:  # fmt: skip
-    """Train in place; `draw(step, shard)` yields that shard's samples for ever.
-
-    batch_tokens: a step's, padding included, over all processes. lrs: of Muon and of AdamW. warmup
-    (steps) and decay_share: see `schedule`. Returns the last step's metrics; Interrupted as `loop`.
-    """
+    """Train in place; `draw(step, shard)` yields that shard's samples for ever. batch_tokens: a
+    step's, padding included, in SHARDS shards; the loss is divided by the loss tokens of all, so
+    the number of processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
+    decay_share: see `schedule`. Returns the last step's metrics."""
     ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
     run.resume(model, optimizers)
     model.train()
@@ -64,10 +55,10 @@ def train_supervised(
         factor = schedule(step, steps, warmup, decay_share)
         optimizers.step(factor)
         sums = ranks.sum(sums)
-        return {
-            "loss": sums["loss"], "balance": sums["balance"], "tokens": int(sums["tokens"]),
-            "loss_tokens": int(counted), "grad_norm": norm, "lr_factor": factor,
-            "step": step + 1, "seconds": round(time.perf_counter() - started, 4),
+        return sums | {
+            "tokens": int(sums["tokens"]), "loss_tokens": int(counted), "grad_norm": norm,
+            "lr_factor": factor, "step": step + 1,
+            "seconds": round(time.perf_counter() - started, 4),
         }  # fmt: skip
 
     return run.loop(take, steps, config.checkpoint_every)

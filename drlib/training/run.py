@@ -1,22 +1,18 @@
 """Run folders, ranks and the loop over steps: what every stage needs around its own work.
 
 A stage is built in `<name>.partial` and renamed when it is complete, so a killed stage is never
-mistaken for a finished one. Inside it keeps one checkpoint (written under a temporary name, then
-renamed) and `metrics.jsonl`, a line a step. Started again, it goes on from its last checkpoint;
-lines after that checkpoint are dropped and made again. Nothing a stage draws depends on anything
-but (seed, step), so the resumed run reaches the same weights bit for bit.
+mistaken for a finished one. Started again, it goes on from its last checkpoint; nothing it draws
+depends on anything but (seed, step), so it reaches the same weights bit for bit.
 
 Ranks are processes started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any
-number of processes: two take one each, one takes both, and the losses are the same.
+number of them, and the losses are the same.
 """
 
 import atexit
 import json
 import os
-import platform
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -69,20 +65,15 @@ class Ranks:
         return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """The same numbers, summed over ranks (in float64)."""
-        if self.size == 1:
-            return dict(values)
-        names = sorted(values)  # every rank must add the same things
-        total = torch.tensor([values[name] for name in names], dtype=torch.float64)
-        dist.all_reduce(total)
-        return dict(zip(names, total.tolist()))
+        """The same numbers, in the same order on every rank, summed over ranks (in float64)."""
+        total = all_sum([torch.tensor([*values.values()], dtype=torch.float64)])[0]
+        return dict(zip(values, total.tolist()))
 
     def gather(self, rows: list) -> list:
         """All ranks' rows, in the order of ranks."""
-        if self.size == 1:
-            return list(rows)
-        parts: list = [None] * self.size
-        dist.all_gather_object(parts, rows)
+        parts = [rows] * self.size
+        if self.size > 1:
+            dist.all_gather_object(parts, rows)
         return [row for part in parts for row in part]
 
     def barrier(self) -> None:
@@ -104,11 +95,8 @@ def write_atomically(path: Path, write) -> None:
 
 
 class RunFolder:
-    """The folder of one stage while it is being built.
-
-    final: its name when it is complete, with the hash of the settings in it: a partial folder of
-    that name was begun with the same ones. settings: all that the stage depends on (manifest).
-    """
+    """The folder of one stage while it is being built. final: its name when it is complete, with
+    the hash of `settings` in it: a partial folder of that name was begun with the same ones."""
 
     def __init__(self, final: Path, settings: dict, ranks: Ranks | None = None):
         self.final, self.settings, self.ranks = final, settings, ranks or Ranks()
@@ -116,7 +104,6 @@ class RunFolder:
         if self.complete(final):
             raise RunFolderError(f"{final} is already complete: delete it to build it again")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._started = time.time()
 
     @staticmethod
     def complete(path: Path) -> bool:
@@ -134,25 +121,22 @@ class RunFolder:
             try:
                 state = torch.load(path, weights_only=True)
             except (RuntimeError, EOFError, OSError, ValueError) as fault:
-                remedy = "delete it to start this stage again"
-                raise RunFolderError(f"{path} cannot be read ({fault}): {remedy}") from fault
+                message = f"{path} cannot be read ({fault}): delete it to start this stage again"
+                raise RunFolderError(message) from fault
             model.load_state_dict(state["model"])
             optimizers.load_state_dict(state["optimizers"])
             self._done, extra = state["step"], state["extra"]
-        if self.ranks.first and log.exists():  # a line a step; the last one may be half written
-            lines = log.read_bytes().splitlines(True)[: self._done]
-            kept = b"".join(line for line in lines if line[-1:] == b"\n")
+        if self.ranks.first and log.exists():  # a line a step
+            kept = b"".join(log.read_bytes().splitlines(True)[: self._done])
             write_atomically(log, lambda p: p.write_bytes(kept))
         self.ranks.barrier()
         return extra
 
     def loop(self, take: Callable[[int], dict], steps: int, every: int, extra=dict) -> dict:
         """Take the steps that are left, a line of metrics each; returns the last step's metrics.
-
-        `take(step)` gives the metrics; "stopped" among them ends the stage early. A checkpoint with
-        `extra()` beside the weights is written after each `every` steps and at the end. When any
-        rank gets SIGINT or SIGTERM, all write one at their step's end and raise Interrupted.
-        """
+        "stopped" among those of `take(step)` ends the stage early. A checkpoint with `extra()`
+        beside the weights is written after each `every` steps and at the end. When any rank gets
+        SIGINT or SIGTERM, all write one at their step's end and raise Interrupted."""
         asked: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
         polite = signal.SIGINT, signal.SIGTERM
@@ -164,7 +148,7 @@ class RunFolder:
                     with open(self.path / METRICS, "a", encoding="utf-8") as file:
                         file.write(json.dumps(metrics) + "\n")
                 last = step + 1 == steps or "stopped" in metrics
-                stop = self.ranks.sum({"asked": float(bool(asked))})["asked"] > 0
+                stop = self.ranks.sum({"asked": len(asked)})["asked"] > 0
                 if stop or last or (step + 1) % every == 0:
                     self._save(step + 1, extra())
                 if last:
@@ -188,10 +172,8 @@ class RunFolder:
         if self.ranks.first:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
             manifest = {
-                "settings": self.settings, "metrics": metrics,
-                "seconds": round(time.time() - self._started, 1), "processes": self.ranks.size,
+                "settings": self.settings, "metrics": metrics, "processes": self.ranks.size,
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
-                "python": platform.python_version(),
             }  # fmt: skip
             text = json.dumps(manifest, indent=1, sort_keys=True)
             write_atomically(self.path / MANIFEST, lambda p: p.write_text(text))

@@ -1,11 +1,8 @@
 """Stages `sft` and `sft_continued`: the cold start by rejection sampling, and its control.
 
-The pool's correct attempts (Tongyi DeepResearch filters the same way before RL) are trained with
-loss on the assistant's tokens only, mixed with some pre-training text so that copying is not
-forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
-logs for ever would be the endless good demonstrations that this stage does not have).
-`sft_continued` goes on from the cold start with the same data and rates for as many steps as
-reinforcement learning has compute: the honest question is what RL adds over *that*.
+The pool's correct attempts are trained with loss on the assistant's tokens only, mixed with some
+pre-training text (no logs of tool use) so that copying is not forgotten. `sft_continued` goes on
+for as many steps as RL has compute: the honest question is what RL adds over *that*.
 """
 
 import itertools
@@ -36,17 +33,13 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`); returns the last metrics."""
-    before, steps = "cpt", config.sft_steps
-    if name == "sft_continued":
-        before, steps = "sft", config.sft_continued_steps
-    run, model, chat, _, names = begin(name, before, config, run_dir, ranks)
+    run, model, chat, _, names = begin(name, stages.stage(name).inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
     pool = [episode_sample(episode["messages"], chat) for episode in episodes]
     data = ActionData(names, chat, config.search_results)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
-        """Pool samples with a share of replay, for ever."""
         key = f"{name}-{config.seed}-{step}-{shard}"
         rng, own = random.Random(f"mix-{key}"), shuffled(pool, key)
         replay = data.stream(key, REPLAY)
@@ -54,9 +47,9 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
             yield next(replay) if rng.random() < config.sft_replay_share else next(own)
 
     metrics = train_supervised(
-        run, model, config, draw, chat.tokenizer.pad_token_id, steps=steps,
-        batch_tokens=config.sft_batch_tokens, lrs=(config.sft_muon_lr, config.sft_adam_lr),
-        warmup=WARMUP_STEPS, decay_share=1.0,
+        run, model, config, draw, chat.tokenizer.pad_token_id,
+        steps=getattr(config, stages.stage(name).steps), batch_tokens=config.sft_batch_tokens,
+        lrs=(config.sft_muon_lr, config.sft_adam_lr), warmup=WARMUP_STEPS, decay_share=1.0,
     )  # fmt: skip
     return finish(run, model, chat, metrics | {"pool": len(pool)})
 

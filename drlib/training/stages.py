@@ -4,8 +4,7 @@
           -> cpt ------------> sft -> rl, rl_random_reward, sft_continued -> evaluations
 
 A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings it uses and
-those of everything before it: equal settings share a folder, and a changed setting never reuses a
-stale one. The modules named in `STAGES` do the work, each a program that takes the same arguments.
+those of everything before it: a changed setting never reuses a stale folder.
 """
 
 import argparse
@@ -43,13 +42,12 @@ CPT = ("cpt_", "balance_coef", "checkpoint_every", "search_results")
 SFT = ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay", "demonstration_filter")
 RL = ("rl_", "balance_coef", "checkpoint_every", *LIMITS)
 HERE = "drlib.training."
+POOL = ("demonstrations", "seed", *LIMITS)
 
 STAGES: dict[str, Stage] = {
     "world": Stage(HERE + "data", (), ("world", "vocabulary"), parallel=False),
     "untrained": Stage(HERE + "pretrain", ("world",), (*SHAPE, "seed"), parallel=False),
-    "demonstrations": Stage(
-        HERE + "data", ("world",), ("demonstrations", "seed", *LIMITS), parallel=False
-    ),
+    "demonstrations": Stage(HERE + "data", ("world",), POOL, parallel=False),
     "cpt": Stage(HERE + "pretrain", ("untrained",), CPT, "cpt_steps"),
     "sft": Stage(HERE + "sft", ("cpt", "demonstrations"), SFT, "sft_steps"),
     "sft_continued": Stage(HERE + "sft", ("sft",), ("sft_continued_steps",), "sft_continued_steps"),
@@ -110,7 +108,6 @@ def overrides(config: Config) -> list[str]:
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
-    """Arguments for the stage's module; `config` travels as overrides of its profile."""
     return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
 
 

@@ -1,19 +1,9 @@
 """TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`.
 
-TRL brings accelerate, FSDP, PEFT, vLLM and checkpoints; what it cannot express by options is
-Tongyi's recipe: leave-one-out over the members that count, a token-level loss, failures left out of
-loss or baseline. `DeepResearchGRPOTrainer` replaces three methods (advantages by the filter's
-verdict, the denominator, the loss), so its gradients equal the local loop's on the same batch.
-
-- The denominator counts the whole generation batch over all processes; TRL then scales it to one
-  optimiser step. With `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default
-  and the on-policy case) that is exact, otherwise an even share.
-- Behaviour log-probabilities are the sampling engine's where it gave them, else the trainer's own
-  before the update. A clip is against the latter (except "double_sided"); the engine's mismatch
-  counts with a correction only.
-
-Left out: images, our agent loop as `rollout_func`, resampling of rollouts (TRL's batch has a fixed
-size), an entropy bonus; the load-balancing loss is TRL's (`router_aux_loss_coef`).
+The gradients equal the local loop's on the same batch. The denominator counts the whole generation
+batch: exact with `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default),
+otherwise an even share. Behaviour log-probabilities are the engine's where it gave them, else the
+trainer's before the update. Left out: images, resampling (TRL's batch has a fixed size).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,42 +34,26 @@ SAMPLED, OLD = "sampling_per_token_logps", "old_per_token_logps"
 
 @dataclass(frozen=True)
 class Rollouts:
-    """One process's share of a generation batch, N completions, as a filter sees it.
+    """One process's share of a generation batch, N completions, as a filter sees it."""
 
-    rewards_N: float, weighted sum of the reward functions; NaN where none could judge.
-    truncated_N: bool, the completion stopped without an end token (a length limit).
-    inputs: each completion's dataset row, with what a rollout function added to it.
-    completions: as given to the reward functions.
-    """
-
-    rewards_N: Tensor
-    truncated_N: Tensor
-    inputs: Sequence[dict[str, Any]]
-    completions: Sequence[Any]
+    rewards_N: Tensor  # weighted sum of the reward functions; NaN where none could judge
+    truncated_N: Tensor  # bool: stopped without an end token (a length limit)
+    inputs: Sequence[dict[str, Any]]  # dataset rows, with what a rollout function added
+    completions: Sequence[Any]  # as given to the reward functions
 
 
 def exclude_overlong(rollouts: Rollouts, positive_from: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Tongyi's rule: failures cut off by the length limit leave the loss, not the baseline.
-
-    Returns (weights_N float, in_baseline_N bool), what every filter returns. Completions without a
-    reward are out of both, whatever a filter says.
-    """
+    """Tongyi's rule: failures cut off by the length limit leave the loss, not the baseline. Filters
+    give (weights_N float, in_baseline_N bool); what has no reward is out of both anyway."""
     weights_N = (~rollouts.truncated_N | (rollouts.rewards_N >= positive_from)).float()
     return weights_N, torch.ones_like(rollouts.truncated_N)
 
 
 class DeepResearchGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` whose advantages, filter and loss are those of `drlib.rl`.
-
-    Args (beyond TRL's own):
-        loss: switches of `policy_loss`; the recipe's by default. kl_coef goes with the same
-            `GRPOConfig.beta`; top_entropy < 1 needs denominator="all" (entropies are not known
-            before the forward pass, and are ranked within a micro-batch).
-        advantages: (rewards_N, groups_N, valid_N) -> advantages_N, as in `drlib.rl.advantages`.
-        rollout_filter: Rollouts -> (weights_N, in_baseline_N).
-
-    Raises ValueError: `args` sets an option that these replace, or a switch lacks what it needs.
-    """
+    """`GRPOTrainer` whose advantages, filter and loss are those of `drlib.rl`. kl_coef goes with
+    the same `GRPOConfig.beta`; top_entropy < 1 needs denominator="all" (entropies are not known
+    before the forward pass, and are ranked within a micro-batch). ValueError: `args` sets what
+    these replace, or a switch lacks what it needs."""
 
     def __init__(
         self, *args, loss: LossConfig | None = None,
@@ -119,9 +93,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         advantages_N, weights_N = self._scored
         mask_BT = _loss_mask(batch) & (weights_N > 0)[:, None]
         if config.correction != "none":  # of the sampling engine to the trainer before the update
-            require(SAMPLED in batch, f'correction="{config.correction}" needs the '
-                    "log-probabilities of the sampling engine (vLLM, or a rollout_func that "
-                    "returns logprobs)")  # fmt: skip
+            require(SAMPLED in batch, f'correction="{config.correction}" needs the log-'
+                    "probabilities of vLLM, or of a rollout_func that returns them")  # fmt: skip
             if OLD not in batch:
                 size = self.args.per_device_train_batch_size
                 with torch.no_grad():
@@ -138,10 +111,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     def _score(self, model, batch, **options):
         """TRL's (logp_BT, entropies_BT, aux_loss) of a batch of its own layout."""
-        ids, seen = (
-            torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
-            for kind in ("ids", "mask")
-        )
+        ids, seen = (torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
+                     for kind in ("ids", "mask"))  # fmt: skip
         width = batch["completion_ids"].size(1)
         return self._get_per_token_logps_and_entropies(model, ids, seen, width, **options)
 
@@ -181,17 +152,15 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
 
 def _check_options(args: GRPOConfig, config: LossConfig) -> None:
-    """ValueError for what would be ignored, or would be missing at the first step."""
     usual = {field.name: field.default for field in fields(GRPOConfig)}
     for name in REPLACED:
         given = getattr(args, name)
         require(given == usual[name], f"GRPOConfig.{name}={given!r} has no effect here; set the "
                 "loss, advantages or rollout_filter of the trainer instead")  # fmt: skip
-    require(args.beta == config.kl_coef, f"GRPOConfig.beta is {args.beta} and LossConfig.kl_coef "
-            f"{config.kl_coef}; give both the same number (beta makes TRL keep the reference "
-            "policy)")  # fmt: skip
-    require(config.top_entropy == 1 or config.denominator == "all",
-            'top_entropy < 1 needs LossConfig(denominator="all") here')  # fmt: skip
+    both = f"GRPOConfig.beta is {args.beta} and LossConfig.kl_coef {config.kl_coef}"
+    require(args.beta == config.kl_coef, f"{both}; give both the same number")
+    countable = config.top_entropy == 1 or config.denominator == "all"
+    require(countable, 'top_entropy < 1 needs LossConfig(denominator="all") here')
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

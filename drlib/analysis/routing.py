@@ -1,0 +1,115 @@
+"""Where tokens go in a mixture of experts: load, specialisation, decisiveness, change.
+
+All but `router_entropies` read `Trajectory.routed_experts`, which `entropy.rescore(model,
+trajectories, experts=True)` fills. A token counts once for each of its k experts, observations too.
+
+Specialisation is the mutual information of a token's segment and its expert. Finitely many tokens
+have some by chance, so a null stands beside it: segments shuffled among the tokens of each
+trajectory. Left out: a null that keeps words in place (a segment that has words of its own
+specialises experts too), experts chosen together, routers without a softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from drlib.policy.replay import agreement, router_entropy
+from drlib.rl.checks import require
+from drlib.trajectory import Segment, Trajectory
+
+
+def load_by_segment(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:
+    """Share of a segment's choices that each expert got: [S, L, E], rows sum to 1.
+
+    S as in `Segment`; NaN for one without tokens. ValueError: no trajectory or no record of its
+    experts, or one beyond `experts`.
+    """
+    counts_SLE = sum(_counts(t, t.segments, experts) for t in trajectories)
+    require(np.ndim(counts_SLE) == 3, "no trajectories to analyse")
+    with np.errstate(invalid="ignore"):
+        return counts_SLE / counts_SLE.sum(axis=2, keepdims=True)
+
+
+def specialisation(
+    trajectories: Iterable[Trajectory], experts: int, *, draws: int = 200, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """What an expert says about a token's segment, in each layer: arrays [L] by name.
+
+    "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
+    away. "null_mean", "null_high": mean and 95% quantile of the share with shuffled segments.
+    Errors as `load_by_segment`, and for tokens that are all of one segment.
+    """
+    rng, counts_DSLE = np.random.default_rng(seed), 0  # D: as they are, then the draws
+    for t in trajectories:
+        orders = [t.segments, *(rng.permutation(t.segments) for _ in range(draws))]
+        counts_DSLE = counts_DSLE + np.stack([_counts(t, order, experts) for order in orders])
+    require(np.ndim(counts_DSLE) == 4, "no trajectories to analyse")
+    p_DLSE = np.moveaxis(counts_DSLE / counts_DSLE.sum(axis=(1, 3), keepdims=True), 1, 2)
+    segment_DL, expert_DL = _entropy(p_DLSE.sum(3)), _entropy(p_DLSE.sum(2))
+    require(segment_DL.min() > 0, "all tokens are of one segment: nothing to tell apart")
+    nats_DL = segment_DL + expert_DL - _entropy(p_DLSE.reshape(*segment_DL.shape, -1))
+    share_DL = nats_DL / segment_DL
+    null = {"null_mean": share_DL[1:].mean(0), "null_high": np.quantile(share_DL[1:], 0.95, axis=0)}
+    return {"nats": nats_DL[0], "share": share_DL[0]} | null
+
+
+def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
+    """Choices by segment, layer and expert: [S, L, E]."""
+    routes_TLK = _routes(trajectory)
+    highest, shape = routes_TLK.max(initial=0), (len(Segment), routes_TLK.shape[1], experts)
+    require(highest < experts, f"trajectory {trajectory.id} names expert {highest} of {experts}")
+    places = segments_T[:, None, None].astype(int), np.arange(shape[1])[:, None], routes_TLK
+    cells = np.ravel_multi_index(np.broadcast_arrays(*places), shape).ravel()
+    return np.bincount(cells, minlength=np.prod(shape)).reshape(shape)
+
+
+def _routes(trajectory: Trajectory) -> np.ndarray:
+    require(trajectory.routed_experts is not None, f"trajectory {trajectory.id} has no record of "
+            "its experts; fill it with entropy.rescore(model, ..., experts=True)")  # fmt: skip
+    return trajectory.routed_experts.astype(np.int64)
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
+
+
+@torch.no_grad()
+def router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
+    """Mean entropy of the routers' distributions by segment and layer: [S, L], nats.
+
+    log E where a router is undecided; NaN for a segment without tokens. One trajectory a forward
+    pass. ValueError: no tokens, or a model without routers.
+    """
+    sums = {segment: [0.0, 0] for segment in Segment}
+    for t in trajectories:
+        ids_1T = torch.from_numpy(t.token_ids).long().to(model.device)[None]
+        out = model.get_decoder()(input_ids=ids_1T, use_cache=False, output_router_logits=True)
+        require(bool(out.get("router_logits")), f"{type(model).__name__} has no routers")
+        for segment in np.unique(t.segments):
+            mask_T = torch.from_numpy(t.segments == segment).to(model.device)
+            mean_L = router_entropy([logits_TE[mask_T] for logits_TE in out.router_logits])
+            sums[segment][0] += mean_L.double().cpu().numpy() * int(mask_T.sum())
+            sums[segment][1] += int(mask_T.sum())
+    require(any(n for _, n in sums.values()), "no trajectories to analyse")
+    return np.stack(np.broadcast_arrays(*(x_L / n if n else np.nan for x_L, n in sums.values())))
+
+
+def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.ndarray:
+    """Share of the tokens that two checkpoints send to the same set of experts: [L].
+
+    a, b: the same trajectories after `rescore` with either. ValueError: other ids, tokens, shapes
+    or numbers of trajectories, or no records.
+    """
+    same_L, tokens = 0.0, 0
+    for one, other in zip(a, b, strict=True):
+        require(one.id == other.id and np.array_equal(one.token_ids, other.token_ids),
+                f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
+                "with both checkpoints")  # fmt: skip
+        one_LTK, other_LTK = (torch.from_numpy(_routes(t)).transpose(0, 1) for t in (one, other))
+        same_L += agreement(one_LTK, other_LTK).numpy() * len(one)
+        tokens += len(one)
+    require(tokens > 0, "no trajectories to compare")
+    return same_L / tokens

@@ -1,0 +1,383 @@
+"""The answer's loss along a trajectory: known on a scripted model, brute force on real ones.
+
+Run: python -m pytest tests/test_analysis_pseudo_gradient.py
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rl_examples import a_trajectory
+from torch import nn
+from transformers import (
+    DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+    MistralForCausalLM,
+)  # fmt: skip
+
+from drlib.analysis.pseudo_gradient import (
+    RESPONSE, Curve, answer_losses, own_words, pseudo_gradient, token_class_deltas,
+)  # fmt: skip
+from drlib.chat import ChatIds, load_tokenizer, segment_tokens
+from drlib.policy.moe import PolicyShape, build_policy, load_policy
+from drlib.trajectory import Segment, load_trajectories
+
+TOUR = Path(__file__).parents[1] / "figures" / "reference" / "tour"
+
+
+class Scripted(nn.Module):
+    """Gives tokens 100 to 109 a probability of exp(-loss) each: `base` nats plus an effect of each
+    token that the place can see. The effects travel through a real key-value cache."""
+
+    def __init__(self, effects=None, base=20.0, vocabulary=2048):
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, 1)
+        nn.init.zeros_(self.table.weight)
+        for token, effect in (effects or {}).items():
+            self.table.weight.data[token] = effect
+        self.base, self.config = base, SimpleNamespace(max_position_embeddings=4096)
+        self.device, self.seen = torch.device("cpu"), []
+        self.eval()
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, past_key_values=None, attention_mask=None, position_ids=None,
+                use_cache=True, logits_to_keep=0):  # fmt: skip
+        cache = DynamicCache() if past_key_values is None else past_key_values
+        new_B1S1 = self.table(input_ids)[:, None]
+        effect_BC = cache.update(new_B1S1, new_B1S1, 0)[0][:, 0, :, 0]
+        if attention_mask is not None:
+            effect_BC = effect_BC * attention_mask
+            # the position of a token is the number of tokens it sees before it
+            before = attention_mask.cumsum(1)[:, -input_ids.shape[1] :] - 1
+            assert torch.equal(position_ids, before)
+        self.seen.append(input_ids.numel())
+        loss_BS = self.base + effect_BC.cumsum(1)[:, -input_ids.shape[1] :]
+        # ten tokens are as likely as that, the others share the rest
+        p_BS = torch.exp(-loss_BS.double())
+        size = len(self.table.weight)
+        logits_BSV = torch.zeros(*p_BS.shape, size, dtype=torch.float64)
+        logits_BSV[..., 100:110] = torch.log(p_BS / (1 - 10 * p_BS) * (size - 10))[..., None]
+        return SimpleNamespace(logits=logits_BSV[:, -logits_to_keep:], past_key_values=cache)
+
+
+SMALL = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, experts=8,
+                    experts_per_token=2, expert_hidden=16)  # fmt: skip
+
+
+def real_model(name):
+    sizes = dict(vocab_size=64, max_position_embeddings=128)
+    torch.manual_seed(3)
+    if name == "moe":
+        return build_policy(SMALL, seed=3, init="plain").eval()
+    if name == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
+                                          eos_token_id=0, **sizes)).eval()  # fmt: skip
+    sizes |= dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2)  # fmt: skip
+    if name == "window":
+        return MistralForCausalLM(MistralConfig(sliding_window=8, **sizes)).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+def brute_force(model, context, ends, answer, bridge=()):
+    losses = []
+    for end in ends:
+        ids = torch.tensor([[*context[:end], *bridge, *answer]])
+        with torch.no_grad():
+            logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)[0]
+        places = range(ids.shape[1] - len(answer), ids.shape[1])
+        losses.append(-sum(logp[at - 1, ids[0, at]].item() for at in places) / len(answer))
+    return np.array(losses)
+
+
+def some_ids(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 64, n).tolist()
+
+
+# ---------------------------------------------------------------- losses after prefixes
+
+
+@pytest.mark.parametrize("name", ["moe", "llama", "gpt2"])
+@pytest.mark.parametrize("batch_tokens", [1, 300, 10**6])
+def test_branches_off_a_shared_prefix_equal_a_forward_pass_for_each(name, batch_tokens):
+    model, context = real_model(name), some_ids(40)
+    for weight in model.parameters():  # far from uniform, so that a wrong mask shows
+        weight.data *= 2.5
+    ends = np.arange(1, 41)
+    for bridge, answer in (([], [5]), ([7], [5, 6, 7]), ([1, 2, 3], [9, 9])):
+        found = answer_losses(model, context, ends, answer, bridge, batch_tokens=batch_tokens)
+        wanted = brute_force(model, context, ends, answer, bridge)
+        assert np.ptp(wanted) > 0.3
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_prefixes_may_come_in_any_order_and_twice():
+    model, context = real_model("llama"), some_ids(20)
+    ends = [20, 3, 3, 1, 11]
+    found = answer_losses(model, context, ends, [4, 5], [6])
+    np.testing.assert_allclose(found, brute_force(model, context, ends, [4, 5], [6]), atol=1e-5)
+    assert found[1] == found[2]
+
+
+def test_the_prefix_is_computed_once():
+    model = Scripted()
+    answer_losses(model, some_ids(300), range(1, 301), [100, 101], [1, 2], batch_tokens=2000)
+    branches = 300 * 4  # last token of the prefix, bridge, answer without its last token
+    assert sum(model.seen) == 299 + branches
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (dict(answer_ids=[]), "the answer has no tokens"),
+    (dict(prefix_ends=[]), "prefix ends must be one or more of 1..10, got"),
+    (dict(prefix_ends=[0]), "prefix ends must be one or more of 1..10"),
+    (dict(prefix_ends=[5, 11]), "prefix ends must be one or more of 1..10"),
+    (dict(answer_ids=[64]), "another tokenizer made these ids.* vocabulary of 64"),
+    (dict(context_ids=some_ids(140), prefix_ends=[127]), "exceed the model's 128 positions"),
+])  # fmt: skip
+def test_bad_arguments_are_named(change, message):
+    arguments = dict(context_ids=some_ids(10), prefix_ends=[3], answer_ids=[1, 2]) | change
+    with pytest.raises(ValueError, match=message):
+        answer_losses(real_model("llama"), **arguments)
+
+
+def test_a_model_that_cannot_be_used_is_named():
+    with pytest.raises(ValueError, match="MistralForCausalLM has sliding windows"):
+        answer_losses(real_model("window"), some_ids(30), [20], [1])
+    with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
+        answer_losses(real_model("llama").train(), some_ids(30), [20], [1])
+    broken = real_model("llama")
+    broken.lm_head.weight.data[5] = math.nan
+    with pytest.raises(ValueError, match="a loss is not finite"):
+        answer_losses(broken, some_ids(10), [3], [1])
+
+
+# ---------------------------------------------------------------- along a trajectory
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TOUR / "policy_rl")
+
+
+def rollout(tokenizer, *turns, right="MWK"):
+    """A trajectory of turns that the policy wrote, with a response "territory Kenya." between."""
+    chat = ChatIds(tokenizer)
+    ids = chat.prompt("Tell me the code.")
+    generated = [False] * len(ids)
+    for i, turn in enumerate(turns):
+        said = chat.encode(turn)
+        between = chat.tool_turn("territory Kenya.") if i + 1 < len(turns) else []
+        ids += [*said, *between]
+        generated += [True] * len(said) + [False] * len(between)
+    base, n = a_trajectory(tokens=len(ids) - 1), len(ids)
+    ids = np.array(ids, np.int32)
+    return replace(
+        base, token_ids=ids, generated=np.array(generated), logprobs=np.zeros(n, np.float32),
+        segments=segment_tokens(ids, tokenizer), metadata={"right_answer": right},
+    )  # fmt: skip
+
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": ["Kenya"]}}</tool_call><|im_end|>'
+ANSWER = "<answer>MWK</answer><|im_end|>"
+TURNS = (f"<think>First the code.</think>{CALL}", f"<think>I have it.</think>{ANSWER}")
+# it can say these: Scripted gives ten tokens from 100 on the probability of the answer
+SAYABLE = range(100, 110)
+
+
+@pytest.fixture
+def answerable(tokenizer):
+    """The tokenizer, with answers of tokens that `Scripted` can say."""
+    wrapped = SimpleNamespace(
+        decode=tokenizer.decode,
+        encode=lambda text, add_special_tokens: list(SAYABLE[: len(text)]) if text == "MWK"
+        else tokenizer.encode(text, add_special_tokens=add_special_tokens),
+    )  # fmt: skip
+    return wrapped
+
+
+def thoughts_of(t):
+    return np.flatnonzero(t.generated & (t.segments == Segment.THINK))
+
+
+def starts_of(t):
+    return np.flatnonzero(t.generated & ~np.roll(t.generated, 1))
+
+
+def test_a_known_loss_is_recovered_at_every_point(tokenizer, answerable):
+    t = rollout(tokenizer, *TURNS)
+    effects = dict(zip(dict.fromkeys(t.token_ids.tolist()), np.linspace(-0.4, 0.5, 200)))
+    for bridge in ("<think>", "</think>", "<answer>"):
+        effects[tokenizer.convert_tokens_to_ids(bridge)] = 0.0
+    effects |= dict.fromkeys(SAYABLE, 0.0)
+    found = pseudo_gradient(Scripted(effects), answerable, t)
+    assert found.ends_P.tolist() == sorted([*starts_of(t), *(thoughts_of(t) + 1)])
+    assert found.ends_P[found.starts_P].tolist() == starts_of(t).tolist()
+    wanted = [20 + sum(effects[i] for i in t.token_ids[:end].tolist()) for end in found.ends_P]
+    np.testing.assert_allclose(found.losses_P, wanted, atol=1e-4)
+    np.testing.assert_array_equal(found.x_P, found.ends_P / len(t))
+
+
+def test_the_change_at_a_token_is_what_that_token_did(tokenizer, answerable):
+    t = rollout(tokenizer, *TURNS)
+    for planted in thoughts_of(t):
+        ids = t.token_ids.copy()
+        ids[planted] = 2000
+        found = pseudo_gradient(Scripted({2000: -1.5}), answerable, replace(t, token_ids=ids))
+        (at,) = np.flatnonzero(np.abs(found.deltas_P) > 1e-3)
+        assert (found.ends_P[at] - 1, found.starts_P[at]) == (planted, False)
+        np.testing.assert_allclose(found.deltas_P[at], -1.5, atol=1e-4)
+    assert np.isnan(found.deltas_P[0])
+
+
+def test_a_response_has_the_change_of_the_call_and_of_itself(tokenizer, answerable):
+    t = rollout(tokenizer, *TURNS)
+    ids = t.token_ids.copy()
+    (call,), (response,) = (np.flatnonzero(t.segments == s)[:1] for s in (2, 3))
+    ids[call], ids[response] = 2000, 2001
+    model = Scripted({2000: 0.25, 2001: -3.0})
+    found = pseudo_gradient(model, answerable, replace(t, token_ids=ids))
+    (at,) = np.flatnonzero(np.abs(found.deltas_P) > 1e-3)
+    assert found.ends_P[at] == starts_of(t)[1] and found.starts_P[at]
+    np.testing.assert_allclose(found.deltas_P[at], -2.75, atol=1e-4)
+
+
+def test_without_thinking_only_calls_and_responses_count(tokenizer, answerable):
+    t = rollout(tokenizer, *TURNS)
+    effects = dict.fromkeys(t.token_ids[t.segments == Segment.TOOL_RESPONSE].tolist(), -0.5)
+    effects |= dict.fromkeys(t.token_ids[thoughts_of(t)].tolist(), -2.0)
+    effects |= dict.fromkeys(t.token_ids[t.segments == Segment.ANSWER].tolist(), 9.0)  # comes later
+    found = pseudo_gradient(Scripted(effects, base=40), answerable, t, think=False)
+    assert found.ends_P.tolist() == starts_of(t).tolist() and found.starts_P.all()
+    left = [0.0 if i in thoughts_of(t) else effects.get(x, 0.0) for i, x in enumerate(t.token_ids)]
+    wanted = [40 + sum(left[:end]) for end in starts_of(t)]
+    assert wanted[1] < wanted[0]
+    np.testing.assert_allclose(found.losses_P, wanted, atol=1e-4)
+    thought = pseudo_gradient(Scripted(effects, base=40), answerable, t, segments=()).deltas_P[1]
+    thoughts = sum(i < starts_of(t)[1] for i in thoughts_of(t))
+    np.testing.assert_allclose(thought, found.deltas_P[1] - 2 * thoughts, atol=1e-4)
+
+
+def test_stride_keeps_the_starts_and_the_last_token_of_each_turn(tokenizer, answerable):
+    t = rollout(tokenizer, *TURNS)
+    first, second = (thoughts_of(t)[thoughts_of(t) // starts_of(t)[1] == i] for i in (0, 1))
+    assert len(first) == len(second) == 4
+    model = Scripted()
+    for stride, places in ((2, [1, 3]), (3, [2, 3]), (9, [3])):
+        found = pseudo_gradient(model, answerable, t, stride=stride)
+        wanted = [*starts_of(t), *(first[places] + 1), *(second[places] + 1)]
+        assert found.ends_P.tolist() == sorted(wanted) and found.stride == stride
+    found = pseudo_gradient(model, answerable, t, segments=())
+    assert found.ends_P.tolist() == starts_of(t).tolist()
+
+
+def test_nothing_is_measured_from_the_answer_on(tokenizer, answerable):
+    later = f"<think>So.</think>{ANSWER}"
+    t = rollout(tokenizer, TURNS[1], later)
+    found = pseudo_gradient(Scripted(), answerable, t)
+    assert found.ends_P.max() <= np.flatnonzero(t.segments == Segment.ANSWER)[0]
+
+
+def test_the_bridge_closes_an_open_thought_and_opens_none_twice(tokenizer, answerable):
+    t, seen = rollout(tokenizer, *TURNS), []
+    model = Scripted()
+    model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["input_ids"]), with_kwargs=True)
+    pseudo_gradient(model, answerable, t)
+    ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>", "<answer>")}
+    at_starts, inside = seen[1], seen[-1]
+    tail = list(ids.values()) + list(SAYABLE[:2])
+    assert at_starts[:, 1:].tolist() == [tail] * 2
+    assert inside[:, 1:].tolist() == [tail[1:]] * len(thoughts_of(t))
+    seen.clear()
+    pseudo_gradient(model, answerable, t, bridge="It is ")
+    assert seen[1][0, 1:-2].tolist() == tokenizer.encode("It is ", add_special_tokens=False)
+
+
+def test_own_words_end_where_the_answer_is_said(tokenizer):
+    t = rollout(tokenizer, TURNS[0], f"<think>I have the code: MWK.</think>{ANSWER}")
+    assert own_words(tokenizer, t, "MWK") == "<think>I have the code: "
+    with pytest.raises(ValueError, match="does not say 'KES'"):
+        own_words(tokenizer, t, "KES")
+
+
+def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
+    t, model = rollout(tokenizer, *TURNS), Scripted()
+    for changed, kwargs, message in (
+        (replace(t, metadata={}), {}, "names no right_answer; pass answer="),
+        (replace(t, generated=t.generated & False), {}, "needs a prompt and sampled tokens"),
+        (replace(t, generated=t.generated | True), {}, "needs a prompt and sampled tokens"),
+        (t, {"stride": 0}, "stride must be at least 1"),
+        (t, {"answer": ""}, "the answer has no tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pseudo_gradient(model, tokenizer, changed, **kwargs)
+    with pytest.raises(ValueError, match="another tokenizer made these ids"):
+        pseudo_gradient(real_model("llama"), tokenizer, t)
+
+
+def test_the_tours_policy_knows_the_answer_once_a_page_has_said_it():
+    model, tokenizer = load_policy(TOUR / "policy_rl")
+    t = load_trajectories(TOUR / "rl_sampled.parquet")[0]
+    words = own_words(tokenizer, t, t.metadata["right_answer"])
+    found = pseudo_gradient(model.eval(), tokenizer, t, bridge=words, segments=())
+    assert found.losses_P[0] > 5 and found.losses_P[1] < 0.1
+    texts = t.metadata["right_answer"], words
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    wanted = brute_force(model, t.token_ids.tolist(), found.ends_P, *ids)
+    np.testing.assert_allclose(found.losses_P, wanted, atol=1e-4)
+
+
+# ---------------------------------------------------------------- classes of tokens
+
+
+def a_curve(n=30, starts=(0, 12), losses=None):
+    """A point after each token from 1 on; the delta of token t is t, where nothing else is said."""
+    losses = np.cumsum(np.arange(n)) if losses is None else losses
+    ends = np.arange(1, n + 1)
+    return Curve(ends, np.asarray(losses, float), np.isin(ends - 1, starts), n, 1)
+
+
+def test_partners_are_other_tokens_of_the_same_third_each_once():
+    curve, t = a_curve(), a_trajectory(tokens=29)
+    mask = np.isin(np.arange(30), [2, 5, 12, 13, 25, 26])  # 12 was not sampled
+    for seed in range(20):
+        found = token_class_deltas(curve, t, {"wait": mask}, seed)
+        deltas, matched = found["wait"]
+        assert deltas.tolist() == [2, 5, 13, 25, 26]
+        assert (matched // 10).tolist() == [0, 0, 1, 2, 2]
+        assert len({*matched}) == 5 and not {*matched} & {2, 5, 13, 25, 26, 0, 12}
+        assert found[RESPONSE][0].tolist() == [12] and 10 <= found[RESPONSE][1] < 20
+    drawn = {tuple(token_class_deltas(curve, t, {"wait": mask}, s)["wait"][1]) for s in range(20)}
+    assert len(drawn) > 15
+    again = token_class_deltas(curve, t, {"wait": mask}, 19)["wait"][1]
+    assert again.tolist() == matched.tolist()
+
+
+def test_planted_effects_stand_out_against_their_partners():
+    rng, mask = np.random.default_rng(0), np.isin(np.arange(300), range(7, 300, 20))
+    deltas = rng.normal(0, 0.1, 300) - 2.0 * mask
+    curve = a_curve(300, losses=np.cumsum(deltas))
+    found, matched = token_class_deltas(curve, a_trajectory(tokens=299), {"wait": mask}, 0)["wait"]
+    assert abs(found.mean() + 2) < 0.1 and abs(matched.mean()) < 0.1
+
+
+def test_a_token_without_a_partner_is_kept_and_its_partner_is_nan():
+    mask = np.arange(30) < 8  # of the first third, two are left and one is a start
+    curve = a_curve(starts=(8,))
+    found, matched = token_class_deltas(curve, a_trajectory(tokens=29), {"x": mask}, 0)["x"]
+    assert len(found) == len(matched) == 8
+    assert np.isnan(matched).sum() == 7 and np.nansum(matched) == 9
+
+
+def test_curves_and_masks_that_do_not_fit_are_refused():
+    curve, t = a_curve(), a_trajectory(tokens=29)
+    for wrong in (replace(curve, stride=2), a_curve(31)):
+        with pytest.raises(ValueError, match="need the curve of trajectory r-0 with stride=1"):
+            token_class_deltas(wrong, t, {}, 0)
+    for name, size in (("x", 29), (RESPONSE, 30)):
+        with pytest.raises(ValueError, match=f"class '{name}' needs"):
+            token_class_deltas(curve, t, {name: np.zeros(size, bool)}, 0)

@@ -1,0 +1,196 @@
+"""Expert load, specialisation, router entropy, agreement: by hand, by brute force, planted, null.
+
+Run: python -m pytest tests/test_analysis_routing.py
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rl_examples import a_trajectory
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drlib.analysis.entropy import rescore
+from drlib.analysis.routing import (
+    checkpoint_agreement, load_by_segment, router_entropies, specialisation,
+)  # fmt: skip
+from drlib.policy.moe import PolicyShape, build_policy
+from drlib.policy.replay import expert_load
+from drlib.trajectory import Segment
+
+SMALL = PolicyShape(vocab_size=64, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, experts=8,
+                    experts_per_token=2, expert_hidden=16, max_positions=128)  # fmt: skip
+EXPERTS = 8
+
+
+def routed(segments, routes, name="r-0"):
+    """A trajectory of these segments [T] and experts [T, L, k]."""
+    segments, routes = np.asarray(segments, np.uint8), np.asarray(routes, np.uint16)
+    base = a_trajectory(tokens=len(segments) - 1, name=name)
+    return replace(base, segments=segments, routed_experts=routes)
+
+
+def unrouted(seed=0, tokens=40):
+    rng = np.random.default_rng(seed)
+    t = a_trajectory(tokens=tokens - 1, name=f"r-{seed}")
+    ids = rng.integers(0, 64, tokens).astype(np.int32)
+    return replace(t, token_ids=ids, segments=rng.choice([0, 1, 3, 6], tokens).astype(np.uint8))
+
+
+def policy(seed=0):
+    model = build_policy(SMALL, seed=seed, init="plain").eval()
+    for layer in model.model.layers:  # a fresh router is undecided everywhere
+        layer.mlp.gate.weight.data.normal_(generator=torch.Generator().manual_seed(seed))
+    return model
+
+
+# ---------------------------------------------------------------- load
+
+
+def test_load_by_hand():
+    one = routed([0, 0, 1], [[[0, 1], [2, 3]], [[0, 2], [2, 3]], [[3, 1], [0, 1]]])
+    other = routed([1], [[[3, 2], [0, 1]]])
+    load = load_by_segment(iter([one, other]), 4)
+    assert load.shape == (len(Segment), 2, 4)
+    np.testing.assert_allclose(load[0], [[0.5, 0.25, 0.25, 0], [0, 0, 0.5, 0.5]])
+    np.testing.assert_allclose(load[1], [[0, 0.25, 0.25, 0.5], [0.5, 0.5, 0, 0]])
+    assert np.isnan(load[2:]).all()
+
+
+def test_load_of_a_real_model_is_that_of_its_recorded_routes():
+    found = list(rescore(policy(), [unrouted(0), unrouted(1, 25)], experts=True))
+    load = load_by_segment(found, EXPERTS)
+    for segment in (0, 1, 3, 6):
+        parts = [t.routed_experts[t.segments == segment] for t in found]
+        routes_LNK = torch.from_numpy(np.concatenate(parts).astype(np.int64)).transpose(0, 1)
+        np.testing.assert_allclose(load[segment], expert_load(routes_LNK, EXPERTS), atol=1e-6)
+
+
+# ---------------------------------------------------------------- specialisation
+
+
+def test_mutual_information_by_hand():
+    # segments 0 0 1 1; layer 0: experts 0 0 0 1; layer 1 tells the segment; layer 2 says nothing
+    t = routed([0, 0, 1, 1], [[[0], [0], [5]], [[0], [0], [5]], [[0], [1], [5]], [[1], [1], [5]]])
+    found = specialisation([t], EXPERTS, draws=5)
+    h = lambda *p: -sum(x * math.log(x) for x in p)  # noqa: E731
+    by_hand = math.log(2) + h(0.75, 0.25) - h(0.5, 0.25, 0.25)
+    np.testing.assert_allclose(found["nats"], [by_hand, math.log(2), 0], atol=1e-12)
+    np.testing.assert_allclose(found["share"], [by_hand / math.log(2), 1, 0], atol=1e-12)
+
+
+def planted(rng, tokens=600, layers=4):
+    """Layer 0 gives each segment two experts of its own; the others are random."""
+    segments = rng.choice([0, 1, 2, 3], tokens)
+    routes = rng.permuted(np.tile(np.arange(EXPERTS), (tokens, layers, 1)), axis=-1)[..., :2]
+    routes[:, 0] = segments[:, None] * 2 + rng.permuted(np.tile([0, 1], (tokens, 1)), axis=1)
+    return routed(segments, routes)
+
+
+def test_planted_specialisation_is_found_and_nothing_where_there_is_none():
+    rng = np.random.default_rng(0)
+    found = specialisation([planted(rng), planted(rng)], EXPERTS)
+    np.testing.assert_allclose(found["share"][0], 1.0, atol=1e-12)
+    assert found["share"][0] > 50 * found["null_high"][0]
+    assert (found["share"][1:] < 0.02).all() and (found["null_mean"] < found["null_high"]).all()
+
+
+def test_under_the_null_one_in_twenty_exceeds_the_95_percent_quantile():
+    rng = np.random.default_rng(1)
+    routes = rng.integers(0, EXPERTS, (80, 300, 1))  # 300 layers that mean nothing
+    found = specialisation([routed(rng.choice([0, 1, 2], 80), routes)], EXPERTS)
+    beyond = (found["share"] > found["null_high"]).mean()
+    assert 0.015 < beyond < 0.1
+    assert abs(found["share"].mean() - found["null_mean"].mean()) < 0.005
+
+
+def test_the_null_keeps_what_trajectories_differ_in():
+    """Each trajectory has an expert of its own and mostly one segment: no specialisation."""
+    rng = np.random.default_rng(2)
+    them = [routed(rng.choice([0, 1], 200, p=p), np.full((200, 1, 1), i))
+            for i, p in enumerate(([0.9, 0.1], [0.1, 0.9]))]  # fmt: skip
+    found = specialisation(them, EXPERTS)
+    assert found["share"][0] > 0.3
+    np.testing.assert_allclose(found["null_mean"], found["share"], atol=1e-12)
+
+
+def test_the_seed_decides_the_null():
+    t = planted(np.random.default_rng(0), 60)
+    a, b, c = (specialisation([t], EXPERTS, draws=20, seed=s)["null_mean"] for s in (0, 0, 1))
+    assert a.tolist() == b.tolist() != c.tolist()
+
+
+# ---------------------------------------------------------------- router entropy
+
+
+def test_router_entropy_is_the_mean_over_each_segments_tokens():
+    model, them = policy(), [unrouted(0), unrouted(1, 25)]
+    logits = [[] for _ in model.model.layers]
+    hooks = [layer.mlp.gate.register_forward_hook(lambda m, a, out, i=i: logits[i].append(out[0]))
+             for i, layer in enumerate(model.model.layers)]  # fmt: skip
+    found = router_entropies(model, iter(them))
+    for hook in hooks:
+        hook.remove()
+    segments = np.concatenate([t.segments for t in them])
+    for layer, parts in enumerate(logits):
+        p_NE = torch.cat(parts).double().softmax(-1).numpy()
+        entropy_N = -(p_NE * np.log(p_NE)).sum(-1)
+        for segment in (0, 1, 3, 6):
+            wanted = entropy_N[segments == segment].mean()
+            np.testing.assert_allclose(found[segment, layer], wanted, atol=1e-5)
+    assert found.shape == (len(Segment), 3) and np.isnan(found[[2, 4, 5]]).all()
+
+
+def test_an_undecided_router_has_the_entropy_of_all_experts():
+    model = policy()
+    for layer in model.model.layers:
+        layer.mlp.gate.weight.data.zero_()
+    found = router_entropies(model, [unrouted()])
+    np.testing.assert_allclose(found[[0, 1, 3, 6]], math.log(EXPERTS), atol=1e-6)
+
+
+# ---------------------------------------------------------------- two checkpoints
+
+
+def test_agreement_by_hand():
+    a = routed([0, 0], [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]), routed([0], [[[0, 1], [2, 3]]], "r-1")
+    b = routed([0, 0], [[[1, 0], [2, 3]], [[0, 2], [3, 2]]]), routed([0], [[[0, 1], [1, 0]]], "r-1")
+    np.testing.assert_allclose(checkpoint_agreement(iter(a), iter(b)), [2 / 3, 2 / 3], atol=1e-6)
+
+
+def test_a_model_agrees_with_itself_and_less_with_another():
+    them = [unrouted(0), unrouted(1, 25)]
+    one, again, other = (list(rescore(policy(s), them, experts=True)) for s in (0, 0, 1))
+    assert checkpoint_agreement(one, again).tolist() == [1, 1, 1]
+    assert (checkpoint_agreement(one, other) < 0.5).all()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_what_cannot_be_analysed_is_named():
+    t = planted(np.random.default_rng(0), 20)
+    bare = replace(t, routed_experts=None)
+    for call in (lambda: load_by_segment([t, bare], 8), lambda: specialisation([bare], 8),
+                 lambda: checkpoint_agreement([t], [bare])):  # fmt: skip
+        with pytest.raises(ValueError, match=r"no record of its experts.*rescore.*experts=True"):
+            call()
+    dense = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4))  # fmt: skip
+    for call, message in (
+        (lambda: load_by_segment([], 8), "no trajectories to analyse"),
+        (lambda: specialisation([], 8), "no trajectories to analyse"),
+        (lambda: router_entropies(policy(), []), "no trajectories to analyse"),
+        (lambda: checkpoint_agreement([], []), "no trajectories to compare"),
+        (lambda: load_by_segment([t], 7), "trajectory r-0 names expert 7 of 7"),
+        (lambda: specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are of one segment"),
+        (lambda: router_entropies(dense, [unrouted()]), "LlamaForCausalLM has no routers"),
+        (lambda: checkpoint_agreement([t], [replace(t, id="x")]), "r-0 and x are not the same"),
+        (lambda: checkpoint_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
+        (lambda: checkpoint_agreement([t], []), "shorter"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
