@@ -244,7 +244,8 @@ def test_the_top_share_is_exact_and_ties_go_to_the_first(share):
     rng = np.random.default_rng(1)
     for n in (0, 1, 5, 15, 100):
         values = rng.integers(4, size=n).astype(np.float32)
-        want = sorted(sorted(range(n), key=lambda i: (-values[i], i))[: math.ceil(share * n - 1e-9)])
+        ordered = sorted(range(n), key=lambda i: (-values[i], i))
+        want = sorted(ordered[: math.ceil(share * n - 1e-9)])
         assert top_share(values, share).tolist() == want
     assert len(top_share(np.arange(15.0), 0.2)) == 3  # 0.2 * 15 is a little more than 3
 
@@ -290,7 +291,8 @@ def foreign(kind):
     pieces = ["a", "w", "▁wait", "▁", "it", "Ġwait", "Ġ", "Ã", "©", "<unk>"]
     tokenizer = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
     if kind == "metaspace":
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
         tokenizer.pre_tokenizer.prepend_scheme = "never"
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

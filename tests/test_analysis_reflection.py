@@ -130,11 +130,10 @@ def test_what_cannot_be_measured_is_said():
     silent = [rollout(name, [[1, 2]]) for name in "ab"]
     with pytest.raises(ValueError, match="0 of 4 thought tokens follow a tool response within 64"):
         reflection_lift(token_statistics(silent))
-    everything = [rollout(name, [[], [1, 2]], ["ok"]) for name in "ab"]
-    everything = [replace(t, segments=np.where(t.generated, 1, 0).astype(np.uint8), generated=t.generated)
-                  for t in everything]  # fmt: skip
-    with pytest.raises(ValueError, match="follow a tool response|without"):
-        reflection_lift(token_statistics(everything))
+    table = token_statistics([rollout(name, [[0.1], [1, 2]], ["ok"]) for name in "ab"])
+    only = replace(table, segment=np.where(table.since < 0, Segment.ANSWER, table.segment))
+    with pytest.raises(ValueError, match="4 of 4 thought tokens follow a tool response within 64"):
+        reflection_lift(only)
     unknown = [rollout(name, [[1, math.nan], [3, 1]], ["ok"]) for name in "ab"]
     with pytest.raises(ValueError, match="2 of 8 tokens have no entropy .first: trajectory a, tok"):
         reflection_lift(token_statistics(unknown), window=1)
@@ -170,7 +169,8 @@ def test_intervals_of_sums():
 
 def test_event_curves_by_hand():
     table = token_statistics([
-        rollout("a", [[1, 2, 3], [4, 5], [9]], ["ok", "error"]), rollout("b", [[7], [6, 8]], ["ok"]),
+        rollout("a", [[1, 2, 3], [4, 5], [9]], ["ok", "error"]),
+        rollout("b", [[7], [6, 8]], ["ok"]),
     ])  # fmt: skip
     curves = event_curves(table, before=3, after=2, resamples=50)
     assert list(curves) == ["all", "ok", "error"]
@@ -178,11 +178,12 @@ def test_event_curves_by_hand():
     assert ok["offset"].tolist() == [-3, -2, -1, 0, 1]
     assert ok["tokens"].tolist() == [1, 1, 2, 2, 2]
     assert ok["mean"].tolist() == [1, 2, (3 + 7) / 2, (4 + 6) / 2, (5 + 8) / 2]
-    assert error["tokens"].tolist() == [0, 1, 1, 1, 0] and error["mean"][[1, 2, 3]].tolist() == [4, 5, 9]
+    assert error["tokens"].tolist() == [0, 1, 1, 1, 0]
+    assert error["mean"][[1, 2, 3]].tolist() == [4, 5, 9]
     assert math.isnan(error["mean"][0])
+    again = event_curves(table, before=3, after=2, resamples=50)
     for name in "mean", "low", "high":
-        assert np.array_equal(curves["all"][name],
-                              event_curves(table, 3, 2, resamples=50)["all"][name], True)  # fmt: skip
+        assert np.array_equal(curves["all"][name], again["all"][name], equal_nan=True)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -138,10 +138,23 @@ def test_files_are_small_and_say_what_they_are(path):
             assert length <= 50, f"{node.name} has {length} lines without its docstring"
 
 
+def code_lines(path):
+    """How many lines hold code: not blank, not only a comment, no part of a docstring."""
+    text = path.read_text(encoding="utf-8")
+    documented = set()
+    for node in ast.walk(ast.parse(text)):
+        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            documented |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    lines = [line.strip() for line in text.splitlines()]
+    return sum(1 for number, line in enumerate(lines, 1)
+               if line and line[0] != "#" and number not in documented)  # fmt: skip
+
+
 def test_the_library_is_small():
-    """Blank lines are free: a limit that counted them would be met by squeezing."""
-    lines = [line for path in MODULES for line in path.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 12_000
+    """The design's 12,000 lines, as lines of code. Prose is free: a limit that counted it would be
+    met by leaving out what a docstring owes its reader."""
+    assert sum(map(code_lines, MODULES)) <= 12_000
 
 
 def test_the_map_is_a_docstring_that_names_every_room_and_nothing_else():

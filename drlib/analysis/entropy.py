@@ -167,7 +167,7 @@ def entropy_bounds(
     require(logp.ndim == 2 and 1 <= logp.shape[1] <= vocabulary, "top_logprobs: need [N, K] with K "
             f"from 1 to the vocabulary of {vocabulary}, got {logp.shape}")  # fmt: skip
     require((logp <= 1e-6).all(), "top_logprobs must not be NaN or positive")
-    require((p.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: is a token twice there?")
+    require((p.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: a token twice?")
     known, rest = _entr(p).sum(-1), vocabulary - logp.shape[1]
     tail = np.clip(1 - p.sum(-1), 0, 1) * (rest > 0)
     cap = np.minimum(p[:, -1], tail)
@@ -278,8 +278,8 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
     if len(runs) > len(results):  # some are a person's words: those hold no response
         inside = trajectory.segments == Segment.TOOL_RESPONSE
         runs = [(start, end) for start, end in runs if inside[start:end].any()]
-    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses for "
-            f"{len(results)} tool results; give one ToolResult a response")  # fmt: skip
+    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses "
+            f"for {len(results)} tool results; give one ToolResult a response")  # fmt: skip
     return [(start, end, status_of(result)) for (start, end), result in zip(runs, results)]
 
 
@@ -346,8 +346,8 @@ def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int =
     """How much of the high-entropy tokens two models share, on the same tokens.
 
     Returns `overlap`: |top(base) and top(other)| / |top(base)| by batch (`share` of the tokens
-    each; chance gives `share`), `base`, `change`, `tokens`: mean entropy under the base, mean change
-    and number of tokens in `bins` bins of equally many tokens, ordered by entropy under the base.
+    each; chance gives `share`), and `base`, `change`, `tokens`: mean entropy under the base, mean
+    change and number of tokens in `bins` bins of equally many, ordered by entropy under the base.
 
     Source: arXiv 2506.01939, section 3. ValueError: the tables hold other tokens.
     """
@@ -389,8 +389,8 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """
     unique, place = np.unique(np.asarray(ids), return_inverse=True)
     ends = unique[[0, -1]] if len(unique) else [0, 0]
-    require(0 <= ends[0] and ends[1] < len(tokenizer), f"ids reach from {ends[0]} to {ends[1]}, the "
-            f"tokenizer has {len(tokenizer)}: the trajectories were made with another one")  # fmt: skip
+    require(0 <= ends[0] and ends[1] < len(tokenizer), f"ids reach from {ends[0]} to {ends[1]}, "
+            f"the tokenizer has {len(tokenizer)}: another one made the trajectories")  # fmt: skip
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
     texts = np.empty(len(unique), object)

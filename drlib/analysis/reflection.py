@@ -121,15 +121,16 @@ def reflection_lift(
     high = fork_tokens(table, share, scope if threshold is None else "fixed", **fixed)
     thought = table.inside(Segment.THINK)
     after = thought & (table.since >= 0) & (table.since < window)
-    require(after.any() and (thought & ~after).any(), f"{after.sum()} of {thought.sum()} thought "
-            f"tokens follow a tool response within {window}: a lift needs some, and some that do not")  # fmt: skip
+    some = after.any() and (thought & ~after).any()
+    require(some, f"{after.sum()} of {thought.sum()} thought tokens follow a tool response within "
+            f"{window}: a lift needs some, and some that do not")  # fmt: skip
     found = []
     for number, status in enumerate(("all", *STATUSES[1:])):
         inside = after & (table.status == number) if number else after
         if inside.any():
             asked = dict(seed=seed, resamples=resamples)
-            sums = _sums(table.row, len(table.names), high & inside, inside, high & thought & ~after,
-                         thought & ~after)  # fmt: skip
+            columns = high & inside, inside, high & thought & ~after, thought & ~after
+            sums = _sums(table.row, len(table.names), *columns)
             hits, tokens, others, rest = sums.sum(0)
             begins = (table.since == 0) & ((table.status == number) | (number == 0))
             found.append(Lift(
@@ -209,7 +210,8 @@ def event_curves(
             near = starts + place
             ok = (near >= 0) & (near < len(table))
             home, near = starts[ok] - (place < 0), near[ok]  # which token is of the turn meant
-            same = (table.row[near] == table.row[starts[ok]]) & (table.turn[near] == table.turn[home])
+            same = table.row[near] == table.row[starts[ok]]
+            same &= table.turn[near] == table.turn[home]
             cell = table.row[near[same]] * width + k
             totals[0] += np.bincount(cell, entropy[near[same]], minlength=m * width)
             totals[1] += np.bincount(cell, minlength=m * width)

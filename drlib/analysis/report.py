@@ -32,6 +32,7 @@ from drlib.training.run import write_atomically
 from drlib.trajectory import Trajectory
 
 STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"
+_RANGE = "{:.2f} [{:.2f}, {:.2f}]"
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
 table {{ border-collapse: collapse; margin: 1em 0 }}
@@ -50,7 +51,7 @@ def report(
 
     tokenizer: of the model that made them, or its folder; without one there are no words and ids
         instead of texts. model: a causal language model that scores every file again.
-    window, share: of `reflection_lift`. viewed: trajectories of each file in the viewer, 0 for none.
+    window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
     ValueError: as `read_rollouts` and `token_statistics`.
     """
     if isinstance(tokenizer, str | Path):
@@ -123,14 +124,15 @@ def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
 
 
 def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
-    found = {x.status: vars(x) for x in reflection.reflection_lift(table, window=window, share=share)}
+    lifts = reflection.reflection_lift(table, window=window, share=share)
+    found = {lift.status: vars(lift) for lift in lifts}
     yield (f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
            f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
            "trajectory. Over first turns: at the same places of a turn.</p>")  # fmt: skip
     heads = ["response", "responses", "tokens", "over other thoughts", "over first turns", "null"]
     yield _table(heads, [
         (status, x["responses"], x["tokens"],
-         *("{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(x[k])) for k in ("lift", "matched", "permuted")))
+         *(_RANGE.format(*np.exp(x[k])) for k in ("lift", "matched", "permuted")))
         for status, x in found.items()
     ])  # fmt: skip
     yield _figure(lambda ax: plots.lifts(ax, found))
@@ -142,7 +144,7 @@ def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
         heads = ["lexicon", "words per 1,000 tokens", "in trajectories", "right with",
                  "right without", "difference at equal length"]  # fmt: skip
         yield _table(heads, [
-            (name, "{:.2f} [{:.2f}, {:.2f}]".format(*row["rate"]), f"{row['holds']:.1%}",
+            (name, _RANGE.format(*row["rate"]), f"{row['holds']:.1%}",
              *("{:.1%} of {}".format(*row[k]) for k in ("right_with", "right_without")),
              "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"]))
             for name, row in reflection.lexicon_table(table, texts).items()
@@ -165,4 +167,5 @@ def _figure(draw: Callable, height: float = 3.2) -> str:
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", metadata={"Software": None})
     plt.close(fig)
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    code = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="" src="data:image/png;base64,{code}">'

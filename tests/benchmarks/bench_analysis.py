@@ -26,8 +26,9 @@ def trajectories(tokens: int):
     """Of 4,000 sampled tokens each, in 8 turns; half of the responses failed."""
     rng = np.random.default_rng(0)
     for i in range(tokens // (TURN * TURNS)):
-        made = rollout(f"t{i}", rng.exponential(0.3, (TURNS, TURN)).tolist(),
-                       rng.choice(["ok", "error"], TURNS - 1), reward=float(rng.random() < 0.5))  # fmt: skip
+        statuses, right = rng.choice(["ok", "error"], TURNS - 1), float(rng.random() < 0.5)
+        entropies = rng.exponential(0.3, (TURNS, TURN)).tolist()
+        made = rollout(f"t{i}", entropies, statuses, reward=right)
         made.token_ids[:] = rng.integers(300, 2000, size=len(made))
         yield made
 
