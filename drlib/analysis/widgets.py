@@ -5,15 +5,17 @@ A panel draws into the value of an `Image` and an `HTML` widget from an `observe
 slider from code redraws as well, so a notebook without a browser can test its panel.
 """
 
+import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import ipywidgets as ipw
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from drlib.analysis import plots, rendering
+from drlib.analysis import plots, rendering, viewer
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
@@ -31,7 +33,17 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
     return buffer.getvalue()
 
 
-class GrpoPanel(ipw.VBox):
+class _Panel(ipw.VBox):
+    """Draws at once and whenever one of `controls` moves."""
+
+    def __init__(self, controls: Iterable[ipw.Widget], children: Sequence[ipw.Widget]):
+        for control in controls:
+            control.observe(lambda _: self._draw(), names="value")
+        super().__init__(children)
+        self._draw()
+
+
+class GrpoPanel(_Panel):
     """The switches of the loss on four rollouts; `sliders` and `switches` by name, `table`
     (HTML), `picture`. The longest rollout's length is the constant of "constant".
     """
@@ -53,35 +65,29 @@ class GrpoPanel(ipw.VBox):
         options = {"advantage": list(ESTIMATORS)} | options
         self.switches = {name: ipw.Dropdown(options=some) for name, some in options.items()}
         self.switches["kl_estimator"].value = LossConfig.kl_estimator
-        for name, control in (self.sliders | self.switches).items():
-            control.description = name
-            control.style.description_width = "6.5em"
-            control.observe(self._draw, names="value")
+        controls = self.sliders | self.switches
+        for name, control in controls.items():
+            control.description, control.style.description_width = name, "6.5em"
         self.table, self.picture = ipw.HTML(), ipw.Image(format="png")
-        rows = list(self.sliders.values())
-        columns = [rows[:4], rows[4:], list(self.switches.values())]
-        super().__init__([ipw.HBox([ipw.VBox(c) for c in columns]), self.picture, self.table])
-        self._draw()
+        every = list(controls.values())
+        columns = ipw.HBox([ipw.VBox(part) for part in (every[:4], every[4:8], every[8:])])
+        super().__init__(every, [columns, self.picture, self.table])
 
-    def _draw(self, _change=None):
-        values = {name: slider.value for name, slider in self.sliders.items()}
-        rewards = [value for name, value in values.items() if name.startswith("reward")]
+    def _draw(self):
+        *rewards, ratio, low, high, kl_coef = (slider.value for slider in self.sliders.values())
         switches = {name: switch.value for name, switch in self.switches.items()}
-        estimator = ESTIMATORS[switches.pop("advantage")]
+        how = dict(advantage=ESTIMATORS[switches.pop("advantage")], lengths=self.lengths)
         if switches["aggregate"] == "constant":
             switches["constant_tokens"] = max(self.lengths)
-        config = LossConfig(epsilon_low=values["ε low"], epsilon_high=values["ε high"],
-                            kl_coef=values["KL weight"], **switches)  # fmt: skip
-        shown = (rewards, values["ratio"], config)
-        how = dict(advantage=estimator, lengths=self.lengths)
-        self.picture.value = png_bytes(plots.grpo_step(*shown, **how))
-        self.table.value = _table(plots.grpo_numbers(*shown, **how), rewards)
+        config = LossConfig(epsilon_low=low, epsilon_high=high, kl_coef=kl_coef, **switches)
+        self.picture.value = png_bytes(plots.grpo_step(rewards, ratio, config, **how))
+        self.table.value = _table(plots.grpo_numbers(rewards, ratio, config, **how), rewards)
 
 
 grpo_panel = GrpoPanel  # notebook 05's name for it
 
 
-class TrajectoryPanel(ipw.VBox):
+class TrajectoryPanel(_Panel):
     """Pick a question and a policy, see the rollout; `question`, `policy` and `page` (HTML).
 
     Args:
@@ -97,12 +103,10 @@ class TrajectoryPanel(ipw.VBox):
         self.question = ipw.Dropdown(options=questions, description="question", layout=wide)
         self.policy = ipw.ToggleButtons(options=list(runs), description="policy")
         self.page = ipw.HTML()
-        for control in (self.question, self.policy):
-            control.observe(self._draw, names="value")
-        super().__init__([self.question, self.policy, self.page])
-        self._draw()
+        controls = [self.question, self.policy]
+        super().__init__(controls, [*controls, self.page])
 
-    def _draw(self, _change=None):
+    def _draw(self):
         name = self.policy.value
         found = self._found.get((name, self.question.value))
         page = f"<p>{name} was not asked this question</p>"
@@ -112,7 +116,30 @@ class TrajectoryPanel(ipw.VBox):
 trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
 
 
-class FigurePanel(ipw.VBox):
+class TrajectoryViewer(ipw.VBox):
+    """The page of `viewer.page` in a frame that may run its own script and reach nothing else.
+
+    Args:
+        path, tokenizer, compare, title: as there; `path` may be a list of trajectories.
+        height: of the frame, in pixels.
+    """
+
+    def __init__(self, path, tokenizer=None, compare=None, *, title: str = "", height: int = 760):
+        self._text = viewer.page(path, tokenizer, compare=compare, title=title)
+        self._count = self._text.count('class="part"')
+        style = f"width: 100%; height: {int(height)}px; border: 1px solid #8884"
+        super().__init__([ipw.HTML(f'<iframe sandbox="allow-scripts" style="{style}" '
+                                   f'srcdoc="{html.escape(self._text)}"></iframe>')])  # fmt: skip
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page as a file that opens in a browser."""
+        return viewer.save(path, self._text)
+
+    def __repr__(self) -> str:
+        return f"TrajectoryViewer({self._count} trajectories)"
+
+
+class FigurePanel(_Panel):
     """Controls over any figure; `controls` by name, `picture`.
 
     Args:
@@ -129,27 +156,24 @@ class FigurePanel(ipw.VBox):
                 options=list(values), value=values[0], description=name,
                 style={"description_width": "110px"}, layout=ipw.Layout(width="60%"),
             )  # fmt: skip
-            self.controls[name].observe(self._draw, names="value")
         self.picture = ipw.Image(format="png")
-        super().__init__([*self.controls.values(), self.picture])
-        self._draw()
+        super().__init__(self.controls.values(), [*self.controls.values(), self.picture])
 
-    def _draw(self, _change=None):
+    def _draw(self):
         self.picture.value = png_bytes(self._figure(*(c.value for c in self.controls.values())))
 
 
 def _table(numbers: dict, rewards: list[float]) -> str:
-    rows = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
-    cells = "".join(
-        f"<tr><td>#{i + 1}</td><td>{len(pushes)}</td>"
-        + "".join(f"<td>{value + 0.0:.3f}</td>" for value in (reward, advantage, sum(pushes)))
-        + "</tr>"
-        for i, (reward, advantage, pushes) in enumerate(rows)
+    rows = "".join(
+        f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
+        f"<td>{advantage + 0.0:.3f}</td><td>{sum(pushes) + 0.0:.3f}</td></tr>"
+        for i, (reward, advantage, pushes) in enumerate(
+            zip(rewards, numbers["advantages"], numbers["pushes"], strict=True), start=1
+        )
     )
-    metrics = numbers["metrics"]
-    clipped = metrics["clip_high"] + metrics["clip_low"]
+    clipped = numbers["metrics"]["clip_high"] + numbers["metrics"]["clip_low"]
     return (
         "<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
-        f"<th>push in all</th></tr>{cells}</table>loss {numbers['loss'] + 0.0:.3f}, "
+        f"<th>push in all</th></tr>{rows}</table>loss {numbers['loss'] + 0.0:.3f}, "
         f"{clipped:.0%} of the tokens clipped"
     )
