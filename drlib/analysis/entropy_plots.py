@@ -17,23 +17,27 @@ from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.trajectory import Segment, Trajectory
 
 SCALE = "cividis"  # entropy, nats
+PARTS = {Segment.THINK: 0.6, Segment.TOOL_CALL: (0.34, 0.71, 0.91), Segment.ANSWER: (0, 0.62, 0.45)}
 COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
 NAMED = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE, Segment.ANSWER)
 
 
-def histogram(ax: Axes, tables: Mapping[str, TokenTable], bins: int = 50) -> None:
-    """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left."""
-    known = {name: table.known("entropy") for name, table in tables.items()}
-    edges = np.linspace(0, max(e.max() for e in known.values()) + 1e-6, bins + 1)
-    for color, (name, entropy) in zip((CONTROL, UP, DOWN, "C2"), known.items(), strict=False):
-        share = np.histogram(entropy, edges)[0] / len(entropy)
-        ax.stairs(100 * share, edges, color=color, lw=1.8, label=name)
-        p80 = np.quantile(entropy, 0.8)
+def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50):
+    """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left.
+    Several tables of a name (its seeds) are thin lines, and the thick one is all of them."""
+    known = {name: [t.known("entropy") for t in ([some] if isinstance(some, TokenTable) else some)]
+             for name, some in tables.items()}  # fmt: skip
+    edges = np.linspace(0, max(e.max() for some in known.values() for e in some) + 1e-6, bins + 1)
+    for color, (name, some) in zip((CONTROL, UP, DOWN, "C2"), known.items(), strict=False):
+        every = np.concatenate(some)
+        p80 = np.quantile(every, 0.8)
+        thick = dict(lw=2, label=f"{name}: 80% below {p80:.3f}")
+        for entropy, style in (*((e, dict(lw=0.6)) for e in some), (every, thick)):
+            share = 100 * np.histogram(entropy, edges)[0] / len(entropy)
+            ax.stairs(share, edges, color=color, **style)
         ax.axvline(p80, color=color, lw=1, ls="--")
-        ax.text(p80, 0.97 - 0.08 * len(ax.texts), f" 80% below {p80:.2f}", color=color, fontsize=8,
-                transform=ax.get_xaxis_transform(), va="top")  # fmt: skip
     ax.set(yscale="log", xlabel="entropy, nats", ylabel="% of the tokens", xlim=(0, edges[-1]))
-    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.82))
+    ax.legend(loc="upper right")
 
 
 def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")):
@@ -42,13 +46,12 @@ def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = (
         if status in curves:
             c, color = curves[status], COLORS[status]
             ax.fill_between(c["offset"], c["low"], c["high"], color=color, alpha=0.18, lw=0)
-            events = int(c["tokens"].max())
-            ax.plot(c["offset"], c["mean"], color=color, label=f"after {status} ({events})")
+            ax.plot(c["offset"], c["mean"], color=color, label=f"{status} ({max(c['tokens']):.0f})")
     ax.axvline(-0.5, color="0.3", lw=1)
     ax.text(-0.7, 0.98, "response ", fontsize=8, va="top", ha="right",
             transform=ax.get_xaxis_transform())  # fmt: skip
     ax.set(xlabel="sampled tokens before and after a response", ylabel="mean entropy, nats")
-    ax.legend(loc="upper right")
+    ax.legend(loc="upper right", handlelength=1.2)
 
 
 def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
@@ -75,45 +78,52 @@ def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
 
 
-def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5) -> None:
-    """Words of thoughts, the most uncertain first, as large as their mean entropy."""
-    rows = -(-len(words) // columns)
-    top = max((entropy for *_, entropy in words), default=1) or 1
-    for i, (word, count, entropy) in enumerate(words):
-        shade = plt.get_cmap(SCALE)(0.85 * (1 - entropy / top))
-        ax.text((i % columns + 0.5) / columns, 1 - (i // columns + 0.5) / max(1, rows), word,
-                ha="center", va="center", fontsize=7 + 11 * entropy / top, color=shade)  # fmt: skip
+def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5, most=None):
+    """Words of thoughts, the most uncertain first, as large as their mean entropy; the largest size
+    is that of `most` nats, so that grids can be compared, or of the first word."""
+    rows = max(1, -(-len(words) // columns))
+    top = most or max((entropy for *_, entropy in words), default=1) or 1
+    for i, (word, _, entropy) in enumerate(words):
+        part = min(1, entropy / top)
+        ax.text((i % columns + 0.5) / columns, 1 - (i // columns + 0.5) / rows, word, va="center",
+                ha="center", fontsize=7 + 13 * part, color=plt.get_cmap(SCALE)(0.75 - 0.75 * part))
     ax.set_axis_off()
 
 
-def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0) -> None:
-    """A whole trajectory as a strip of entropy; observations are pale, responses marked.
+def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: float = 0.3):
+    """A whole trajectory as a strip of entropy; observations are pale, responses marked in them.
 
-    most: nats of the brightest colour, so that strips can be compared.
-    """
+    The line below is grey under thoughts, light blue under calls, green under answers. most: nats
+    of the brightest colour, so that strips can be compared. texts: of each token; the first word of
+    a run above `above` nats is written over it."""
     values = trajectory.logprobs * 0 if trajectory.entropies is None else trajectory.entropies
     shown = np.where(trajectory.generated, values, np.nan)[None]
-    ax.imshow(np.zeros_like(shown), aspect="auto", cmap="Greys", vmin=0, vmax=6,
-              extent=(0, len(trajectory), 0, 1))  # fmt: skip
+    ax.set_facecolor("0.93")
     ax.imshow(shown, aspect="auto", cmap=SCALE, vmin=0, vmax=most, interpolation="nearest",
               extent=(0, len(trajectory), 0, 1))  # fmt: skip
-    for start, _, status in responses(trajectory):
-        mark = {"ok": "v", "error": "X", "empty": "o"}[status]
-        ax.plot(start, 1.25, mark, color=COLORS[status], clip_on=False, ms=5)
-    ax.set(yticks=[], xlim=(0, len(trajectory)), ylim=(0, 1), xlabel="token")
+    for start, end, status in responses(trajectory):
+        mark = dict(ok="o", error="X", empty="s")[status]
+        ax.plot((start + end) / 2, 0.5, mark, color=COLORS[status], ms=7, mec="white", mew=0.8)
+    line = np.full((1, len(trajectory), 3), 0.93)
+    for segment, color in PARTS.items():
+        line[:, trajectory.generated & (trajectory.segments == segment)] = color
+    ax.imshow(line, aspect="auto", interpolation="nearest", extent=(0, len(trajectory), -0.14, 0))
+    named = [value > above and text[:1].isalnum() for value, text in zip(shown[0], texts)]
+    for at, text in enumerate(texts):
+        if named[at] and not named[at - 1]:
+            ax.text(at + 0.2, 1.12, text.strip()[:12], rotation=35, fontsize=8, color="0.2")
+    ax.set(yticks=[], xlim=(0, len(trajectory)), ylim=(-0.14, 1), xlabel="token")
     ax.grid(visible=False)
 
 
 def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
-    """Change of entropy from a base to a trained model on the same tokens, by base entropy.
-
-    found: label -> `entropy.overlap`; the label gets the overlap of the top tokens.
-    """
+    """Change of entropy from a base to a trained model on the same tokens, by tenths of them;
+    found: label -> `entropy.overlap`, and the label gets the overlap of the top tokens."""
     for color, (name, one) in zip((UP, DOWN, "C2"), found.items(), strict=False):
         label = f"{name}: {one['overlap']:.0%} of the top 20% shared"
-        ax.plot(one["base"], one["change"], "o-", color=color, label=label)
+        ax.plot(range(1, len(one["change"]) + 1), one["change"], "o-", color=color, label=label)
     ax.axhline(0, color="0.3", lw=0.8)
-    ax.set(xlabel="entropy before, nats (tenths of the tokens)", ylabel="mean change, nats")
+    ax.set(xlabel="tenths of the tokens, the last the most open before", ylabel="mean change, nats")
     ax.legend()
 
 
