@@ -20,7 +20,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,7 @@ _SCHEMA = pa.schema([
     *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
 ])  # fmt: skip
 _LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no such columns
-_ROWS = 64  # a row group: keeps every list column far below Arrow's 2^31 entries
+_ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
@@ -204,18 +203,33 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
     try:
         with open(partial, "wb") as file:
             with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-                while batch := list(islice(rows, _ROWS)):
+                for batch in _groups(rows):
                     writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
+        if error.errno is None:  # of the file that the trajectories come from
+            raise
         raise OSError(
             error.errno, f"cannot write trajectories to {path}: {error}; nothing was kept of this "
             "attempt, free space or choose another folder and save again",
         ) from error  # fmt: skip
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _groups(rows: Iterable[dict]) -> Iterator[list[dict]]:
+    """Rows of a row group, which a reader holds as a whole."""
+    group, size = [], 0
+    for row in rows:
+        group.append(row)
+        size += sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray))
+        if len(group) == _ROWS or size >= _BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _to_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -239,8 +253,10 @@ def _to_row(trajectory: Trajectory) -> dict[str, Any]:
     return row
 
 
-def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
+def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Iterator[Trajectory]:
     """The trajectories of a file, in order, bit for bit those that were saved; a few at a time.
+
+    without: optional arrays that are not read (and are None), such as "routed_experts".
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -255,9 +271,11 @@ def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
             missing = [name for name in _SCHEMA.names if name not in {*there, *_LATER}]
             if missing:
                 raise ValueError(f"{path} is not a trajectory file: it lacks {', '.join(missing)}")
-            columns = [name for name in _SCHEMA.names if name in there]
-            for batch in file.iter_batches(_ROWS, columns=columns):
-                yield from _from_batch(batch)
+            skip = {*without, *(_SHAPES[name] for name in without)}
+            columns = [name for name in _SCHEMA.names if name in there - skip]
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
+                    yield from _from_batch(batch, without)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} is truncated or damaged ({error}); delete it and make it again"
@@ -269,9 +287,10 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     return list(iter_trajectories(path))
 
 
-def _from_batch(batch: pa.RecordBatch) -> Iterator[Trajectory]:
+def _from_batch(batch: pa.RecordBatch, without: Sequence[str]) -> Iterator[Trajectory]:
     lists = [field.name for field in batch.schema if pa.types.is_list(field.type)]
     for i, row in enumerate(batch.drop_columns(lists).to_pylist()):
+        row |= dict.fromkeys(without)
         for name in lists:
             values = batch.column(name)[i].values
             row[name] = None if values is None else values.to_numpy(zero_copy_only=False).copy()

@@ -99,12 +99,39 @@ def test_nothing_of_the_scoring_reaches_the_caller_between_trajectories():
     assert torch.is_grad_enabled() and not model.model._forward_pre_hooks
 
 
-def test_a_first_token_that_nothing_precedes_is_not_known_and_named():
+def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
     t = rollouts()[0]
     (found,) = rescore(model_of("policy"), [replace(t, generated=np.ones(len(t), bool))])
     assert np.isnan(found.entropies[0]) and np.isfinite(found.entropies[1:]).all()
-    with pytest.raises(ValueError, match="1 of 15 tokens have no entropy .*t0, token 0.*rescore"):
-        summary(token_statistics([found]))
+    table = token_statistics([found])
+    assert table.position.tolist() == list(range(1, 15)) and summary(table)["tokens"] == 14
+
+
+def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
+    model = model_of("llama")
+    for how, message in ((dict(temperature=0.0), "above 0: 0.0"), (dict(top_k=151), "0..150"),
+                         (dict(temperature=math.nan), "above 0: nan")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            next(rescore(model, rollouts(), **how))
+    with pytest.raises(ValueError, match=r"training mode; call model.eval\(\) first"):
+        next(rescore(model.train(), rollouts()))
+    nothing = rollout("none", [])
+    nothing = replace(nothing, **{
+        name: getattr(nothing, name)[:0] for name in ("token_ids", "generated", "logprobs",
+        "entropies", "segments", "turns", "versions")
+    })  # fmt: skip
+    assert len(next(rescore(model.eval(), [nothing], top_k=2))) == 0
+
+
+def test_a_head_with_a_bias_is_exact_too():
+    model = model_of("llama")
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 150))
+    (t, *_), (found, *_) = rollouts(), rescore(model, rollouts())
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(t.token_ids.tolist())[None]).logits[0].double()
+    entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+    at = np.flatnonzero(t.generated)
+    assert found.entropies[at] == pytest.approx(entropy[at - 1].numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +235,16 @@ def test_a_person_s_words_are_no_response_and_missing_results_are_named():
     segments = t.segments.copy()
     segments[5] = Segment.PROMPT  # the first "response" was said by a person
     only = [ToolResult("search", {}, " ", True, "")]
-    assert responses(replace(t, segments=segments, tool_results=only)) == [(9, 13, "empty")]
+    spoken = replace(t, segments=segments, tool_results=only)
+    assert responses(spoken) == [(9, 13, "empty")]
+    more = [*only, ToolResult("search", {}, "Error: no", False, "error")]  # never answered to
+    assert responses(replace(spoken, tool_results=more)) == [(9, 13, "empty")]
+    segments[10] = Segment.TEMPLATE  # no text came back
+    empty_first = replace(spoken, segments=segments[::1].copy())
+    assert responses(empty_first) == [(9, 13, "empty")]
+    after = token_statistics([replace(t, segments=np.where(
+        np.arange(len(t)) == 10, Segment.PROMPT, t.segments).astype(np.uint8))])  # fmt: skip
+    assert after.since.tolist() == [-1, 0, -1], "a person's words end what a response began"
     with pytest.raises(ValueError, match="trajectory a: 2 tool responses for 1 tool results"):
         responses(replace(t, tool_results=only))
 
@@ -311,5 +347,7 @@ def test_pieces_add_up_to_the_text():
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_another_tokenizer_s():
-    with pytest.raises(ValueError, match="ids reach from 0 to 10, the tokenizer has 10: .*another"):
+    with pytest.raises(ValueError, match="1 of 2 ids are none of the tokenizer's 10: another one"):
         token_texts(foreign("bytes"), [0, 10])
+    # models are padded, and a bad one may sample such an id
+    assert token_texts(foreign("bytes"), [0] * 199 + [10])[-1] == "\ufffd"

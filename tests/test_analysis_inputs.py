@@ -247,6 +247,16 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
         later = ~t.generated & (t.turns > 0)
         assert set(t.segments[later]) == {between} and "".join(texts[later]).count("R") == 1
         assert [status for *_, status in responses(t)] == ["error"] * (role == "tool")
+    said = [("user", "Q"), ("assistant", call), ("tool", "Error: R"), ("assistant", "So"),
+            ("user", "And?"), ("assistant", call), ("tool", "found"), ("assistant", "End")]
+    row = {"messages": [{"role": role, "content": content} for role, content in said]}
+    (t,) = read_rollouts(lines(tmp_path / "b.jsonl", [row]), foreign)
+    found = responses(t)
+    assert [status for *_, status in found] == ["error", "ok"]
+    texts = token_texts(foreign, t.token_ids)
+    assert ["".join(texts[a:b]) for a, b, _ in found] == [
+        "[tool]Error: R[assistant]", "[tool]found[assistant]"
+    ]
 
 
 @pytest.mark.parametrize("prediction, word, answer, end", [

@@ -246,7 +246,7 @@ BAD = {
     "not a list": ({"messages": 3}, "int"),
     "NaN reward": ({"messages": TURNS, "reward": math.nan}, "reward is nan"),
     "infinite score": ({"messages": TURNS, "score": math.inf}, "reward is inf"),
-    "a word for a reward": ({"messages": TURNS, "score": "right"}, "real number"),
+    "a word for a reward": ({"messages": TURNS, "score": "right"}, "reward is 'right'; give"),
     "other vocabulary": ({"prompt_token_ids": [1], "outputs": [{"token_ids": [99999]}]}, "99999"),
     "negative id": ({"prompt_token_ids": [-1], "outputs": [{"token_ids": [15]}]}, "-1"),
     "other tokenizer": ({"prompt_token_ids": [5], "outputs": [OUTPUT | {"text": "zz"}]},

@@ -97,6 +97,18 @@ def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_pat
     assert "Traceback" not in done.stderr and not (tmp_path / "r.html").exists()
 
 
+def test_a_forgotten_name_does_not_cost_a_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    save_trajectories(path, load_trajectories(f"{TOUR}/rl_sampled.parquet")[:2])
+    before = path.read_bytes()
+    done = terminal(path, path, "--tokenizer", POLICY)
+    assert done.returncode == 1 and "the report is a .html file" in done.stderr
+    assert path.read_bytes() == before
+    for option, value in (("--window", 0), ("--share", 3), ("--viewed", -1)):
+        done = terminal(tmp_path / "r.html", path, option, value)
+        assert done.returncode == 1 and str(value) in done.stderr, option
+
+
 def test_every_panel_draws_the_same_bytes_twice(tmp_path):
     sft, rl, again = (token_statistics(f"{ENTROPY}/seed0_{name}.parquet")
                       for name in ("sft", "rl", "rl_by_sft"))  # fmt: skip

@@ -110,6 +110,23 @@ def test_a_file_is_written_from_and_read_as_a_stream_and_older_files_stay_readab
     assert load_trajectories(path)[149] == record(id="t149")
 
 
+def test_row_groups_are_small_and_large_columns_can_be_left_out(tmp_path):
+    path, big = tmp_path / "t.parquet", np.zeros((100, 48, 3000), np.uint16)  # 29 MB
+    made = [record(100, id=f"t{i}", routed_experts=big) for i in range(5)]
+    save_trajectories(path, made)
+    with pq.ParquetFile(path) as file:
+        assert [file.metadata.row_group(i).num_rows for i in range(2)] == [3, 2]
+    assert load_trajectories(path) == made
+    for t, slim in zip(made, iter_trajectories(path, without=["routed_experts"]), strict=True):
+        assert slim == dataclasses.replace(t, routed_experts=None)
+
+
+def test_a_missing_source_is_not_taken_for_a_full_disk(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no trajectory file .*missing"):
+        save_trajectories(tmp_path / "t.parquet", iter_trajectories(tmp_path / "missing"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_equality_sees_every_field():
     base = record(
         entropies=np.zeros(3, np.float32), routed_experts=np.zeros((3, 2, 2), np.uint16),

@@ -15,6 +15,7 @@ def main() -> int:
     parser.add_argument("files", nargs="+", metavar="TRAJECTORIES", help="see analysis.inputs")
     parser.add_argument("--tokenizer", help="folder of the tokenizer of the model that made them")
     parser.add_argument("--model", help="folder of a model that scores every token again")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (--model)")
     parser.add_argument("--window", type=int, default=64, help="tokens after a response")
     parser.add_argument("--share", type=float, default=0.2, help="of the thoughts that are forks")
     parser.add_argument("--viewed", type=int, default=50, help="trajectories of a file to show")
@@ -22,8 +23,9 @@ def main() -> int:
     matplotlib.use("Agg")
     try:
         model = None if args.model is None else load_any_model(args.model)
-        print(report(args.report, args.files, args.tokenizer or args.model, model=model,
-                     window=args.window, share=args.share, viewed=args.viewed))  # fmt: skip
+        options = {k: vars(args)[k] for k in ("temperature", "window", "share", "viewed")}
+        tokenizer = args.tokenizer or args.model
+        print(report(args.report, args.files, tokenizer, model=model, **options))
     except (ValueError, OSError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

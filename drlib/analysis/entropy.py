@@ -6,8 +6,8 @@
 - `entropy_bounds` is for servers that return only the most probable tokens. The rest of the mass
   decides the entropy of just those tokens that one looks for, so the result is an interval.
 - `token_statistics` lays the sampled tokens of many trajectories out in flat columns (about 30
-  bytes a token), on which everything else here and in `reflection` works. Prompts, observations
-  and template tokens are left out: their entropy says nothing, and JSON and URLs would dominate.
+  bytes a token) for all else here and in `reflection`. Prompts and observations are left out: they
+  were not chosen, and JSON and URLs would dominate.
 - `high_entropy` marks the top share, by trajectory (rStar2-Agent, section 5.4), over all tokens
   (Beyond the 80/20 rule, arXiv 2506.01939) or above a fixed value. Ties go to the earlier token, so
   that exactly ceil(share n) are marked; `torch.quantile` fails beyond 2^24 elements.
@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -41,9 +41,6 @@ FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and o
 STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
 _ROWS = 512  # tokens whose logits are held at a time where alternatives are wanted
 
-# ---------------------------------------------------------------------------------------------
-# from a model
-
 
 def rescore(
     model, trajectories: Iterable[Trajectory], *, temperature: float = 1.0, top_k: int = 0,
@@ -52,7 +49,7 @@ def rescore(
     """The same trajectories with what `model` says about their sampled tokens; a few at a time.
 
     model: a Hugging Face causal language model.
-    temperature: of the rollout. top_k: alternatives to keep a token.
+    temperature: of the rollout, above 0. top_k: alternatives to keep a token.
     experts: also record the experts of every token (softmax top-k routers, see `policy.replay`).
     batch_tokens: padded tokens in a forward pass, or one trajectory.
 
@@ -60,8 +57,11 @@ def rescore(
     nothing precedes gets NaN. ValueError: an id beyond the model's vocabulary, or a trajectory
     longer than its positions; a model in training mode.
     """
+    size = model.get_input_embeddings().num_embeddings
     require(not model.training, "the model is in training mode; call model.eval() first")
-    how, batch = (model, _plain_head(model), temperature, top_k, experts), []
+    require(0 < temperature < math.inf, f"temperature must be finite and above 0: {temperature}")
+    require(0 <= top_k <= size, f"top_k must lie in 0..{size}, the vocabulary, got {top_k}")
+    how, batch = (model, _head(model), temperature, top_k, experts), []
     for t in chain(trajectories, [None]):  # None: the end
         if batch and (t is None or max(map(len, [*batch, t])) * (len(batch) + 1) > batch_tokens):
             yield from _rescored(batch, *how)
@@ -69,22 +69,21 @@ def rescore(
         batch.append(t)
 
 
-def _rescored(batch, model, weight_VH, temperature, top_k, experts) -> list[Trajectory]:
+def _rescored(batch, model, head, temperature, top_k, experts) -> list[Trajectory]:
     """Not a generator: between its yields the caller would have no gradients, and our hooks."""
     _check_fits(model, batch)
-    ids_BT = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long)
+    ids_BT = torch.zeros(len(batch), max(1, *map(len, batch)), dtype=torch.long)
     for row_T, t in zip(ids_BT, batch):
         row_T[: len(t)] = torch.from_numpy(t.token_ids)
     real_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([[len(t)] for t in batch])
     device, done = model.device, []
     inputs = dict(input_ids=ids_BT.to(device), attention_mask=real_BT.long().to(device))
     with torch.no_grad(), record_routes(model) if experts else nullcontext() as routes:
-        run = model if weight_VH is None else model.get_decoder()
-        out_BTX = run(**inputs, use_cache=False)[0]
+        out_BTX = head.run(**inputs, use_cache=False)[0]
         for b, t in enumerate(batch):
             at_N = torch.from_numpy(np.flatnonzero(t.generated[1:]))  # of the tokens before
             ids_N = ids_BT[b, at_N + 1].to(device)
-            read = _read(out_BTX[b, at_N.to(device)], ids_N, weight_VH, temperature, top_k)
+            read = _read(out_BTX[b, at_N.to(device)], ids_N, head, temperature, top_k)
             changes = {name: _spread(t, values) for name, values in read.items()}
             if experts:
                 by_row = routes.passes[0].unflatten(1, ids_BT.shape)[:, b, : len(t)]
@@ -93,19 +92,35 @@ def _rescored(batch, model, weight_VH, temperature, top_k, experts) -> list[Traj
     return done
 
 
-def _plain_head(model) -> Tensor | None:
-    """The output matrix, if logits are its product with the last hidden states and nothing else.
+class _Head(NamedTuple):
+    """How logits come about: logits(rows of run(...)[0]). weight: the matrix, where that is all."""
 
-    Some models scale, cap or shift them: those are asked for their logits.
+    run: Callable
+    logits: Callable[[Tensor], Tensor]
+    weight: Tensor | None
+
+
+def _head(model) -> _Head:
+    """The head that gives the model's own logits, tried on a few tokens.
+
+    Biases and caps are applied to a few rows at a time. Logits that come about in another way are
+    taken whole: then a forward pass needs room for tokens x vocabulary numbers.
     """
-    weight_VH = getattr(model.get_output_embeddings(), "weight", None)
-    if weight_VH is None:
-        return None
-    ids_1T = torch.arange(min(4, len(weight_VH)), device=model.device)[None]
+    out, run = model.get_output_embeddings(), model.get_decoder()
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+
+    def logits(hidden: Tensor) -> Tensor:
+        return out(hidden) if cap is None else cap * torch.tanh(out(hidden) / cap)
+
+    size = model.get_input_embeddings().num_embeddings
+    ids_1T = torch.arange(min(4, size), device=model.device)[None]
     with torch.no_grad():
         theirs = model(input_ids=ids_1T, use_cache=False).logits
-        ours = model.get_decoder()(input_ids=ids_1T, use_cache=False)[0] @ weight_VH.t()
-    return weight_VH if torch.equal(theirs, ours) else None
+        ours = None if out is None else logits(run(input_ids=ids_1T, use_cache=False)[0])
+    if ours is None or not torch.equal(theirs, ours):
+        return _Head(model, lambda whole: whole, None)
+    plain = cap is None and getattr(out, "bias", None) is None
+    return _Head(run, logits, out.weight if plain else None)
 
 
 def _check_fits(model, batch: list[Trajectory]) -> None:
@@ -119,17 +134,16 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
                 "positions: cut it, or take a model with a longer context")  # fmt: skip
 
 
-def _read(before_NX, ids_N, weight_VH, temperature: float, top_k: int) -> dict[str, Tensor]:
-    """What is said about ids_N by the hidden states (or, without a weight, logits) before them."""
-    if weight_VH is not None and not top_k:
-        fit = weight_VH.dtype in (torch.float32, torch.bfloat16)
-        head = (before_NX, weight_VH) if fit else (before_NX.float(), weight_VH.float())
-        logp_N, entropy_N = token_logprobs(*head, ids_N, temperature=temperature)
+def _read(before_NX, ids_N, head: _Head, temperature: float, top_k: int) -> dict[str, Tensor]:
+    """What is said about ids_N by the rows of `head.run` before them."""
+    if head.weight is not None and not top_k:
+        fit = head.weight.dtype in (torch.float32, torch.bfloat16)
+        both = (before_NX, head.weight) if fit else (before_NX.float(), head.weight.float())
+        logp_N, entropy_N = token_logprobs(*both, ids_N, temperature=temperature)
         return dict(logprobs=logp_N, entropies=entropy_N)
     parts: dict[str, list[Tensor]] = {}
     for part_NX, ids in zip(before_NX.split(_ROWS), ids_N.split(_ROWS)):
-        logits_NV = part_NX if weight_VH is None else part_NX @ weight_VH.t()
-        logp_NV = (logits_NV.float() / temperature).log_softmax(-1)
+        logp_NV = (head.logits(part_NX).float() / temperature).log_softmax(-1)
         found = dict(logprobs=logp_NV.gather(1, ids[:, None])[:, 0],
                      entropies=torch.special.entr(logp_NV.exp()).sum(-1))  # fmt: skip
         if top_k:
@@ -163,27 +177,18 @@ def entropy_bounds(
     ValueError: positive or NaN values, probabilities that add up to more than 1, K above V.
     """
     logp = np.asarray(top_logprobs_NK, np.float64)
-    p = np.exp(logp)
+    p, entr = np.exp(logp), lambda p: -p * np.log(np.where(p > 0, p, 1))
     require(logp.ndim == 2 and 1 <= logp.shape[1] <= vocabulary, "top_logprobs: need [N, K] with K "
             f"from 1 to the vocabulary of {vocabulary}, got {logp.shape}")  # fmt: skip
     require((logp <= 1e-6).all(), "top_logprobs must not be NaN or positive")
     require((p.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: a token twice?")
-    known, rest = _entr(p).sum(-1), vocabulary - logp.shape[1]
+    known, rest = entr(p).sum(-1), vocabulary - logp.shape[1]
     tail = np.clip(1 - p.sum(-1), 0, 1) * (rest > 0)
     cap = np.minimum(p[:, -1], tail)
     full = np.floor(tail / np.where(cap > 0, cap, np.inf))
-    low = full * _entr(cap) + _entr(np.clip(tail - full * cap, 0, None))
-    high = _entr(tail) + tail * math.log(max(1, rest))
+    low = full * entr(cap) + entr(np.clip(tail - full * cap, 0, None))
+    high = entr(tail) + tail * math.log(max(1, rest))
     return known + np.minimum(low, high), known + high, tail
-
-
-def _entr(p: np.ndarray) -> np.ndarray:
-    """-p log p."""
-    return -p * np.log(np.where(p > 0, p, 1))
-
-
-# ---------------------------------------------------------------------------------------------
-# flat
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,8 @@ class TokenTable:
     row, position: int32, which trajectory, and where in it.
     token_id int32, segment uint8 (`Segment`), turn uint16, logprob and entropy float32 (nats).
     offset: int32, sampled tokens before it in its turn.
-    since: int32, sampled tokens since the last tool response, -1 where there was none.
+    since: int32, sampled tokens since the last tool response; -1 before the first, and after a
+        person's words.
     status: uint8, of that response, an index into `STATUSES`.
     """
 
@@ -234,6 +240,7 @@ class TokenTable:
 
 
 Source = str | Path | Iterable[Trajectory]
+_UNUSED = ("routed_experts", "top_ids", "top_logprobs")  # here, and large
 
 
 def token_statistics(source: Source) -> TokenTable:
@@ -241,7 +248,8 @@ def token_statistics(source: Source) -> TokenTable:
 
     ValueError: no trajectories, none with sampled tokens, an id twice, or responses without result.
     """
-    stream = iter_trajectories(source) if isinstance(source, str | Path) else source
+    path = isinstance(source, str | Path)
+    stream = iter_trajectories(source, without=_UNUSED) if path else source
     names, right, parts = [], [], []
     for row, t in enumerate(stream):
         names.append(t.id)
@@ -255,7 +263,8 @@ def token_statistics(source: Source) -> TokenTable:
 
 
 def outcome(trajectory: Trajectory) -> float:
-    """1 right, 0 wrong, NaN not judged: by its reward, or by the right answer in its metadata."""
+    """1 right, 0 wrong, NaN not judged: by its reward (right from 0.5 on), or, without one, by the
+    right answer in its metadata."""
     if trajectory.reward is not None and not math.isnan(trajectory.reward):
         return float(trajectory.reward >= 0.5)
     right = trajectory.metadata.get("right_answer")
@@ -268,19 +277,25 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
     """(start, end, status) of each tool response that was followed by a sampled token.
 
     Tokens start..end-1 are what the environment wrote, template included, so that a response
-    without text counts; status as in `STATUSES`. ValueError: more of them than tool results.
+    without text counts; a person's words do not. Status as in `STATUSES`. ValueError: more of them
+    than tool results.
     """
+    runs = [run for run in _observed(trajectory) if run[2]]
+    results = trajectory.tool_results
+    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses "
+            f"for {len(results)} tool results; give one ToolResult a response")  # fmt: skip
+    return [(start, end, status_of(result)) for (start, end, _), result in zip(runs, results)]
+
+
+def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
+    """(start, end, whether it is a tool's response) of each run between sampled tokens."""
     change = np.diff(trajectory.generated.astype(np.int8), prepend=0)
     starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
     follow = np.searchsorted(ends, starts)  # the first sampled token after each
     runs = [(int(s), int(ends[f])) for s, f in zip(starts, follow) if f < len(ends)]
-    results = trajectory.tool_results
-    if len(runs) > len(results):  # some are a person's words: those hold no response
-        inside = trajectory.segments == Segment.TOOL_RESPONSE
-        runs = [(start, end) for start, end in runs if inside[start:end].any()]
-    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses "
-            f"for {len(results)} tool results; give one ToolResult a response")  # fmt: skip
-    return [(start, end, status_of(result)) for (start, end), result in zip(runs, results)]
+    seen = [set(trajectory.segments[start:end].tolist()) for start, end in runs]
+    return [(*run, Segment.TOOL_RESPONSE in of or Segment.PROMPT not in of)
+            for run, of in zip(runs, seen)]  # fmt: skip
 
 
 def status_of(result: ToolResult) -> str:
@@ -291,15 +306,16 @@ def status_of(result: ToolResult) -> str:
 
 def _columns(row: int, t: Trajectory) -> tuple[np.ndarray, ...]:
     """The columns of `TokenTable` from `row` on, for one trajectory."""
-    at = np.flatnonzero(t.generated)
+    at = np.flatnonzero(t.generated[1:]) + 1  # what nothing precedes was drawn from nothing
     count = np.arange(len(at), dtype=np.int32)
     begins = np.diff(at, prepend=-2) > 1
     offset = count - np.maximum.accumulate(np.where(begins, count, 0))
     since, status = np.full(len(at), -1, np.int32), np.zeros(len(at), np.uint8)
-    for _, end, name in responses(t):
+    names = iter([name for *_, name in responses(t)])
+    for _, end, response in _observed(t):
         first = np.searchsorted(at, end)
-        since[first:] = count[first:] - first
-        status[first:] = STATUSES.index(name)
+        since[first:] = count[first:] - first if response else -1
+        status[first:] = STATUSES.index(next(names) if response else "none")
     unknown = np.full(len(t), np.nan, np.float32)
     entropies = unknown if t.entropies is None else t.entropies
     return (np.full(len(at), row, np.int32), at.astype(np.int32), t.token_ids[at], t.segments[at],
@@ -385,15 +401,17 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """The text of each token, an object array; pieces add up to the decoded text.
 
     Each is decoded behind another token, because many tokenizers drop a leading space at the start.
-    A token that is part of a character shows U+FFFD. ValueError: an id the tokenizer does not have.
+    A token that is part of a character shows U+FFFD, and so does an id that the tokenizer does not
+    have (models are padded, and may sample one). ValueError where those are more than 1 in 100.
     """
-    unique, place = np.unique(np.asarray(ids), return_inverse=True)
-    ends = unique[[0, -1]] if len(unique) else [0, 0]
-    require(0 <= ends[0] and ends[1] < len(tokenizer), f"ids reach from {ends[0]} to {ends[1]}, "
-            f"the tokenizer has {len(tokenizer)}: another one made the trajectories")  # fmt: skip
+    unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
+    own = (unique >= 0) & (unique < len(tokenizer))
+    odd, total = counts[~own].sum(), counts.sum()
+    require(odd <= 0.01 * total, f"{odd} of {total} ids are none of the tokenizer's "
+            f"{len(tokenizer)}: another one made the trajectories")  # fmt: skip
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
-    texts = np.empty(len(unique), object)
-    for i, token in enumerate(unique.tolist()):
-        texts[i] = tokenizer.decode([*anchor, token]).removeprefix(before)
+    texts = np.full(len(unique), "\ufffd", object)
+    for i in np.flatnonzero(own):
+        texts[i] = tokenizer.decode([*anchor, int(unique[i])]).removeprefix(before)
     return texts[place.reshape(-1)]

@@ -7,6 +7,7 @@ with and without colour vision.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +29,7 @@ def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]],
     known = {name: [t.known("entropy") for t in ([some] if isinstance(some, TokenTable) else some)]
              for name, some in tables.items()}  # fmt: skip
     edges = np.linspace(0, max(e.max() for some in known.values() for e in some) + 1e-6, bins + 1)
-    for color, (name, some) in zip((CONTROL, UP, DOWN, "C2"), known.items(), strict=False):
+    for color, (name, some) in zip(cycle((CONTROL, UP, DOWN, "C2")), known.items()):
         every = np.concatenate(some)
         p80 = np.quantile(every, 0.8)
         thick = dict(lw=2, label=f"{name}: 80% below {p80:.3f}")
@@ -96,7 +97,7 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
     The line below is grey under thoughts, light blue under calls, green under answers. most: nats
     of the brightest colour, so that strips can be compared. texts: of each token; the first word of
     a run above `above` nats is written over it."""
-    values = trajectory.logprobs * 0 if trajectory.entropies is None else trajectory.entropies
+    values = np.nan if trajectory.entropies is None else trajectory.entropies  # not known: blank
     shown = np.where(trajectory.generated, values, np.nan)[None]
     ax.set_facecolor("0.93")
     ax.imshow(shown, aspect="auto", cmap=SCALE, vmin=0, vmax=most, interpolation="nearest",
@@ -119,7 +120,7 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
 def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     """Change of entropy from a base to a trained model on the same tokens, by tenths of them;
     found: label -> `entropy.overlap`, and the label gets the overlap of the top tokens."""
-    for color, (name, one) in zip((UP, DOWN, "C2"), found.items(), strict=False):
+    for color, (name, one) in zip(cycle((UP, DOWN, "C2")), found.items()):
         label = f"{name}: {one['overlap']:.0%} of the top 20% shared"
         ax.plot(range(1, len(one["change"]) + 1), one["change"], "o-", color=color, label=label)
     ax.axhline(0, color="0.3", lw=0.8)
@@ -127,40 +128,51 @@ def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     ax.legend()
 
 
-def answer_loss(ax: Axes, curves: Mapping[str, object], trajectory: Trajectory | None = None):
-    """The answer's loss along a trajectory (`pseudo_gradient.Curve`), responses marked."""
-    for color, (name, curve) in zip((UP, DOWN, CONTROL), curves.items(), strict=False):
-        ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.4, label=name)
-        begins = curve.starts_P
-        ax.plot(curve.ends_P[begins], curve.losses_P[begins], "o", color=color, ms=4)
-    for start, end, _ in responses(trajectory) if trajectory else ():
-        ax.axvspan(start, end, color="0.92", lw=0, zorder=0)
-    ax.set(xlabel="tokens of the trajectory", ylabel="loss of the answer, nats a token")
-    ax.set_ylim(bottom=0)
+def answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
+    """The answer's loss along a trajectory (`pseudo_gradient.Curve`); a dot is a turn's start, and
+    nothing was measured along dotted lines. spans: `entropy.responses`, orange where they failed.
+    """
+    for color, (name, curve) in zip(cycle((UP, DOWN, CONTROL, "C2")), curves.items()):
+        ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.2, ls=":")
+        for at in np.split(np.arange(len(curve.ends_P)), np.flatnonzero(curve.starts_P)[1:]):
+            ax.plot(curve.ends_P[at], curve.losses_P[at], "o-", color=color, mec="white", ms=7,
+                    markevery=[0], label=None if at[0] else name)  # fmt: skip
+    for start, end, status in spans:
+        ax.axvspan(start, end, color="0.92" if status == "ok" else "#f7e3d4", lw=0, zorder=0)
+        ax.text((start + end) / 2, 0.99, "response", fontsize=8, color="0.4", va="top", ha="center",
+                transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.set(xlabel="tokens of the rollout", ylabel="loss of the answer, nats a token")
+    ax.set_ylim(-0.03 * ax.get_ylim()[1], 1.12 * ax.get_ylim()[1])
     ax.legend()
 
 
 def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """Signed change of the answer's loss by class of token: each one, its mean, and partners'."""
-    for at, (own, matched) in enumerate(found.values()):
-        for side, values, color in ((-0.17, own, UP), (0.17, matched, CONTROL)):
-            values = np.asarray(values)[~np.isnan(values)]
-            jitter = np.linspace(-0.1, 0.1, len(values))
-            ax.plot(values, at + side + jitter, ".", color=color, ms=3, alpha=0.5)
+    """Signed change of the answer's loss by class: each one and the mean; a control's in grey."""
+    for at, pair in enumerate(found.values()):
+        for up, values, color, of in zip((-0.18, 0.18), pair, (UP, CONTROL), ("class", "control")):
+            values = np.asarray(values, float)[~np.isnan(np.asarray(values, float))]
+            jitter = np.resize(np.linspace(-0.12, 0.12, 7), len(values))
+            ax.plot(values, at + up + jitter, ".", color=color, ms=5, mew=0, alpha=0.45)
             if len(values):
-                ax.plot(values.mean(), at + side, "D", color=color, mec="black", ms=7)
+                ax.plot(values.mean(), at + up, "D", color=color, mec="black", ms=7,
+                        label=None if at else f"mean of the {of}")  # fmt: skip
     ax.axvline(0, color="0.3", lw=0.8)
     ax.set_yticks(range(len(found)), found)
-    ax.set(xscale="symlog", xlabel="change of the answer's loss, nats (left: progress)")
+    ax.set(xlabel="change of the answer's loss, nats a token (left: progress)")
     ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
-def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray) -> None:
-    """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy."""
-    shades = ax.contourf(grid, grid, losses_XY.T, levels=14, cmap=SCALE)
+def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float | None = None):
+    """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy.
+    most: nats of the brightest colour, so that landscapes can be compared."""
+    levels = np.linspace(0, most or np.ceil(np.max(losses_XY)), 17)
+    shades = ax.contourf(grid, grid, np.transpose(losses_XY), levels=levels, cmap=SCALE)
     ax.plot(0, 0, "+", color="white", ms=12, mew=2)
     ax.set(xlabel="direction 1", ylabel="direction 2", aspect="equal")
-    ax.figure.colorbar(shades, ax=ax, label="loss, nats a token")
+    ax.grid(visible=False)
+    ax.figure.colorbar(shades, ax=ax, format="%.0f", label="loss, nats a token")
 
 
 def expert_load(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
@@ -173,5 +185,5 @@ def expert_load(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
         ax.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=8,
                 color="white" if dark else "black")  # fmt: skip
     ax.set_yticks(range(len(rows)), [s.name.lower().replace("_", " ") for s in rows])
-    ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Layer {layer + 1}, % of choices")
+    ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Experts of layer {layer + 1}, %")
     ax.grid(visible=False)

@@ -37,9 +37,9 @@ import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
 from drlib.analysis.entropy import token_texts
-from drlib.chat import END, START, Answer, ToolCall, load_any_tokenizer
-from drlib.chat import mark_segments, parse, render_call
-from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, iter_trajectories
+from drlib.analysis.segments import mark_people, segments_of
+from drlib.chat import END, Answer, ToolCall, load_any_tokenizer, parse, render_call
+from drlib.trajectory import Termination, ToolResult, Trajectory, iter_trajectories
 
 FORMATS = {  # the fields of a row, and whose they are; the first that fits is taken
     "drlib": ("token_ids generated segments", "save_trajectories"),
@@ -60,10 +60,6 @@ ENDS = {
     "exceed available llm calls": Termination.TURNS,
 }
 
-_MARK = re.compile(
-    r"(<\|im_start\|>)(?:(system|user|assistant|tool)\n)?|<\|im_end\|>|<\|endoftext\|>"
-    r"|</?(?:think|tool_call|tool_response|answer|report)>"
-)
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{{ '<|im_start|>assistant\n' }}"
@@ -80,23 +76,6 @@ _OBSERVED = re.compile(
     r"(?:<tool_response>.*?</tool_response>\s*)+"
     r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?)", re.S,
 )  # fmt: skip
-
-
-def segments_of(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
-    """The `Segment` of each token by its text, uint8[T]; rules as in `chat.mark_segments`.
-
-    texts: T pieces of the whole text; a token belongs where its first character does.
-    generated: bool[T], who speaks in a text without ChatML's markers: what was sampled counts as
-    the assistant's, what stands before as the user's, what stands between as a tool's.
-    """
-    text, starts = "".join(texts), np.cumsum([0, *map(len, texts)])
-    marks = [(*m.span(), m[1] or m[0], m[2]) for m in _MARK.finditer(text)]
-    if START not in text:
-        for t in np.flatnonzero(np.diff(generated, prepend=[not g for g in generated[:1]])):
-            role = "assistant" if generated[t] else "tool" if t else "user"
-            marks.append((starts[t], starts[t], START, role))
-        marks.sort(key=lambda mark: mark[:2])
-    return mark_segments(len(text) + 1, marks)[starts[:-1]]  # + 1: the last token may be empty
 
 
 def _encode(tokenizer, text: str) -> list[int]:
@@ -366,14 +345,14 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     lengths, sampled = [len(part[0]) for part in parts], np.array([part[1] for part in parts])
     generated, results = np.repeat(sampled, lengths), tool_results(messages)
     segments = segments_of(token_texts(tokenizer, ids), generated)
-    if not results:  # without markers, a person's words look like a tool's
-        segments[segments == Segment.TOOL_RESPONSE] = Segment.PROMPT
+    mark_people(segments, generated, messages)
     asked = next((m["content"] for m in messages if m["role"] == "user"), "")
     question = row.get("question") or (_QUESTION.search(asked) or [0, asked])[1]
     right = next((str(row[key]) for key in ("right_answer", "answer", "ground_truth", "gts")
                   if isinstance(row.get(key), str | int | float)), None)  # fmt: skip
     word = row.get("termination") or row.get("finish_reason") or ""
     answer, reward = row.get("prediction"), row.get("reward", row.get("score"))
+    answer = str(answer) if isinstance(answer, int | float) else answer
     # Tongyi's words for no answer; after a format error, `prediction` is the whole turn
     if not answer or answer.startswith("No answer found") or word.startswith("format error"):
         action = parse(next(m["content"] for m in reversed(messages) if m["role"] == "assistant"))
@@ -381,8 +360,9 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     end = ENDS.get(word.lower(), Termination.ANSWERED)
     if end == Termination.ANSWERED and answer is None:
         end = Termination.FORMAT
-    if reward is not None and not math.isfinite(reward):
-        raise ValueError(f"its reward is {reward}; for a rollout that was not judged write null")
+    number = isinstance(reward, int | float) and math.isfinite(reward)
+    if not (reward is None or number):
+        raise ValueError(f"its reward is {reward!r}; give a number, or null where nobody judged")
     step, task = row.get("step") or 0, hashlib.sha256(question.encode()).hexdigest()[:12]
     rest = {k: v for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
     return Trajectory(

@@ -6,8 +6,9 @@ response, by looking at coloured text. Here it is a number with three things to 
 - **lift**: the share of high-entropy tokens among the thoughts in the first W sampled tokens after
   a response, over their share in all other thoughts; its interval is a bootstrap over trajectories
   (tokens of one trajectory are not independent).
-- **matched**: the same over what first turns, which follow no response, have at the same places
-  of a turn. A turn's first words are uncertain anyway; whatever is left is the response's doing.
+- **matched**: the same windows over the first turn of their own trajectory, which follows no
+  response, at the same places of the turn. A turn's first words are uncertain anyway, and some
+  questions make all turns uncertain (and fail more); what is left is not explained by these two.
 - **permuted**: the lift after each trajectory's windows were turned around it at random, which
   keeps their lengths and the runs of entropy: what chance makes of it.
 
@@ -136,7 +137,7 @@ def reflection_lift(
             found.append(Lift(
                 status, int(begins.sum()), int(tokens), hits / tokens, others / rest,
                 tuple(cluster_interval(sums, _log_ratio, **asked).tolist()),
-                _matched(table, high, thought, inside, window, asked),
+                _matched(table, high, thought, inside, asked),
                 _permuted(table, high, thought, inside, after, permutations, seed),
             ))  # fmt: skip
     return found
@@ -147,21 +148,20 @@ def _log_ratio(sums_RC: np.ndarray) -> np.ndarray:
     return np.log(a / n) - np.log(b / m)
 
 
-def _matched(table, high, thought, inside, window: int, asked: dict) -> Interval:
-    """Log of the windows' share over what first turns have at the same places of a turn."""
-    first = thought & (table.turn == 0) & (table.offset < window)
-    m = len(table.names)
-    blocks = [np.bincount(table.row[of] * window + at[of], minlength=m * window).reshape(m, window)
-              for at, of in ((table.since, high & inside), (table.since, inside),
-                             (table.offset, high & first), (table.offset, first))]  # fmt: skip
+def _matched(table: TokenTable, high, thought, inside, asked: dict) -> Interval:
+    """Log of the windows' share over that of their partners: the same place of the first turn.
 
-    def log_ratio(sums_RC: np.ndarray) -> np.ndarray:
-        a, n, b, m = sums_RC.reshape(len(sums_RC), 4, window).transpose(1, 0, 2)
-        comparable = m > 0
-        expected = np.where(comparable, n * b / m, 0).sum(1)
-        return np.log((a * comparable).sum(1) / expected)
-
-    return tuple(cluster_interval(np.concatenate(blocks, 1), log_ratio, **asked).tolist())
+    Partners are of the same trajectory: over all trajectories together, first turns would stand for
+    easy questions too, which have few windows.
+    """
+    at = np.flatnonzero(inside)
+    begin = table.starts()[table.row[at]]
+    partner = np.minimum(begin + table.since[at], len(table) - 1)
+    fits = (table.row[partner] == table.row[at]) & (table.turn[partner] == table.turn[begin])
+    fits &= thought[partner] & (table.offset[partner] == table.since[at])
+    at, partner = at[fits], partner[fits]
+    sums = _sums(table.row[at], len(table.names), high[at], high[partner])
+    return tuple(cluster_interval(sums, lambda s: np.log(s[:, 0] / s[:, 1]), **asked).tolist())
 
 
 def _permuted(table, high, thought, inside, after, permutations: int, seed: int) -> Interval:

@@ -28,6 +28,7 @@ from drlib.analysis.entropy import (
 )  # fmt: skip
 from drlib.analysis.inputs import read_rollouts
 from drlib.chat import load_any_tokenizer
+from drlib.rl.checks import require
 from drlib.training.run import write_atomically
 from drlib.trajectory import Trajectory
 
@@ -44,32 +45,38 @@ iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: 
 
 
 def report(
-    out: str | Path, files: Sequence[str | Path], tokenizer=None, *, model=None, window: int = 64,
-    share: float = 0.2, viewed: int = 50,
+    out: str | Path, files: Sequence[str | Path], tokenizer=None, *, model=None,
+    temperature: float = 1.0, window: int = 64, share: float = 0.2, viewed: int = 50,
 ) -> Path:  # fmt: skip
     """Write the report of `files` (any format of `inputs`) to `out`, whole or not at all.
 
     tokenizer: of the model that made them, or its folder; without one there are no words and ids
-        instead of texts. model: a causal language model that scores every file again.
+        instead of texts. model: a causal language model that scores every file again, at the
+        `temperature` of the rollouts.
     window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
-    ValueError: as `read_rollouts` and `token_statistics`.
+    ValueError: as `read_rollouts` and `token_statistics`, and for an `out` that is no .html.
     """
+    require(Path(out).suffix in (".html", ".htm"), f"the report is a .html file, not {out}: name "
+            "it before the trajectories")  # fmt: skip
+    require(window >= 1 and 0 < share < 1 and viewed >= 0, "need a window of at least 1, a share "
+            f"between 0 and 1 and no negative viewed; got {window}, {share}, {viewed}")  # fmt: skip
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
     with plt.style.context(STYLE):
-        parts = [part for path in files for part in _file(Path(path), tokenizer, model, window,
-                                                          share, viewed)]  # fmt: skip
+        how = tokenizer, model, temperature, window, share, viewed
+        parts = [part for path in files for part in _file(Path(path), *how)]
     text, out = PAGE.format(body="\n".join(parts)), Path(out)
     write_atomically(out, lambda partial: partial.write_text(text, encoding="utf-8"))
     return out
 
 
-def _file(path: Path, tokenizer, model, window, share, viewed) -> Iterator[str]:
+def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> Iterator[str]:
     def read() -> Iterable[Trajectory]:
         found = read_rollouts(path, tokenizer)
-        return found if model is None else rescore(model, found, top_k=5)
+        scoring = dict(temperature=temperature, top_k=5)
+        return found if model is None else rescore(model, found, **scoring)
 
-    seen = _Seen()
+    seen = _Seen(tokenizer)
     table = token_statistics(map(seen, read()))
     yield f"<h1>{html.escape(path.name)}</h1>"
     judged = ~np.isnan(table.right_M)
@@ -82,7 +89,7 @@ def _file(path: Path, tokenizer, model, window, share, viewed) -> Iterator[str]:
             yield from panel(table, window, share)
         except ValueError as what:  # said in the report, in the place of what cannot be said
             yield f'<p class="note">{html.escape(str(what))}</p>'
-            yield seen.bounds(tokenizer) if title == "Entropy" else ""
+            yield seen.bounds() if title == "Entropy" else ""
     if tokenizer is not None:
         yield "<h2>Words</h2>"
         yield from _words(table, token_texts(tokenizer, table.token_id))
@@ -93,25 +100,26 @@ def _file(path: Path, tokenizer, model, window, share, viewed) -> Iterator[str]:
 
 
 class _Seen:
-    """Passes trajectories on and keeps the alternatives of those without entropies."""
+    """Passes trajectories on; of those without entropies it adds up what alternatives say."""
 
-    def __init__(self):
-        self.tops: list[np.ndarray] = []
+    def __init__(self, tokenizer):
+        self.vocabulary = 0 if tokenizer is None else len(tokenizer)
+        self.sums = np.zeros(4)  # lower and upper bounds, tails above 5%, tokens
 
     def __call__(self, trajectory: Trajectory) -> Trajectory:
-        if trajectory.entropies is None and trajectory.top_logprobs is not None:
-            self.tops += [trajectory.top_logprobs[trajectory.generated]]
+        if trajectory.entropies is None and trajectory.top_logprobs is not None and self.vocabulary:
+            top = trajectory.top_logprobs[trajectory.generated]
+            low, high, tail = entropy_bounds(top, self.vocabulary)
+            self.sums += low.sum(), high.sum(), (tail > 0.05).sum(), len(top)
         return trajectory
 
-    def bounds(self, tokenizer) -> str:
-        if not self.tops or tokenizer is None:
+    def bounds(self) -> str:
+        if not self.sums[3]:
             return ""
-        narrow = min(top.shape[1] for top in self.tops)
-        tops = np.concatenate([top[:, :narrow] for top in self.tops])
-        low, high, tail = entropy_bounds(tops, len(tokenizer))
-        return (f"<p>From the {narrow} most probable tokens: the mean entropy lies between "
-                f"{low.mean():.3f} and {high.mean():.3f} nats; the probability of the others is "
-                f"above 5% at {(tail > 0.05).mean():.1%} of the tokens.</p>")  # fmt: skip
+        low, high, wide = self.sums[:3] / self.sums[3]
+        return (f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
+                f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
+                "that of others.</p>")  # fmt: skip
 
 
 def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
@@ -128,15 +136,19 @@ def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
     found = {lift.status: vars(lift) for lift in lifts}
     yield (f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
            f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
-           "trajectory. Over first turns: at the same places of a turn.</p>")  # fmt: skip
-    heads = ["response", "responses", "tokens", "over other thoughts", "over first turns", "null"]
+           "trajectory. Over first turns: of the same trajectories, at the same places of a turn. "
+           "Turned windows are what chance makes of it; where hard questions have more responses "
+           "that is not 1, and only what lies beyond counts.</p>")  # fmt: skip
+    heads = ["response", "responses", "tokens", "over other thoughts", "over first turns",
+             "turned windows"]  # fmt: skip
     yield _table(heads, [
         (status, x["responses"], x["tokens"],
          *(_RANGE.format(*np.exp(x[k])) for k in ("lift", "matched", "permuted")))
         for status, x in found.items()
     ])  # fmt: skip
     yield _figure(lambda ax: plots.lifts(ax, found))
-    yield _figure(lambda ax: plots.aligned(ax, reflection.event_curves(table, after=window)))
+    curves = reflection.event_curves(table, after=window)
+    yield _figure(lambda ax: plots.aligned(ax, curves, ("ok", "error", "empty")))
 
 
 def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:

@@ -4,9 +4,10 @@ All but `router_entropies` read `Trajectory.routed_experts`, which `entropy.resc
 trajectories, experts=True)` fills. A token counts once for each of its k experts, observations too.
 
 Specialisation is the mutual information of a token's segment and its expert. Finitely many tokens
-have some by chance, so a null stands beside it: segments shuffled among the tokens of each
-trajectory. Left out: a null that keeps words in place (a segment that has words of its own
-specialises experts too), experts chosen together, routers without a softmax.
+have some by chance, so a null stands beside it: each trajectory's segments turned round it, which
+keeps the runs that segments and experts come in. Left out: a null that keeps words in place (a
+segment that has words of its own specialises experts too), experts chosen together, routers without
+a softmax.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def specialisation(
     """What an expert says about a token's segment, in each layer: arrays [L] by name.
 
     "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
-    away. "null_mean", "null_high": mean and 95% quantile of the share with shuffled segments.
+    away. "null_mean", "null_high": mean and 95% quantile of the share with turned segments.
     Errors as `load_by_segment`, and for tokens that are all of one segment.
     """
     rng, counts_DSLE = np.random.default_rng(seed), 0  # D: as they are, then the draws
     for t in trajectories:
-        orders = [t.segments, *(rng.permutation(t.segments) for _ in range(draws))]
+        orders = [t.segments, *(np.roll(t.segments, rng.integers(len(t))) for _ in range(draws))]
         counts_DSLE = counts_DSLE + np.stack([_counts(t, order, experts) for order in orders])
     require(np.ndim(counts_DSLE) == 4, "no trajectories to analyse")
     p_DLSE = np.moveaxis(counts_DSLE / counts_DSLE.sum(axis=(1, 3), keepdims=True), 1, 2)
