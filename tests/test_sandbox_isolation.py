@@ -8,6 +8,7 @@ runs the cases with isolation off, where the planted canaries must leak, so the 
 
 import dataclasses
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -233,6 +234,24 @@ def test_less_than_standard_is_refused_by_default():
         Sandbox(found=nothing, min_level="weak")
     with pytest.raises(SandboxUnavailable, match="strong"):
         Sandbox(min_level="strong", found=probe().without("namespaces"))
+
+
+def test_a_library_in_a_folder_with_a_colon_is_isolated_as_well(tmp_path):
+    skip_without("standard")
+    ours = Path(template.__file__).parents[1]
+    copy = tmp_path / "a:b" / "drlib"
+    shutil.copytree(ours / "sandbox", copy / "sandbox")
+    shutil.copy(ours / "__init__.py", copy)
+    code = f"""
+import sys
+sys.path.insert(0, {str(copy.parent)!r})
+from drlib.sandbox import Sandbox, probe, probing
+with Sandbox() as sandbox:
+    print(probe().level, probing.__file__, sandbox.run("print(40 + 2)").text, sep="|")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    words = done.stdout.strip().split("|")
+    assert words == [probe().level, str(copy / "sandbox" / "probing.py"), "42"], done.stderr
 
 
 def test_probe_prints_a_table():

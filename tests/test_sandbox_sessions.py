@@ -150,6 +150,56 @@ print(found)
         assert state.run(scan).text == "0"
 
 
+# A prefix whose process, while it is asked for a branch, looks into what it shares with branches.
+SPY = """
+import os
+seen, fork, waitpid = [], os.fork, os.waitpid
+def look():
+    for fd in range(22):
+        try: seen.append(os.pread(fd, 1 << 16, 0))
+        except OSError: pass
+def spying_fork():
+    look()
+    return fork()
+def spying_waitpid(*arguments):
+    look()
+    return waitpid(*arguments)
+os.fork, os.waitpid = spying_fork, spying_waitpid
+"""
+# One that writes into what the next branch reads and prints.
+FORGER = """
+import os
+forged, waitpid = [], os.waitpid
+def forging_waitpid(*arguments):
+    forged.extend(os.pwrite(fd, b"forged", 0) for fd in (0, 1, 2, 4))
+    return waitpid(*arguments)
+os.waitpid = forging_waitpid
+"""
+
+
+@needs_strong
+def test_a_held_prefix_does_not_see_the_code_input_and_output_of_its_branches(strong):
+    found = "print(len(seen) > 0, sum(b'sec' + b'ret' in text for text in seen))"
+    with strong.session() as start:
+        state = start.then(SPY)
+        for _ in range(2):  # what it sees while it is asked, and what it finds there afterwards
+            assert state.run("print(input() + ' code')", stdin="secret").text == "secret code"
+            assert state.run("c = 'secret'; print(c, input())", stdin="in").text == "secret in"
+            assert state.run(found).text == "True 0"
+        after = state.then("print('secret')")
+        assert after.live and state.live and state.run(found).text == "True 0"
+
+
+@needs_strong
+def test_a_held_prefix_does_not_write_into_its_branches(strong):
+    with strong.session() as start:
+        state = start.then(FORGER)
+        for forged in (0, 4, 8):  # it is heard of by the branches after
+            result = state.run("import sys; print(len(forged), sys.stdin.read())", stdin="in")
+            assert (result.stdout, result.stderr) == (f"{forged} in\n", "")
+        assert state.run("import sys; sys.stdin.read()").text == "Finished execution."
+
+
 @needs_strong
 def test_the_number_of_held_states_is_bounded_and_the_rest_is_replayed(strong):
     with strong.session() as start:

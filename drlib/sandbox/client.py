@@ -1,11 +1,11 @@
 """Run calls in sandboxes elsewhere: `SandboxClient` for `python -m drlib.sandbox serve`.
 
 `Front` is what it shares with the Ray front. Calls are sent in batches, as in rStar2-Agent's code
-service (paper section 3.1), and each is answered as it ends. Those that a dead or full node left
-without an answer are sent again, at once if another node does not rest: a call may run twice, its
-future gets one answer. One that has none at its deadline is `queue_timeout` or
-`service_unavailable`, faults of the environment. Standard library only: rollout workers need no web
-framework. Left out: snapshots, TLS.
+service (paper section 3.1), and each is answered as it ends, so a slow one does not hold up its
+batch. Calls are stateless, so those that a dead or full node left without an answer are sent again,
+at once if another node does not rest: a call may run twice, its future gets one answer. One that
+has none at its deadline is `queue_timeout` or `service_unavailable`, faults of the environment.
+Standard library only: rollout workers need no web framework. Left out: snapshots, TLS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The kernel's layers around generated code: limits, credentials, namespaces, Landlock, seccomp.
 
-Plain ctypes on system calls: no root, no compiler, no package. Nothing here decides whether it is
-good enough: `trials.py` tries every layer, each child takes them all, and one that fails raises
-`LayerError` before any generated code runs.
+Plain ctypes on system calls: no root, no compiler, no package; in an unprivileged container it
+works wherever the container lets the calls through. Nothing here decides whether it is good enough:
+`trials.py` tries every layer, each child takes them all, and one that fails raises `LayerError`
+before any generated code runs.
 
 Landlock says which files may be opened, but not whether their mode may be changed, and nothing
 about processes and sockets; so seccomp, which sees numbers and not paths, denies the rest (chmod,
@@ -97,7 +98,9 @@ def take(steps: Iterable[Step]) -> None:
 
 
 def fork(before: Iterable[Step]) -> int:
-    """`before` and `os.fork` without the hooks of Python's modules, which touch 150 pages."""
+    """Take the steps `before`, then fork as `os.fork` does (0 in the child), for a process of one
+    thread: without the hooks of Python's modules, which touch 150 pages of a child. `LayerError`
+    where a step or the fork fails."""
     take(before)
     return _do(("fork", _libc.fork, ()))
 
@@ -239,7 +242,13 @@ def _op(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
 class SeccompFilter:
     """An allow-list of system calls, assembled once. Others fail with EPERM (clone3 with ENOSYS, so
     that libc falls back to clone, whose flags can be read); another architecture's call numbers
-    kill the process."""
+    kill the process.
+
+    Args:
+        machine: whose call numbers, "x86_64" or "aarch64"; by default this one's. `LayerError` for
+            another.
+        ask_to_fork: each fork waits for the answer of another process (`answer_fork`).
+    """
 
     def __init__(self, machine: str = "", ask_to_fork: bool = False) -> None:
         machine = machine or platform.machine()
@@ -269,7 +278,8 @@ class SeccompFilter:
 
     def install(self) -> int:
         """Filter this (single-threaded) process from now on; only itself may it signal. Returns the
-        descriptor on which another process answers who may fork, or 0 where nobody may."""
+        descriptor on which another process answers who may fork (`answer_fork`), or 0 where nobody
+        may. `LayerError` where the kernel refuses."""
         for slot in self._pid_slots:
             struct.pack_into("=I", self._program, slot, os.getpid())
         return _do(self._call)

@@ -88,13 +88,14 @@ class Probe:
 
 @functools.lru_cache(maxsize=1)
 def probe() -> Probe:
-    """Try every layer in a process of its own (about 0.1 s, once a process)."""
+    """Try every layer in a process of its own (about 0.1 s, once a process); `SandboxUnavailable`
+    where the trials themselves fail."""
     if os.name != "posix":
         return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
-    folder = Path(__file__).parent
     done = subprocess.run(
-        [*PYTHON, str(folder / "trials.py"), json.dumps([package_roots(), scratch()])],
-        env={**environment(), "PYTHONPATH": str(folder)}, stdin=subprocess.DEVNULL,
+        [*PYTHON, str(Path(__file__).with_name("trials.py")),
+         json.dumps([package_roots(), scratch()])],
+        env=environment(), stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=START_SECONDS, check=False,
     )
     if done.returncode:
@@ -112,13 +113,14 @@ def environment() -> dict[str, str]:
 
 
 def scratch() -> str:
-    """Where work folders are made: if possible in memory, where hostile trees go quickly."""
+    """Where work folders are made: in memory where that is possible (hostile trees are then quick
+    to remove), else the folder for temporary files."""
     shared = "/dev/shm"
     return shared if os.access(shared, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
 def package_roots() -> list[str]:
-    """The folders that hold the packages."""
+    """The folders that hold the packages; `SandboxUnavailable` where one is not installed."""
     roots = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

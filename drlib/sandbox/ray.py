@@ -1,7 +1,8 @@
 """Sandboxes on every node of a Ray cluster: `RaySandbox`.
 
-A `Sandbox` is an actor on each node that offers the custom resource "sandbox" (keep trainers off
-those) or, where none does, on all; drlib must be importable there, and Ray restarts one that dies.
+A `Sandbox` is an actor, pinned to each node that offers the custom resource "sandbox" (keep
+trainers off those) or, where none does, to all; drlib must be importable there, and Ray restarts
+one that dies. Batching, power of two choices and repetition are `Front`'s.
 Ray contains nothing: its actors are trusted, and the templates that they start get nothing of its
 environment or descriptors. Left out: nodes that join later.
 """
@@ -21,7 +22,8 @@ class RaySandbox(Front):
 
     Args:
         workers: calls at the same time on each node; as many CPUs are reserved there.
-        patience_s: as of `SandboxClient`.
+        patience_s: seconds without any answer after which a node counts as dead; longer than its
+            queue time-out and call time-out together.
         settings: of each node's `Sandbox`; queue_timeout_s is 30 unless given: calls that wait
             behind runaways are tried elsewhere, and a node that answers nothing is dead, not full.
 

@@ -8,7 +8,8 @@ What is accepted is bounded in calls and in characters; a batch beyond is told t
 When a client goes away, or the service is told to stop, calls that wait are not run and those that
 run come to their end. Connections without a request end after 5 s, the oldest at once where there
 are too many: strangers cannot take all the places. Requests are checked by hand: pydantic refuses
-the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address.
+the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address
+(a proxy's work: strangers who connect thousands of times a second still cost CPU).
 """  # no `from __future__ import annotations`: FastAPI must see the type of `request`
 
 import asyncio

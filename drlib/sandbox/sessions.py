@@ -3,15 +3,19 @@
 A keeper is forked from the template as process 1 of a PID namespace and runs no generated code. The
 *holders* below it do; each is frozen in the state after some cells. To run a cell, a holder forks a
 runner; one that is to be kept forks the next holder when its cell is done, and then ends like any
-single-use child. Runners are forked twice, so that the kernel hands them to the keeper, which sees
-their end exactly as the template does (zygote.py), whatever the code did to the holder. A holder
-says only which process to wait for, and the keeper believes that of its own children alone; at
-worst code spoils its own session.
+single-use child. Runners are forked twice, so that the kernel hands them to the keeper: it reads
+their exit status, resource use and output exactly as the template does (zygote.py), whatever the
+code did to the holder. A holder says only which process to wait for, and the keeper believes that
+of its own children alone; at worst code spoils its own session.
 
 Each fork waits for the keeper's consent (a seccomp user notification), which it gives only to those
 that it has asked for: code cannot multiply. Everything dies with the keeper's PID namespace, so
-there are no sessions below level "strong". The files of a held state are copied aside, out of the
-reach of code, and back for each runner. Left out: threads that earlier cells left running.
+there are no sessions below level "strong"; `pool.py` then replays. The files of a held state are
+copied aside, out of the reach of code, and back for each runner. A cell, its stdin and its output
+are in the files that all share only while every holder stands still, so a holder cannot pass on to
+one branch what another has run. Not contained: a prefix that makes shared memory, a pipe or an open
+file gives its own branches a channel to each other; other sessions and calls never see it.
+Left out: threads that earlier cells left running.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import traceback
 
 HOLDERS = 16  # states that one session can hold
 TELL, CELL, READERS = 3, 4, 5  # descriptors of a holder: to the keeper; from it, a pipe a slot
+GO = READERS + HOLDERS  # and one more, for the runner: its cell is there
 HELD_SECONDS = 5.0  # for a state that is to be kept to report, once its cell has ended
 TELL_SECONDS = 5.0  # for a holder to fork; a holder that code has broken never does
 zygote = None  # the template's own module, which loads this one and puts itself here
@@ -64,7 +69,7 @@ class Keeper:
         layers.take([*layers.die_with_parent(signal.SIGTERM), *template.mount])
         self.files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr", "cell")]
         self.told, tell = os.pipe2(os.O_DIRECT)  # a read is what one write wrote
-        self.readers, self.writers = zip(*(os.pipe() for _ in range(HOLDERS)))
+        self.readers, self.writers = zip(*(os.pipe() for _ in range(HOLDERS + 1)))
         self.holders: dict[int, int] = {}  # slot -> process id
         self.copytree = importlib.import_module("shutil").copytree  # not in every template
         self.kept = os.path.join(template.folder, f"session-{os.urandom(8).hex()}")
@@ -108,17 +113,17 @@ class Keeper:
             os.set_blocking(fd, True)
             while select.select([fd], [], [], 0)[0]:
                 os.read(fd, 1 << 16)
-        for fd in self.files:
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-        _copy(fds[0], self.files[3])
-        _copy(fds[1], self.files[0])
+        self._empty_files()  # the holder must not read what the branch before it ran
         if at not in self.holders or not self._copy_tree(f"{self.kept}/{at}", here):
             return {"status": "lost"}
         pid = self._runner(at, keep)
         if pid is None:
             self.release(at)  # its code has broken it
             return {"status": "lost"}
+        self._empty_files()  # of what the holder wrote; it stands still now, and cannot read these
+        _copy(fds[0], self.files[3])
+        _copy(fds[1], self.files[0])
+        os.write(self.writers[HOLDERS], b"!")
         self.template.child = pid
         reply = self.template.outcome(*self.files[1:3])
         born = keep < HOLDERS and zygote.cleanup.children(self.holders.values())
@@ -142,6 +147,11 @@ class Keeper:
         pid = self._child(TELL_SECONDS)
         self._stop(at)
         return pid
+
+    def _empty_files(self) -> None:
+        for fd in self.files:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
 
     def _stop(self, slot: int) -> None:
         """Halt a holder until it is asked: what its code has left running in it could write into
@@ -209,12 +219,14 @@ def _be_first(template, fds: list[int]) -> None:
 
 def hold(slot: int) -> None:
     """In a sandboxed process: wait for cells, each read and run by a copy of this process alone:
-    what one branch runs is not in the memory that the next one gets. Never returns."""
+    what one branch runs is not in the memory that the next one gets. `GO` says that the cell is
+    there, when the process that waited for it stands still. Never returns."""
     while True:
         keep = _asked(slot)
         if not _fork_twice():
             continue
         os.write(TELL, b"%d" % os.getpid())
+        os.read(GO, 1)
         request = marshal.loads(os.pread(CELL, os.fstat(CELL).st_size, 0))
 
         def after(slot=keep) -> None:

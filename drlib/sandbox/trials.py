@@ -1,13 +1,13 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`probing.probe` runs this file in a clean process; the result goes to stdout as JSON. A kernel that
-has a call is no proof that a container lets it through or that it forbids anything, so nothing is
-concluded from versions alone.
+`probing.probe` runs this file by its path in a clean process; the result goes to stdout as JSON. A
+kernel that has a call is no proof that a container lets it through or that it forbids anything, so
+nothing is concluded from versions alone.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -18,7 +18,11 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-layers = importlib.import_module("layers")  # by path: `probe` puts this folder on Python's
+# By path: PYTHONPATH is split at a ":", and `ray.py` in this folder would hide the package.
+_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "layers.py")
+_spec = importlib.util.spec_from_file_location("layers", _path)
+layers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(layers)
 
 
 def in_child(trial: Callable[[], str]) -> tuple[bool, str]:

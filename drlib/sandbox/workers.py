@@ -6,7 +6,8 @@ again and the call is tried once more, as after a child that could not lock itse
 it is `worker_died` or `setup_failed`, faults of the environment.
 
 A call that takes longer than `long_s` moves to the long lane: a spare template takes its place, so
-that a few runaways do not hold up the many short calls.
+that a few runaways do not hold up the many short calls. A call starts only when its memory limit
+fits into what the machine has left.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The warm template process: imports once, then forks one single-use child a call.
 
-`template.py` starts this file by its path, with an environment of a few harmless variables, in an
-empty folder, and talks to it over one socket. A call is four memory files (the request and the
-three streams) that pass through unread, for what is in this process's memory is in that of every
-later child. A child is forked before anybody asks: it puts every layer but the last in place and
-waits for its one call; then it installs the filter, tells the template "ready", reads the request,
-runs the code, exits. What became of the call is read from the kernel (exit status, signal, resource
-usage, size of the output files, which RLIMIT_FSIZE bounds), never from what the child prints. One
-that does not get as far as "ready" has `setup_failed`, whatever its exit code: generated code
+`template.py` starts this file by its path (never as a module of drlib), with an environment of a
+few harmless variables, in an empty folder, and talks to it over one socket. A call is four memory
+files (the request and the three streams) that pass through unread, for what is in this process's
+memory is in that of every later child. A child is forked before anybody asks: it puts every layer
+but the last in place and waits for its one call; then it installs the filter, tells the template
+"ready", reads the request, runs the code, exits. What became of the call is read from the kernel
+(exit status, signal, resource usage, size of the output files), never from what the child prints.
+One that does not get as far as "ready" has `setup_failed`, whatever its exit code: generated code
 cannot forge a fault of the environment.
 
+Output goes to memory files bounded by RLIMIT_FSIZE, so no pump thread is needed and no pipe can
+fill up. Random generators are seeded from the call's own text: equal calls see equal numbers.
 Standard library only, and no import of drlib: the child must not see the repository.
 """
 
@@ -153,7 +155,10 @@ class Template:
         gc.disable()
 
     def _child_steps(self) -> list:
-        """What a child does, its work folder being mounted, before it gets its descriptors."""
+        """What a child does, its work folder being mounted, before it gets its descriptors. Fixed
+        when the template starts, for later children and sessions alike: RLIMIT_NPROC leaves room
+        for THREADS beside the threads that the user had then (with "setuid" that user is 65534, of
+        every sandbox on the machine)."""
         setuid, own = self.config["drop"] == "setuid", 0
         uid = layers.NOBODY if setuid else os.stat(self.work).st_uid
         # One second more than the wall clock: one busy thread always ends as "timeout".
