@@ -138,3 +138,5 @@ def test_segments_have_the_advantage_of_their_trajectory():
 def test_segments_of_no_trajectory_are_named(index, message):
     with pytest.raises(ValueError, match=message):
         share_over_segments([1.0, -1.0], index)
+    with pytest.raises(ValueError, match=r"got \[1, 2\] and \[3\]"):
+        share_over_segments([[1.0, -1.0]], [0, 0, 1])

@@ -43,6 +43,13 @@ def test_curation_starts_with_the_questions_of_medium_difficulty():
     assert curation.state["active"] == ["m1", "m2", "m3"]
 
 
+def test_without_a_period_a_refresh_is_only_asked_for():
+    for curation in (DataCuration(RATES), DataCuration(RATES, every=None)):
+        curation.observe([("m1", 1.0)] * 8)
+        assert not any(curation.end_step() for _ in range(1000))
+        assert curation.end_step(ask=True).mastered == ("m1",)
+
+
 def test_a_refresh_happens_on_its_step_and_exchanges_what_is_settled():
     curation = DataCuration(RATES, window=2, every=3)
     curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 0), ("m3", 1), ("m3", 0)])

@@ -203,7 +203,7 @@ def test_merged_metrics_are_those_of_the_whole_batch():
         ({"correction_level": "batch"}, "correction_level must be"),
         ({"correction_bounds": (0, 2)}, "go with a correction"),
         ({"correction": "mask", "correction_bounds": (2, 3)}, "low <= 1 <= high"),
-        ({"correction": "mask", "clip": "double_sided"}, "count the mismatch twice"),
+        ({"correction": "mask", "clip": "double_sided"}, "mismatch twice: use another clip"),
         ({"kl_coef": -1.0}, "kl_coef"),
         ({"kl_coef": float("nan")}, "kl_coef"),
         ({"kl_estimator": "k4"}, "kl_estimator must be"),

@@ -284,6 +284,11 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
         monitor.load_state_dict({"reference": []})
     with pytest.raises(ValueError, match="the detector watches"):
         detector().load_state_dict(DriftDetector({"x": PageHinkley()}).state_dict())
+    shared = PageHinkley(0.1, 1.0)
+    two = DriftDetector(dict.fromkeys("xy", shared))
+    two.update({"x": 3.0, "y": None})
+    assert shared.state["n"] == 0  # a detector has its own
+    assert [two.monitors[name].state["n"] for name in "xy"] == [1, 0]  # and so has each signal
 
 
 BAD = [

@@ -107,18 +107,23 @@ def test_calls_run_at_the_same_time(cldr):
         assert all(call.result(timeout=20).ok for call in calls)
 
 
-def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr):
+@pytest.mark.parametrize(("status", "level"), [
+    ("worker_died", "standard"), ("setup_failed", "weak"), ("queue_timeout", ""),
+    ("service_unavailable", "")])  # fmt: skip
+def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr, status, level):
     class Broken:
         def run(self, code):
             runs.append(code)
-            return SandboxResult("worker_died", "", "", None, 0.0, "standard")
+            return SandboxResult(status, "", "", None, 0.0, level)
 
     runs = []
     with Toolbox(cldr, Broken()) as toolbox:
         for _ in range(2):
             result = toolbox.call("python", {"code": "print(1)"})
             assert result.env_fault and not result.ok and not result.cache_hit
-    assert len(runs) == 2
+            assert (result.error, result.source, result.degraded) == (status, level, False)
+            assert result.text == Broken().run("").text and "SandboxError" in result.text
+    assert len(runs) == 4
 
 
 def test_schemas_name_what_is_there(cldr, toolbox):

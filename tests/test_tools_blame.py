@@ -147,11 +147,17 @@ def test_a_shared_failure_is_no_cache_hit(cldr):
         clock.sleep(1)
         raise fault("server")
 
+    class Broken:
+        def run(self, code):
+            clock.sleep(1)
+            return SandboxResult("worker_died", "", "", None, 0.0, "standard")
+
     clock, policy = FakeClock(), ReliabilityPolicy(attempts=1, breaker_failures=0)
-    with Toolbox(None, backends={"search": [Source("a", down)]}, policies={"search": policy},
-                 clock=clock) as toolbox:  # fmt: skip
-        results = together(8, lambda _: toolbox.call("search", {"query": ["x"]}))
-    assert all(r.env_fault and not r.cache_hit for r in results)
+    with Toolbox(None, Broken(), backends={"search": [Source("a", down)]},
+                 policies={"search": policy}, clock=clock) as toolbox:  # fmt: skip
+        for call in (("search", {"query": ["x"]}), ("python", {"code": "print(1)"})):
+            results = together(8, lambda _: toolbox.call(*call))
+            assert all(r.env_fault and not r.cache_hit for r in results)
 
 
 def test_a_broken_file_is_an_answer_asked_for_once(tmp_path):

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
-from drlib.tools import Dependable, Disk, ReliabilityPolicy
+from drlib.tools import Dependable, Disk, ReliabilityPolicy, Toolbox
 from drlib.tools.backends import Source
 from drlib.tools.dependable import Memory
 
@@ -35,6 +36,20 @@ def test_equal_calls_at_the_same_time_are_one(clock):
     outcomes = together(20, lambda _: chain.call(Q))
     assert len(calls) == 1 and {o.value for o in outcomes} == {"ok"}
     assert sum(not o.cache_hit for o in outcomes) == 1
+
+
+def test_the_tools_of_a_toolbox_share_one_memory(monkeypatch):
+    monkeypatch.setattr("drlib.tools.toolbox.Memory", partial(Memory, entries=2))
+    backends = {name: [Scripted(name, after={"text": name})] for name in ("python", "calculator")}
+    with Toolbox(None, backends=backends) as toolbox:
+        calls = [("python", {"code": "1"}), ("calculator", {"expression": "1"})] * 2
+        results = [toolbox.call(*call) for call in calls]
+        assert [(r.text, r.cache_hit) for r in results] == [
+            ("python", False), ("calculator", False), ("python", True), ("calculator", True)
+        ]  # fmt: skip
+        for code in ("2", "3"):
+            toolbox.call("python", {"code": code})
+        assert not toolbox.call("calculator", {"expression": "1"}).cache_hit  # put out by others
 
 
 def test_a_shared_failure_is_no_cache_hit(clock):

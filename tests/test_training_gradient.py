@@ -178,7 +178,9 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
 
 def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
     for changes, word in (
-        ({"rl_correction": "icepop"}, "rl_correction"), ({"rl_minibatches": 0}, "rl_minibatches"),
+        ({"rl_correction": "icepop"}, 'rl_correction="icepop" .* set rl_engine'),
+        ({"rl_minibatches": 0}, "rl_minibatches must be at least 1"),
+        ({"rl_oversample": 0}, "rl_oversample must be at least 1"),
         ({"rl_oversample": 2}, "rl_resample"), ({"rl_resample": "sort"}, "rl_oversample"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=word):

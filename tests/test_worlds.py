@@ -8,6 +8,7 @@ import sqlite3
 import pytest
 
 from drlib.worlds import Entity, Names, World, fictional_world, load_world
+from drlib.worlds.index import Index
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,16 @@ def test_index_on_disk_is_reused_and_rebuilt_when_damaged(tmp_path):
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM pages").fetchone() == (2,)
     assert [p.name for p in path.parent.iterdir()] == ["index.sqlite"]
+
+
+def test_an_index_that_cannot_be_filled_leaves_no_file(tmp_path):
+    def rows():
+        yield "Gabon", "Libreville"
+        raise OSError("no more pages")
+
+    with pytest.raises(OSError, match="no more pages") as error:
+        Index(rows(), "1", tmp_path / "index.sqlite")
+    assert not [*tmp_path.iterdir()], error  # nor a journal: the connection is closed first
 
 
 def test_unknown_world_says_what_is_known():

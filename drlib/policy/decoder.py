@@ -1,8 +1,9 @@
 """Forward pass of a Qwen3-MoE policy over a key-value cache.
 
-The arithmetic half of the local engine (`engine` schedules), over fused copies of the Hugging Face
-weights: query, key and value in one matrix, RMSNorm gains folded into the matrix that follows,
-rotary pairs laid out as complex numbers. A test holds it against the trainer's forward pass.
+This is the arithmetic half of the local engine; `engine` holds the scheduling half. It re-reads
+the Hugging Face weights into fused copies: query, key and value in one matrix, RMSNorm gains
+folded into the matrix that follows, rotary pairs laid out as complex numbers. It is an
+independent forward pass, so a test holds it against the trainer's.
 
 A cache row belongs to one request. Rows are contiguous, so a decode step works on the views
 `rows[0:n]` and copies nothing; attention runs in blocks of rows, each only as long as its longest
@@ -24,7 +25,8 @@ class Decoder:
         config = model.config
         if max_context > config.max_position_embeddings:
             raise ValueError(f"max_context={max_context} exceeds the model's max_position_"
-                             f"embeddings={config.max_position_embeddings}: lower it")  # fmt: skip
+                             f"embeddings={config.max_position_embeddings}: lower it or build a "
+                             "longer model")  # fmt: skip
         dense = config.mlp_only_layers or config.decoder_sparse_step != 1
         if dense or not config.norm_topk_prob:
             raise ValueError("the local engine needs norm_topk_prob and every layer sparse")

@@ -8,10 +8,12 @@ the row is parked and the other rows go on. All per-token work is vectorised ove
 A request's randomness is its own: uniforms come from a Philox stream keyed by (seed, request key)
 and indexed by the number of tokens the request has sampled, so a sample does not depend on batch
 composition, number of slots, order or process (up to float rounding of the logits). Tokens are
-drawn by inverse CDF, not with Gumbel noise: one uniform a token is all the randomness there is.
+drawn by inverse CDF and not with the Gumbel noise that libraries use, so one uniform a token is all
+the randomness there is, and no V random numbers a row have to be made.
 
 Left out: paged caches, preemption, speculative decoding, sharing of prefixes between different
-prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p and penalties.
+prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p and penalties, which
+nobody here trains with. For large models there is vLLM.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +37,8 @@ _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
 class SamplingParams:
     """How tokens are drawn. `temperature=0` is greedy; `max_tokens` is a limit per turn.
 
-    A turn ends with one of `stop_ids` or `stop_sequences`, which stays in the completion.
+    A turn ends at one of `stop_ids` or when its last tokens equal one of `stop_sequences`; the
+    stop token or sequence is kept in the completion.
     """
 
     temperature: float = 1.0
@@ -91,10 +94,10 @@ class LocalEngine:
 
     The weights are copied: after a training step call `update_weights`. Not thread-safe.
 
-    `lockstep` waits for the results of parked tools at fixed points of the schedule: the
-    composition of every batch, and with it the last bit of every logit, is then a function of the
-    inputs alone (a killed training run resumes to the same weights). Better without it where tools
-    are slow.
+    `lockstep` takes the results of parked tools at fixed points of the schedule instead of when
+    they happen to come, and waits for them there: the composition of every batch, and with it the
+    last bit of every logit, is then a function of the inputs alone (a killed training run resumes
+    to the same weights). Tools still run beside generation; slow ones are better without it.
     """
 
     def __init__(self, model, *, slots: int = 128, max_context: int = 512, lockstep: bool = False):
@@ -123,10 +126,11 @@ class LocalEngine:
         """Run all requests to their end, turn by turn.
 
         When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
-        None (the request is done), the list of ids that the environment appends, or a Future of
-        either. Ids that would leave no room for another token in `context` (default: max_context)
-        are not appended: respond is called once more, with an empty completion of reason
-        "context". An exception of `respond` or of a Future is raised here.
+        None (the request is done), the list of ids that the environment appends (generation goes
+        on behind them), or a Future of either. Ids that would leave no room for another token in
+        `context` (default: max_context) are not appended: respond is called once more, with an
+        empty completion of reason "context". An exception of `respond` or of a Future ends the
+        call and is raised here; the engine stays usable.
 
         `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
         Raises ValueError for empty or too long prompts and ids outside the vocabulary.
@@ -138,7 +142,7 @@ class LocalEngine:
         for i, prompt in enumerate(prompts):
             if not 0 < len(prompt) < context:
                 raise ValueError(f"prompt {i} has {len(prompt)} tokens: give at least one, and "
-                                 f"fewer than the context of {context}")  # fmt: skip
+                                 f"fewer than the context of {context}, or raise max_context")
             _check_ids(prompt, vocab_size, f"prompt {i}")
         keys = list(range(len(prompts)) if keys is None else keys)
         if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
@@ -333,7 +337,8 @@ def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
     """One token a row by inverse CDF: (ids [N], log-probs [N], entropies [N]).
 
     `uniforms_N` are float64 in [0, 1). Log-prob and entropy (nats) are those of the distribution
-    that was sampled, after temperature and top-p; at temperature 0 (argmax) those at temperature 1.
+    that was sampled, after temperature and top-p; at temperature 0 (argmax) they are those of the
+    temperature-1 distribution, since the greedy one has neither.
     """
     if temperature == 0:
         logp = torch.log_softmax(logits_NV, -1)

@@ -5,9 +5,14 @@ chain (logits, log-softmax, entropy, gradients) holds several of them; on a CPU 
 that memory costs more than arithmetic on it. Here logits exist one tile at a time, in buffers made
 once a call: a tile of n tokens and c vocabulary entries leaves its maximum m and, of z - m, the
 sums S of exp and M of z exp, which combine exactly: lse = m + log S, H = log S - M / S.
-`token_logprobs` makes each tile again in the backward pass: four matrix products.
-`fused_policy_gradient` knows every token's weight beforehand (strictly on-policy), so its gradients
-are made in the forward pass while a block of rows is there: three products.
+
+Two forms, because what a gradient needs decides what may be thrown away:
+
+- `token_logprobs` ("recompute") keeps the log-sum-exp alone and makes each tile again in the
+  backward pass: four matrix products instead of three. Any loss on log-probabilities and entropies.
+- `fused_policy_gradient` knows every token's weight beforehand (strictly on-policy: advantage over
+  the denominator), so the gradients are made in the forward pass while a block of rows is there:
+  three products, the backward pass only scales, no gradient through the entropy.
 
 Gradients, with temperature T, z = h W^T / T, p = softmax(z), incoming a (log-prob), b (entropy):
     d log p_id / d z_j = 1[j = id] - p_j,    d H / d z_j = -p_j (log p_j + H),
@@ -46,9 +51,11 @@ def token_logprobs(
     temperature: of the softmax, finite and above 0.
     chunk: (rows, columns) of a tile; None takes the device's. Only rounding depends on it.
 
-    Returns (logp_N, entropy_N) in nats, float32; NaN for non-finite inputs, as in torch.
-    ValueError: shapes or dtypes that do not fit, an id out of range, a temperature or chunk that is
-    not positive. RuntimeError: two devices, or differentiating twice.
+    Returns (logp_N, entropy_N) in nats, float32. Non-finite inputs are not looked for: they give
+    NaN, as in torch.
+
+    Raises ValueError: shapes or dtypes that do not fit, an id out of range, a temperature or chunk
+    that is not positive; RuntimeError: two devices, or differentiating twice.
     """
     _check(hidden_NH, weight_VH, ids_N, temperature, chunk)
     chunk = chunk or TILES["cuda" if hidden_NH.is_cuda else "cpu"]
@@ -66,10 +73,13 @@ def fused_policy_gradient(
     its logits over the whole vocabulary; None takes as many rows as fit 128 MB (2 GB on CUDA).
     In bfloat16 a weight gradient of several blocks is added up in float32, V x H beyond the result.
 
-    Returns (loss, logp_N, entropy_N), of which only the loss is differentiable: a loss whose
-    weights depend on the log-probabilities (a ratio, a KL term), or with the entropy in it, needs
-    `token_logprobs`, and without gradients that costs less. A second backward pass is an error.
-    ValueError as `token_logprobs`, and for a coefficient that is not [N] or requires grad.
+    Returns (loss, logp_N, entropy_N). Only the loss is differentiable: log-probabilities and
+    entropies are for metrics, **and nothing here gives a gradient of the entropy**; a loss whose
+    weights depend on the log-probabilities (a ratio, a KL term) needs `token_logprobs`, and without
+    gradients that costs less. The gradients are handed over by the first backward pass; a second
+    one is an error.
+
+    Raises ValueError as `token_logprobs`, and for a coefficient that is not [N] or requires grad.
     """
     c, n = coefficient_N, [*ids_N.shape]
     _check(hidden_NH, weight_VH, ids_N, temperature, chunk, [

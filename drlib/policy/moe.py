@@ -1,7 +1,8 @@
 """The policy: a small Qwen3-MoE model, its two initialisations, saving and loading.
 
 The model is transformers' own `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face
-folder that transformers, TRL and vLLM load with no drlib present.
+folder that transformers, TRL and vLLM load with no drlib present. Only the configuration and the
+first weights are ours.
 
 No weights can be downloaded here, and a plainly initialised model of this size needs far more
 tokens than a quarter of an hour on two cores has before it can copy a name out of a page. The
@@ -72,8 +73,8 @@ def build_policy(
 ) -> Qwen3MoeForCausalLM:
     """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
 
-    Every layer is sparse and the embeddings are tied. `init` is "induction" (structured, see
-    `induction_init_`) or "plain" (normal, std .02).
+    Every layer is sparse and the embeddings are tied, whatever the shape.
+    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
     """
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
@@ -183,9 +184,9 @@ def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
 def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
     """Write a Hugging Face folder (safetensors) at `path`, whole or not at all.
 
-    An existing checkpoint of that name is replaced when the new one is complete. `dtype` casts the
-    saved weights (bf16 for release), not the model in memory. `tokenizer` may be None. Raises
-    OSError when the disk is full.
+    The folder is written beside its final name and renamed when complete; an existing checkpoint
+    of that name is replaced only then. `dtype` casts the saved weights (bf16 for release); the
+    model in memory is untouched. `tokenizer` may be None. Raises OSError when the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,8 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
 def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     """(model in fp32, tokenizer) from a folder of `save_policy`; tokenizer None if none was saved.
 
-    FileNotFoundError for a missing folder or file, ValueError for a damaged one.
+    Raises FileNotFoundError for a missing folder or file and ValueError for a damaged one, each
+    naming the file.
     """
     path = Path(path)
     if not path.is_dir():

@@ -8,17 +8,19 @@ over the recorded ones, so the router still gets its gradient (MiniRL, arXiv 251
 chose: one hook, two sources. MiniRL found no gain strictly on-policy, R2 best at 2 updates a batch,
 R3 from 4 on, with clipping beside it.
 
-Forward hooks on the Hugging Face routers do it. Records belong to a forward *pass* of the decoder
-stack: its number travels to the layers in their keyword arguments, which gradient checkpointing
-keeps, so a layer that runs again takes the choices of its own pass, however many are open.
+Forward hooks on the Hugging Face routers do it, and leave with the context. Records belong to a
+forward *pass* of the decoder stack: its number travels to the layers in their keyword arguments,
+which gradient checkpointing keeps, so a layer that runs again takes the choices of its own pass,
+however many are open. Tokens without a record (padding, a last token never fed) keep their own
+choice; router logits, and so the load-balancing loss, stay the model's own.
 
 The routes of a pass are one tensor `experts_LNK`, int [L, N, k]: the k experts of each of N tokens
 (B x T flattened, padding included) in L sparse layers, best first; all -1 for a token without a
-record, which keeps its own choice and is left out of statistics: so
-`experts_LNK.masked_fill(~real_N[:, None], -1)` takes padding out of them.
+record. Statistics leave those out, so `experts_LNK.masked_fill(~real_N[:, None], -1)` takes padding
+out of them.
 
-Left out: routers with sigmoid scores or expert groups, vLLM's own record, frozen routers, the
-load-balancing loss (`training.batches` has it).
+`biased_routing` balances load without a loss (arXiv 2408.15664); the loss is in `training.batches`.
+Left out: routers with sigmoid scores or expert groups, vLLM's own record, frozen routers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -105,7 +107,8 @@ class replay_routes(_Hooks):
     """Send tokens to the recorded experts in the forward passes inside the context.
 
     model: a Hugging Face model with softmax top-k routers (Qwen3-MoE), or a wrapper of one.
-    routes: experts_LNK of each forward pass, in order; one alone for one pass.
+    routes: experts_LNK of each forward pass, in order; one alone for one pass: what `record_routes`
+        saw of the old policy (R2) or of the inference engine (R3).
 
     ValueError: layers, tokens, experts per token or an expert's number do not fit the model, or a
         token has an expert twice. RuntimeError: more or fewer forward passes than routes; gradient
@@ -168,8 +171,10 @@ def agreement(a_LNK: Tensor, b_LNK: Tensor) -> Tensor:
 
 
 def router_entropy(router_logits: Sequence[Tensor]) -> Tensor:
-    """Mean entropy of the routers' distributions, [L], nats, from the router_logits [N, E] of each
-    layer, as the model returns them with `output_router_logits`."""
+    """Mean entropy of the routers' distributions, [L], nats; log E where they are undecided.
+
+    router_logits: of each layer [N, E], as the model returns them with `output_router_logits`.
+    """
     logp_LNE = torch.stack(list(router_logits)).float().log_softmax(-1)
     return -(logp_LNE.exp() * logp_LNE).sum(-1).mean(1)
 
@@ -198,8 +203,10 @@ def biased_routing(model: nn.Module, bias_LE: Tensor) -> Iterator[None]:
 
 
 def update_bias(bias_LE: Tensor, load_LE: Tensor, rate: float = 1e-3) -> Tensor:
-    """The bias [L, E] after a step with this `expert_load`: an expert above the mean load loses
-    `rate` and one below gains it (algorithm 1 of the paper)."""
+    """The bias after a step with this `expert_load`, after its backward pass: [L, E].
+
+    An expert above the mean load loses `rate` and one below gains it (algorithm 1 of the paper).
+    """
     if load_LE.shape != bias_LE.shape:
         raise ValueError(f"load_LE is {[*load_LE.shape]}, the bias {[*bias_LE.shape]}")
     return bias_LE - rate * (load_LE - load_LE.mean(dim=1, keepdim=True)).sign().to(bias_LE)

@@ -1,9 +1,14 @@
 """Advantages of group-based policy gradients: how much better a rollout was than its siblings.
 
-`leave_one_out` is the recipe's (Tongyi DeepResearch section 3.4, after LOOP, arXiv 2502.01600,
-eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G. Every reward is first
-shifted by its group's smallest one: that changes no advantage, and a group of equal rewards gives
-exactly 0. Left out: per-turn advantages, value functions, a baseline across groups.
+Four estimators, one small function each, all of the same signature, so that swapping them is
+swapping a name. `leave_one_out` is the recipe's (Tongyi DeepResearch section 3.4, after LOOP,
+arXiv 2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G.
+
+Every reward is shifted by its group's smallest one before anything is summed. Advantages do not
+depend on the shift, and so a group of equal rewards gives exactly 0 whatever the rounding.
+
+`share_over_segments` hands an advantage on to the segments of a trajectory whose context was reset
+(ReSum). Left out: per-token and per-turn advantages, value functions, a baseline across groups.
 """
 
 from typing import NamedTuple
@@ -49,8 +54,11 @@ def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
 
 
 def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
-    """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4), `std` the
-    sample's (divided by G-1), as TRL and verl compute it; the rest as `leave_one_out`."""
+    """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4).
+
+    `std` is the sample's (divided by G-1), as TRL and verl compute it. It makes rare successes and
+    failures of very hard and easy questions weigh more. The rest as `leave_one_out`.
+    """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     centred_N = _centred(groups)
     squares_N = _group_sum(centred_N.square(), groups.index_N)
@@ -59,8 +67,11 @@ def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
 
 
 def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
-    """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch"): one
-    scale for all questions; the rest as `leave_one_out`."""
+    """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch").
+
+    One scale for all questions: `group_mean`, with the step size held when rewards change scale.
+    The rest as `leave_one_out`.
+    """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     kept = rewards_N.double()[groups.valid_N]
     std = kept.std() if len(kept) > 1 else kept.new_zeros(())
@@ -68,15 +79,22 @@ def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
 
 
 def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
-    """Each segment's advantage: that of the trajectory it is a part of (ReSum-GRPO), S float. Over
-    segments (K + 1 after K resets of the context), trajectories with many would outvote the others
-    in the baseline. `policy_loss` with aggregate "sequence" is then ReSum's 1 / (number of
-    segments). ValueError: shapes, indices that name no trajectory."""
+    """Each segment's advantage: that of the trajectory it is a part of (ReSum-GRPO).
+
+    An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
+    own; only the whole is judged. Take the baseline over trajectories first: over segments, those
+    with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
+    rows is ReSum's 1 / (number of segments), "token" the recipe's.
+
+    advantages_N: float. trajectory_of_segment_S: int, in any order. Returns advantages_S, dtype of
+    `advantages_N`. ValueError: shapes, indices that are no integers or name no trajectory.
+    """
     advantages_N = torch.as_tensor(advantages_N)
     name, n = "trajectory_of_segment_S", advantages_N.numel()
     index_S = _integers(trajectory_of_segment_S, name, advantages_N.device)
     flat = advantages_N.dim() == index_S.dim() == 1
-    require(flat, f"advantages_N and {name} need shapes [N] and [S], not {index_S.shape}")
+    require(flat, f"advantages_N and {name} need shapes [N] and [S], got "
+            f"{list(advantages_N.shape)} and {list(index_S.shape)}")  # fmt: skip
     unknown = index_S[(index_S < 0) | (index_S >= n)].tolist()
     require(not unknown, f"{name} names {unknown[:3]}, but there are {n} advantages")
     return advantages_N[index_S]

@@ -35,8 +35,10 @@ def one_of(value: Any, known: tuple, name: str) -> None:
 
 
 def check_fields(config) -> None:
-    """ValueError where a dataclass has a value that its field's type does not allow: `Literal` has
-    the values, a string in `Annotated` is an interval, which None passes."""
+    """ValueError where a dataclass has a value that its field's type does not allow.
+
+    `Literal` lists the values, a string in `Annotated` is an interval; None passes the latter.
+    """
     for name, kind in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name, None)
         if get_origin(kind) is Literal:

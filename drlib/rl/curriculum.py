@@ -1,9 +1,13 @@
 """Which questions to try next, and under which limits: four state machines without I/O.
 
-`Curriculum` is the tour's, `DataCuration` Tongyi DeepResearch's automatic data curation (report,
-section on RL data), `StagedCurriculum` rStar2-Agent's stages (arXiv 2508.20722, section 4),
-`TaskMixture` ProRL's mixture (2505.24864). Their states are JSON values, so that a killed run goes
-on to the same draws. Left out: the background process that tries questions, bandits.
+A group whose rollouts all have the same reward carries no gradient, so questions that are always
+or never solved are wasted work. `Curriculum`, the tour's, draws a skill of solve rate p in
+proportion to p(1 - p), plus a little so that nothing is ever forgotten. `DataCuration` is Tongyi
+DeepResearch's automatic data curation (report, section on RL data), `StagedCurriculum`
+rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
+
+Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
+draws. Left out: the background process that tries questions, weights that learn (bandits).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ class Curriculum:
         self.rates = {skill: START for skill in skills} | (state or {})
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
+        """One of the skills `among`, in proportion to p(1 - p) + 0.04."""
         weights = [self.rates[s] * (1 - self.rates[s]) + FLOOR for s in among]
         return rng.choices(list(among), weights)[0]
 
@@ -49,15 +54,22 @@ Refresh = namedtuple("Refresh", "mastered hopeless added")  # an exchange: quest
 
 
 class DataCuration(Machine):
-    """`state["active"]`: questions of medium difficulty, renewed from a background pool.
-    solve_rates: share solved by the starting policy, for every question; those strictly between 0
-    and 1 are the first active set, whose size refreshes aim at. window: a question leaves when that
-    many outcomes in a row are all 1 (mastered) or all 0. every: steps after which to refresh;
-    default: only when asked. ValueError (of all methods): unknown questions, rates not in 0..1."""
+    """An active set of questions of medium difficulty, renewed from a background pool.
+
+    Args:
+        solve_rates: share solved by the starting policy, for every question. Those strictly
+            between 0 and 1 are the first active set; its size is what refreshes aim at.
+        window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0.
+        every: steps after which to refresh; None: only when asked.
+
+    `state["active"]` is the set, sorted. ValueError (of all methods): unknown questions, rates
+    outside 0..1, settings without sense.
+    """
 
     def __init__(
-        self, solve_rates: Mapping[str, float], *, window: int = 8, every: float = math.inf
+        self, solve_rates: Mapping[str, float], *, window: int = 8, every: int | None = None
     ):
+        every = math.inf if every is None else every
         within(window, "[2, inf)", "window"), within(every, "[1, inf]", "every")
         self.window, self.every, self.known = window, every, frozenset(solve_rates)
         active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
@@ -82,7 +94,9 @@ class DataCuration(Machine):
 
     def end_step(self, *, ask: bool = False) -> Refresh | None:
         """Count a step; refresh if `every` is over (or `ask`: a reward plateau seen outside).
-        Questions nearest to a half fill the set up to its first size. It is never left empty."""
+
+        Questions nearest to a half fill the set up to its first size. It is never left empty.
+        """
         s = self.state
         s["steps"] += 1
         if not ask and s["steps"] < self.every:
@@ -155,8 +169,8 @@ class StagedCurriculum(Machine):
         return tuple(hard)
 
     def begin_step(self) -> tuple[Stage, tuple[str, ...] | None] | None:
-        """The next step's stage, `reset` at its first step only, and the hard questions (None:
-        all); None after the last step."""
+        """The next step's stage, with `reset` at its first step only, and the hard questions (None:
+        all of them); None after the last step."""
         require(not self.filter_due, "the stage has hard questions only: call keep_hard first")
         step = self.state["step"]
         if step == len(self.plan):
@@ -170,7 +184,10 @@ class StagedCurriculum(Machine):
 
 class TaskMixture(Machine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
-    ProRL: math 40, code 24, stem 25, logic 37, instructions 10."""
+
+    No kind runs ahead by a whole draw; whole-number weights are met exactly after each
+    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
+    """
 
     def __init__(self, weights: Mapping[str, float]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]

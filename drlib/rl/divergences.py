@@ -1,10 +1,14 @@
 """How far two policies are apart on sampled tokens, and what a loss does about it.
 
 Three policies score each sampled token: the one that is trained (theta), the same weights as the
-rollout engine computed them (behaviour), and the training engine before the update (old).
-pi_theta / pi_behaviour is the product of staleness (theta / old), which clipping answers, and
-engine mismatch (old / behaviour), which `importance_correction` does. Left out: divergences over
-the vocabulary, which no record keeps.
+rollout engine computed them (behaviour: other kernels, other precision, another routing of
+experts), and the training engine before the update (old). pi_theta / pi_behaviour is the product
+of staleness (theta / old) and engine mismatch (old / behaviour). Clipping answers the first,
+`importance_correction` the second, `kl_estimate` ties theta to a fourth, the reference.
+`top_entropy_mask` chooses the tokens worth a gradient.
+
+Left out: k-step and per-prefix corrections, and divergences over whole distributions (they need
+the vocabulary, which no record of a rollout keeps).
 """
 
 import math
@@ -24,8 +28,10 @@ CORRECTION_BOUNDS = {  # published ranges of old / behaviour: TIS, MIS, GLM-5 (3
 
 
 def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_logp") -> Tensor:
-    """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone; ValueError
-    where it is NaN or exceeds 80 nats: the two are not of the same tokens."""
+    """log (pi / pi_other) of each token in nats, with the gradient of `logp_BT` alone.
+
+    Raises ValueError where it is NaN or exceeds 80 nats: the two are not of the same tokens.
+    """
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
     require(largest <= MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
@@ -36,11 +42,15 @@ def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_log
 def kl_estimate(
     logp_BT: Tensor, reference_logp_BT: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3"
 ) -> Tensor:
-    """KL(pi || reference) per token, nats, estimated from one sample of pi (Schulman 2020).
+    """KL(pi || reference) per token, estimated from one sample of pi (Schulman 2020).
 
-    With d = log pi - log reference: k1 = d (unbiased; as a loss its mean gradient is 0), k2 =
-    d^2 / 2 (biased; its gradient is the KL's own), k3 = exp(-d) - 1 + d (unbiased, never negative;
-    its gradient is that of KL(reference || pi)). ValueError: unknown estimator, 80 nats apart.
+    With d = log pi - log reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, and
+    its gradient d grad log pi is the KL's own), k3 = exp(-d) - 1 + d (unbiased, never negative).
+    As a loss on samples of pi, k1 has the gradient of nothing (its mean is 0) and k3 that of
+    KL(reference || pi); see `kl_unbiased` of `LossConfig` for the remedy.
+
+    logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
+    under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
     """
     one_of(estimator, ESTIMATORS, "kl_estimator")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
@@ -104,9 +114,14 @@ def top_entropy_mask(
     """The `share` of the masked tokens with the highest entropy (arXiv 2506.01939, "80/20").
 
     Exactly ceil(share n) of n tokens, ties to the earlier position (row by row): a quantile
-    threshold keeps every tied token. share: in (0, 1], read as the decimal it is written as (0.28
-    of 25 is 7, not 8). scope: n counts the masked tokens of the "batch" passed, or of each
-    "sequence". Returns bool [B, T]. ValueError: share, scope, shapes, an entropy not finite.
+    threshold keeps every tied token, and `torch.quantile` refuses more than 2^24 of them.
+
+    entropies_BT: float, nats. mask_BT: bool. share: above 0, up to 1, read as the decimal it is
+    written as (0.28 of 25 is 7, not 8). scope: n counts the masked tokens of the whole "batch" (a
+    micro-batch is one of its own), or of each "sequence" apart.
+
+    Returns bool [B, T], a subset of `mask_BT`. ValueError: `share` outside (0, 1], an unknown
+    scope, shapes, an entropy not finite.
     """
     within(share, "(0, 1]", "share (top_entropy)")
     one_of(scope, ("batch", "sequence"), "entropy_scope")

@@ -1,16 +1,23 @@
 """Which trajectories a policy gradient may learn from, decided before the loss is computed.
 
-Two questions are answered separately: does a trajectory enter the loss, and does its reward enter
-its group's baseline? The recipe's answer for a failure that ran into the length limit without an
-answer is "no" and "yes": its tokens are not pushed down (Tongyi DeepResearch section 3.4 blames
-them for policy collapse), yet the group counts it as a failure. What the environment spoilt enters
-neither. Off in the recipe:
+Two questions are asked of each trajectory and answered separately: does it enter the loss, and
+does its reward enter its group's baseline? The recipe's answer for a failure that ran into the
+length limit without an answer is "no" and "yes": its tokens are not pushed down (unfiltered, they
+are what Tongyi DeepResearch section 3.4 blames for policy collapse), yet the group still counts it
+as a failure. rStar2-Agent found the opposite to work better, hence the switch. A trajectory spoilt
+by the environment enters neither. Two more switches, both off in the recipe:
 
 - `hallucination="exclude"`: a policy that writes a `<tool_response>` or another speaker's turn
   itself and then answers right was right about a world it made up. Its loss weight is 0, not
-  negative: that would push the right answer down too. (A pipeline always does this.)
-- `pipeline=Pipeline(...)`: the selective filtering that public notes on Tongyi DeepResearch draw:
-  the boxes are theirs, what each checks is ours.
+  negative: that would push the right answer down too. Wrong answers after one stay failures.
+  A pipeline always does this.
+- `pipeline=Pipeline(...)`: the selective filtering pipeline that public notes on Tongyi
+  DeepResearch draw. The boxes are theirs, what each checks is ours: the report prints only the
+  over-length example. Replaying, judging again and scoring under the trainer are the caller's
+  work and arrive as `Evidence`.
+
+Left out: filters of whole groups (`drlib.rl.resampling`; `drop_equal_groups` is exported here
+too), repetition rules (rStar2-Agent saw them hit honest re-checking).
 """
 
 import json
@@ -37,9 +44,12 @@ FOREIGN_REASONS = ("policy wrote a tool response.", "policy wrote a chat marker.
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Thresholds of the selective filtering pipeline; None switches a check off. Too little quality
-    makes a rollout low. An inconsistent one is dropped, always one of several policy versions, of
-    another world than its group's, or right by hallucination."""
+    """Thresholds of the selective filtering pipeline; None switches a check off.
+
+    Quality: too little makes a rollout low. Consistency: what fails is dropped, and always a
+    rollout of several policy versions, of another world than its group's, or right by
+    hallucination. Diversity: `max_alike` rollouts are kept. ValueError: a value out of its range.
+    """
 
     low_weight: Annotated[float, "(0, 1]"] = 1.0  # of low quality in the loss
     validation: Literal["none", "replay"] = "none"  # low quality needs `Evidence.replayed`
@@ -57,7 +67,8 @@ class Pipeline:
 @dataclass(frozen=True)
 class FilterConfig:
     """The filter's switches; the defaults are the recipe. "exclude" is from the loss; whether the
-    baseline keeps what the loss leaves out is for `baseline` to say."""
+    baseline keeps the reward of what the loss leaves out is for `baseline` to say ("all": it does;
+    "kept": no). ValueError: a value that a switch does not have."""
 
     overlong: Literal["exclude", "keep"] = "exclude"  # unanswered failures at one of `limits`
     limits: tuple[Termination, ...] = (Termination.LENGTH,)
@@ -85,8 +96,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a trajectory: "positive" or "negative" by its reward, "excluded" at weight 0;
-    under a pipeline "high", "low" or "drop" (weight 0). reasons: why it is none of the best."""
+    """What becomes of a trajectory.
+
+    label: "positive" or "negative" by its reward, "excluded" when its loss_weight is 0; under a
+        pipeline "high", "low" or "drop" (loss_weight 0). reasons: why it is excluded, low or
+        dropped, such as "overlong", "env_fault", "unjudged", "hallucination"; else empty.
+    """
 
     label: Literal["positive", "negative", "excluded", "high", "low", "drop"]
     loss_weight: float
@@ -129,11 +144,16 @@ def apply_filter(
     config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
 ) -> tuple[Tensor, Tensor, dict]:
-    """Classify a batch; its order does not matter. evidence: one per trajectory or None. Returns
-    (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool `valid_N` for
-    `advantages`, and counts for the log: `labels`, `reasons`, `excluded_tokens` (share of the
-    generated ones), `reward_mean` of the judged and `reward_mean_in_loss`; with a pipeline also
-    `reasons_by_label`. ValueError as `classify`, or `evidence` has another length."""
+    """Classify a batch; its order does not matter.
+
+    evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
+
+    Returns (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members
+    of the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
+    `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
+    `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline also
+    `reasons_by_label`. ValueError as `classify`, or `evidence` has another length.
+    """
     config = config or FilterConfig()
     evidence = [None] * len(trajectories) if evidence is None else evidence
     got, needed = len(evidence), len(trajectories)

@@ -1,16 +1,22 @@
 """The policy-gradient loss, its published relatives as switches, and losses that imitate.
 
-`policy_loss` is eq. 4 of the Tongyi DeepResearch report; the switches of `LossConfig` are
-orthogonal. Three choices that implementations get wrong in silence:
+`policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the tokens that
+the model generated, summed over the batch and divided by one global number of tokens. The switches
+of `LossConfig` are orthogonal. Three choices that implementations get wrong in silence:
 
-- The denominator is an argument: given the step's (sum `loss_denominator` over micro-batches and
-  ranks), the gradients of the parts add up to the whole's. Each part's own count does not do that.
+- The denominator is an argument. A micro-batch or a data-parallel rank sees part of the step's
+  tokens; given the step's count (sum `loss_denominator` over the parts), the gradients of the
+  parts add up to the gradient of the whole. Dividing each part by its own count does not.
 - An excluded sequence (weight 0) is in neither the sum nor the count, so leaving rollouts out does
   not shrink the step. A weight of 2 equals two copies of the sequence.
 - Positions outside the mask never enter the arithmetic, whatever stands there (NaN too).
 
-Imitation is a policy gradient too: SFT has advantage 1 / pi, DFT 1, on-policy distillation the
-teacher's opinion of each token. Left out: an entropy bonus, dual clipping, value losses.
+Imitation is a policy gradient in disguise, and the tests hold that: SFT is REINFORCE on the
+demonstration with advantage 1 / pi hidden in it, DFT takes that 1 / pi out again, and on-policy
+distillation is `policy_loss` with the teacher's opinion of each token as its advantage.
+
+Left out: an entropy bonus, dual clipping of negative advantages, value losses; divergences from a
+teacher over the whole vocabulary, teachers with another tokenizer.
 """
 
 import math
@@ -33,16 +39,26 @@ class LossConfig:
     """The switches of `policy_loss`; the defaults are the recipe.
 
     clip: what happens to a token (A its advantage, r its ratio) outside the range.
-        "ppo": min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) (Tongyi eq. 4; DAPO).
+        "ppo": min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), so the gradient stops where
+        r has moved in A's favour (Tongyi eq. 4; the asymmetric range is DAPO's clip-higher).
         "double_sided": gradient r A grad log pi strictly inside the range and none outside,
         whatever A's sign (GLM-5 eq. 3-5); r is against the rollout engine, never `old_logp_BT`.
         "cispo": gradient min(r, 1 + epsilon_high) A grad log pi everywhere (MiniMax-M1).
         "none": r A, plain importance sampling. On policy all have the gradient of REINFORCE.
-    aggregate: "token" divides the sum by the number of tokens (Tongyi, DAPO), "constant" by that of
-        sequences times `constant_tokens` (Dr.GRPO); "sequence" takes their means first (GRPO).
-    kl_unbiased: weigh the KL by pi / pi_behaviour (k2 by a constant): its own gradient (TRL).
-    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and its count
-        ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL).
+    aggregate: "token" divides the sum over tokens by the number of tokens (Tongyi, DAPO);
+        "sequence" takes each sequence's mean first (GRPO), so a token of a long sequence counts
+        less; "constant" divides by sequences times `constant_tokens` (Dr.GRPO).
+    level: "sequence" replaces r by its geometric mean over the sequence (GSPO, arXiv 2507.18071).
+    correction: the rollout engine's mismatch, see `importance_correction`; needs `old_logp_BT`.
+        correction_bounds: (low, high), the published ones when None. correction_level: as there.
+    kl_coef: weight of KL(pi || reference) per token; needs `reference_logp_BT`. kl_estimator: see
+        `kl_estimate`. kl_unbiased: weigh it by pi / pi_behaviour, so that its gradient is that of
+        the KL (DeepSeek-V3.2; TRL), with k2's weight held constant.
+    top_entropy: share of tokens that learn, those of highest entropy (80/20 rule: 0.2); needs
+        `entropies_BT`. entropy_scope: of the batch passed, or of each sequence.
+    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and of its
+        count ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL, whose
+        step is then 5 times smaller at top_entropy 0.2).
     """
 
     clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
@@ -51,15 +67,15 @@ class LossConfig:
     epsilon_high: Coefficient = 0.28
     constant_tokens: Count | None = None
     _: KW_ONLY
-    level: Literal["token", "sequence"] = "token"  # of r; "sequence": geometric mean (2507.18071)
+    level: Literal["token", "sequence"] = "token"
     correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
-    correction_bounds: tuple[float, float] | None = None  # see `importance_correction`
+    correction_bounds: tuple[float, float] | None = None
     correction_level: Literal["token", "sequence"] = "token"
-    kl_coef: Coefficient = 0.0  # weight of KL(pi || reference) per token
+    kl_coef: Coefficient = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_unbiased: bool = False
-    top_entropy: Annotated[float, "(0, 1]"] = 1.0  # share of tokens that learn (80/20 rule: 0.2)
-    entropy_scope: Literal["batch", "sequence"] = "batch"  # the batch passed, or each sequence
+    top_entropy: Annotated[float, "(0, 1]"] = 1.0
+    entropy_scope: Literal["batch", "sequence"] = "batch"
     denominator: Literal["kept", "all"] = "kept"
 
     def __post_init__(self):
@@ -72,7 +88,7 @@ class LossConfig:
             require(self.correction_bounds is None, 'correction_bounds go with a correction')
             return
         correction_bounds(self.correction, self.correction_bounds)
-        twice = 'clip="double_sided" and a correction would count the mismatch twice'
+        twice = 'clip="double_sided" and a correction count the mismatch twice: use another clip'
         require(self.clip != "double_sided", twice)
 
 
@@ -147,9 +163,12 @@ def policy_loss(
 def sft_loss(
     logp_BT: Tensor, mask_BT: Tensor, denominator: float | Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss). denominator:
-    tokens of the whole step; this batch's when None. Metrics: `tokens`, `nll` (this batch's own
-    mean). ValueError as `policy_loss`."""
+    """Mean negative log-likelihood in nats per token of `mask_BT` (next-token loss).
+
+    logp_BT: float, of each token. mask_BT: bool, the tokens to learn (the model's own in SFT, all
+    in CPT). denominator: tokens of the whole step; this batch's when None. Returns (loss, metrics):
+    a scalar, and floats `tokens` and `nll` (this batch's own mean). ValueError as `policy_loss`.
+    """
     check_tokens(logp_BT, mask_BT)
     nll_BT = -in_loss("logp_BT", logp_BT, mask_BT)
     loss = _aggregate(nll_BT, mask_BT, check_weights(None, logp_BT), LossConfig(), denominator)
@@ -160,8 +179,11 @@ def sft_loss(
 def dft_loss(
     logp_BT: Tensor, mask_BT: Tensor, denominator: float | Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Dynamic fine-tuning (arXiv 2508.05629): each token's NLL times its constant probability, so
-    the gradient is - grad p. Arguments, metrics and errors as `sft_loss`."""
+    """Dynamic fine-tuning (arXiv 2508.05629): each token's NLL times its constant probability.
+
+    The gradient is - p grad log p = - grad p: a token that the model holds impossible pulls little.
+    Arguments, returns and errors as `sft_loss`; `nll` is the mean without that factor.
+    """
     _, metrics = sft_loss(logp_BT.detach(), mask_BT)
     probability_BT = logp_BT.detach().exp().masked_fill(~mask_BT, 0.0)
     loss, _ = sft_loss(probability_BT * in_loss("logp_BT", logp_BT, mask_BT), mask_BT, denominator)
@@ -170,9 +192,12 @@ def dft_loss(
 
 @torch.no_grad()
 def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """A_t = log pi_teacher - log pi, nats, without gradient (GLM-5, section 3.5, eq. 2); 0 outside
-    the mask. In expectation over the policy's tokens, A grad log pi is - grad KL(pi || teacher): no
-    group and no baseline is needed. ValueError as `policy_loss`."""
+    """A_t = log pi_teacher - log pi, without gradient (GLM-5, section 3.5, eq. 2); 0 outside.
+
+    In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher): no
+    group and no baseline is needed, every token is judged by itself. Arguments: float, nats, of
+    the same tokens, and bool. ValueError as `policy_loss`.
+    """
     check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
     teacher_BT = in_loss("teacher_logp_BT", teacher_logp_BT, mask_BT)
     return -log_ratio(in_loss("logp_BT", logp_BT, mask_BT), teacher_BT, "teacher_logp")
@@ -182,8 +207,11 @@ def distillation_loss(
     logp_BT: Tensor, behaviour_logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor,
     config: LossConfig | None = None, **arguments,
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """On-policy distillation: `policy_loss` with `distillation_advantages`, and among its metrics
-    `teacher_kl`: the k1 estimate of KL(pi || teacher), nats per token of the mask."""
+    """On-policy distillation: `policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
+
+    Arguments and errors as there. Returns (loss, metrics), and among these `teacher_kl`: the k1
+    estimate of KL(pi || teacher), nats per token of the mask.
+    """
     check_tokens(logp_BT, mask_BT)
     mask_BT = mask_BT & (check_weights(arguments.get("weights_B"), logp_BT) > 0)[:, None]
     advantages_BT = distillation_advantages(logp_BT, teacher_logp_BT, mask_BT)
@@ -194,9 +222,14 @@ def distillation_loss(
 
 
 def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
-    """DAPO's reward term for length (arXiv 2503.14476; there limit 20,480 and buffer 4,096): 0 up
-    to `limit - buffer` generated tokens, then linear, -1 from `limit` on; float [N]. ValueError:
-    not 0 < buffer <= limit, a length below 0."""
+    """DAPO's reward term for length (arXiv 2503.14476): 0, then linear, then -1.
+
+    0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
+    beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
+
+    lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
+    float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.
+    """
     require(0 < buffer <= limit, f"need 0 < buffer <= limit, got {buffer} and {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
     require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0, numbers of tokens")
@@ -207,8 +240,11 @@ def kept_tokens(
     mask_BT: Tensor, config: LossConfig, *, behaviour_logp_BT: Tensor | None = None,
     old_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss, bool [B, T]:
-    give `loss_denominator` those. Arguments as of `policy_loss`; no weights of 0 in the mask."""
+    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
+
+    It needs no gradient, so it can be had for all micro-batches before the step: with `denominator`
+    "kept", pass it to `loss_denominator`. As `policy_loss`; leave weights of 0 out of the mask.
+    """
     _check_needs(config, old_logp_BT, True, entropies_BT, behaviour_logp_BT)
     return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT)[1]
 
@@ -216,8 +252,12 @@ def kept_tokens(
 def loss_denominator(
     mask_BT: Tensor, weights_B: Tensor | None = None, config: LossConfig | None = None
 ) -> float:
-    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any, of
-    mask_BT, bool (`kept_tokens` where a switch drops some). config: for `aggregate`."""
+    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any.
+
+    Sum it over the micro-batches and ranks of a step and give the sum to each of them.
+    mask_BT: bool, generated tokens (`kept_tokens` of them where a switch drops some). weights_B:
+    float or None. config: for `aggregate`.
+    """
     config = config or LossConfig()
     weights_B = check_weights(weights_B, mask_BT)
     tokens_B = mask_BT.sum(dim=1)
@@ -260,6 +300,7 @@ def _surrogate(logp_BT: Tensor, delta_BT: Tensor, advantages_BT: Tensor, config)
 
 
 def _kl_weighted(kl_BT: Tensor, weight_BT: Tensor, config: LossConfig) -> Tensor:
+    """The estimate, times pi / pi_behaviour where its gradient is to be the KL's own."""
     if not config.kl_unbiased:
         return kl_BT
     ratio_BT = weight_BT.exp()

@@ -1,12 +1,19 @@
 """Which rollouts and groups of a batch are kept or repeated, decided by their rewards.
 
+Three answers to the same waste, all off in the recipe:
+
 - Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter),
   `missing_groups` and `first_live_groups` fill a batch with live ones (DAPO's dynamic sampling),
-  `fill_with_live_groups` puts copies of live groups in their place (WebSailor's DUPO).
+  `fill_with_live_groups` puts copies of live groups in their place (WebSailor's DUPO), which is
+  much the same as a larger weight, and cheap.
 - Successes with broken tool calls teach broken tool calls. `resample_on_correct` keeps fewer than
   were rolled out and prefers clean successes (rStar2-Agent's GRPO-RoC, arXiv 2508.20722, section
-  2.2.3). Where its code takes the first failures we draw (the first to finish are the short ones),
-  and where it counts the word "error" we count `ToolResult.ok`.
+  2.2.3): rewards stay as they are, and failures as varied as they came.
+
+RoC's paper samples successes with probability inverse to their penalty, its code takes the
+cleanest: `mode` chooses. Where the code takes the first failures we draw (the first to finish are
+the short ones), and where it counts the word "error" we count `ToolResult.ok`. Left out: the
+rollouts, and a cache of surplus live groups.
 """
 
 from collections.abc import Sequence
@@ -66,12 +73,17 @@ def resample_on_correct(
 ) -> list[int]:  # fmt: skip
     """Which `keep` rollouts of one question to train on (GRPO-RoC).
 
-    Failures are drawn uniformly. Successes: "sample" (the paper) draws without replacement, each
-    next one with probability in proportion to 1 / (epsilon + p_err + p_fmt); "sort" (its code)
-    takes the lowest penalties, ties at random. Rollouts that an environment fault spoilt or nobody
-    judged are kept only when the others run out. epsilon: the paper leaves it open: a small one is
-    nearly "sort", 1 nearly uniform. Returns indices into `group`, ascending. ValueError: keep is
-    not in 0..len(group), several groups, a reward not finite, an unknown mode or epsilon.
+    Failures are drawn uniformly. Successes: "sample" draws without replacement, each next one with
+    probability in proportion to 1 / (epsilon + p_err + p_fmt); "sort" takes the lowest penalties,
+    ties at random. Compute advantages over the kept ones only. Rollouts that an environment fault
+    spoilt or nobody judged are kept, the first ones first, only when the others run out.
+
+    epsilon: > 0; what a clean success counts as. The paper leaves it open and it matters: a small
+    one is nearly "sort", 1 nearly uniform. generator: of the draws; None is torch's global one.
+    positive_from: as in `FilterConfig`.
+
+    Returns `keep` different indices into `group`, ascending. ValueError: keep is not in
+    0..len(group), several groups, a reward that is not finite, an unknown mode or epsilon.
     """
     one_of(mode, ("sample", "sort"), "mode")
     within(epsilon, "(0, inf)", "epsilon")
@@ -98,8 +110,11 @@ def resample_on_correct(
 
 
 def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
-    """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2):
-    keep_N, bool, False for members not valid too. Arguments and errors as `leave_one_out`."""
+    """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
+
+    Arguments and errors as `leave_one_out`. Returns keep_N, bool: False in groups of one or of
+    equal rewards and for members not valid.
+    """
     spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
     groups_N = torch.as_tensor(groups_N, device=spread_N.device)
     live_N = torch.isin(groups_N, groups_N[spread_N > 0])
@@ -123,10 +138,13 @@ def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
 def fill_with_live_groups(
     rewards_N, groups_N, valid_N=None, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592):
-    (indices_M, groups_M), int64, which rollout stands in each place, and the number of its slot (a
-    copy has its own, or it would enter the baseline of its original). Both are empty when no group
-    is live. Arguments and errors as `leave_one_out`."""
+    """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592).
+
+    Arguments and errors as `leave_one_out`. generator: of the choice; None is torch's global one.
+    Returns (indices_M, groups_M), int64: which rollout stands in each place, and the number of its
+    slot (a copy has its own, or it would enter the baseline of its original). Both are empty when
+    no group is live: skip the step.
+    """
     members, live = _members(rewards_N, groups_N, valid_N)
     indices, slots = [], []
     for slot, group in enumerate(members if live else []):

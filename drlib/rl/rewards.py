@@ -1,11 +1,15 @@
 """Rewards: what a finished trajectory is worth on its task.
 
-The recipe's is `exact_match`: 1 when the answer is right, else 0, and nothing for format (Tongyi
-DeepResearch section 3.4). Its control is `random_reward`: whatever training with it gains is not
-learning from reward (Spurious Rewards, arXiv 2506.10947).
+A reward is a function `(trajectory, task) -> RewardResult`. The recipe's is `exact_match`: 1 when
+the answer is right, else 0, and nothing for format (Tongyi DeepResearch section 3.4). Its control
+is `random_reward`, which looks at nothing: whatever training with it gains is not learning from
+reward (Spurious Rewards, arXiv 2506.10947). `REWARDS` names the factories for settings files.
 
-What an environment fault ran through is worth None, never 0, which would punish the policy; a right
-answer too, or the lucky ones would raise the mean. Left out: judge models, sums and gates.
+A trajectory that an environment fault ran through cannot be judged. Its value is None, never 0:
+a 0 would punish the policy for a broken search engine. That holds for a right answer too, since
+judging only the lucky half of the faulty trajectories would raise the mean.
+
+Left out: judge models, format rewards, weighted sums and gates of several rewards.
 """
 
 import hashlib

@@ -1,11 +1,16 @@
 """What keeps a long run in a changing world from breaking: watch metrics, decide, say why.
 
-Tongyi DeepResearch's architecture page draws a stabiliser without a formula; each of its boxes is
-here the plainest published rule. The fields of each are settings, its `state` (JSON values) is what
-it has seen, so that a killed run resumes to the same decisions. Without arguments each is off.
-Left out: acting on a decision (the trainer's work), learned change-point models, entropy control.
+The architecture page of Tongyi DeepResearch draws a stabiliser for non-stationary environments
+without a formula; its report has none of it. Each box is here the plainest published rule, with
+its source at the class. Stale samples and replay: `drlib.rl.staleness`.
+
+Metrics in, decisions out: each is a frozen dataclass whose fields are settings, and `state` (JSON
+values) is what it has seen, so that a killed run resumes to the same decisions. Without arguments
+each one is off: a constant, or never an alarm. Left out: acting on a decision (the trainer's
+work), learned change-point models, entropy control.
 """
 
+import copy
 import math
 import statistics
 from bisect import bisect_left, bisect_right
@@ -50,7 +55,10 @@ class KLController(Machine):
 
 @dataclass(frozen=True)
 class ReferenceReset(Machine):
-    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864)."""
+    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864).
+
+    None: never for that cause. Progress after a reset is measured from the score at it.
+    """
 
     patience: Count | None = None  # validations in a row that do not beat the best since a reset
     min_delta: Coefficient = 0.0  # by which to beat it
@@ -76,9 +84,14 @@ class ReferenceReset(Machine):
 
 @torch.no_grad()
 def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
-    """Move a module to another in place: decay * reference + (1 - decay) * policy (buffers are
-    copied), and empty the optimizers' state, which belongs to the old objective. ValueError, before
-    anything is changed, where the modules do not match or share a tensor."""
+    """Move a module to another in place, and empty the optimizers' state.
+
+    reference, policy: modules; parameters become decay * reference + (1 - decay) * policy, exact at
+    0 and 1, buffers are copied as they are. decay: in [0, 1]; in bfloat16 one near 1 rounds the
+    change away: keep the reference in float32. optimizers: anything with a `state` mapping, such as
+    AdamW, whose moments and step count belong to the old objective; none given, they stay.
+    ValueError, before anything is changed, where the models do not match or share a tensor.
+    """
     within(decay, "[0, 1]", "decay")
     ours, theirs = ([*model.parameters(), *model.buffers()] for model in (reference, policy))
     alike = [t.shape for t in ours] == [t.shape for t in theirs]
@@ -131,7 +144,10 @@ class PageHinkley(Machine):
     """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the units of what it sees.
 
     With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
-    smallest value so far exceeds `threshold`; "down" with the signs turned. Then all starts again.
+    smallest value so far exceeds `threshold`; "down" with the signs turned. delta: half of the
+    smallest shift worth an alarm. A larger one is seen after some threshold / (shift - delta)
+    steps; false alarms fall like exp(-2 delta threshold / variance). None in the first `warmup`
+    steps; after an alarm all starts again.
     """
 
     delta: Coefficient = 0.0  # half of the smallest shift worth an alarm
@@ -140,6 +156,7 @@ class PageHinkley(Machine):
     state: dict = fresh(n=0, mean=0.0, up=0.0, down=0.0)
 
     def update(self, value: float) -> str | None:
+        """After a step's value: "up", "down" or None. ValueError: it is not finite."""
         s = self.state
         s["n"] += 1
         s["mean"] += (finite(value, "the watched value") - s["mean"]) / s["n"]
@@ -154,9 +171,11 @@ class PageHinkley(Machine):
 
 
 def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: float = 0.5) -> float:
-    """Population stability index of two histograms, sum of (q - p) ln(q / p), nats; about
-    (K - 1)(1/n + 1/m) by chance, and by custom a shift from 0.25 on. `smoothing` is added to every
-    count. ValueError where a share would be 0."""
+    """Population stability index of two histograms, sum of (q - p) ln(q / p), in nats.
+
+    `smoothing` is added to every count. Equal distributions give about (K - 1)(1/n + 1/m) by
+    chance; by custom 0.1 is worth a look and 0.25 a shift. ValueError where a share would be 0.
+    """
     require(len(reference_K) == len(current_K) > 0, "two histograms of the same bins are needed")
     shares = []
     for counts in (reference_K, current_K):
@@ -168,10 +187,12 @@ def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: flo
 
 @dataclass(frozen=True)
 class HistogramShift(Machine):
-    """`psi` of each `window` values against the first window; "shape" above `above`. Bins lie
-    between the first window's quantiles, and a value that equals one is a bin of its own, so that
-    0/1 rewards and constants work too. After an alarm the new window is the first one. Chance
-    exceeds 0.25 in about one of 20,000 windows of 200, in one of ten of 64."""
+    """`psi` of each `window` values against the first window; "shape" above `above`.
+
+    Bins lie between the first window's quantiles, and a value that equals one is a bin of its own,
+    so that 0/1 rewards and constants work too. After an alarm the new window is the first one. At
+    window 200 and 5 bins chance exceeds 0.25 in about one of 20,000 windows, at 64 in one of ten.
+    """
 
     above: Positive = math.inf
     window: int = 200
@@ -183,6 +204,7 @@ class HistogramShift(Machine):
         require(2 <= self.bins <= self.window, f"2 <= bins <= {self.window}, got {self.bins}")
 
     def update(self, values: Iterable[float]) -> str | None:
+        """After a step's values: "shape" or None. ValueError: one is not finite."""
         s, alarm = self.state, None
         for value in values:
             filling = "reference" if len(s["reference"]) < self.window else "current"
@@ -207,19 +229,25 @@ Alarm = namedtuple("Alarm", "step signal kind")
 
 @dataclass(frozen=True)
 class DriftDetector(Machine):
-    """A monitor a signal (`PageHinkley` for a number a step, `HistogramShift` for a list), running
-    averages of all numbers, identity of what answers."""
+    """A monitor a signal (copied: `PageHinkley` for a number a step, `HistogramShift` for a list),
+    running averages of all numbers, identity of what answers."""
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
     memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
     state: dict = fresh(step=0, averages={}, identity={}, monitors={})
 
+    def __post_init__(self):
+        super().__post_init__()
+        monitors = {name: copy.deepcopy(monitor) for name, monitor in self.monitors.items()}
+        object.__setattr__(self, "monitors", monitors)
+
     def update(
         self, signals: Mapping[str, float | Sequence[float] | None],
         identity: Mapping[str, str] | None = None,
     ) -> list[Alarm]:  # fmt: skip
-        """After a step: its alarms. signals: None where not measured. identity: versions of world,
-        index, tools: an alarm when one changes. ValueError: a signal is missing or not finite."""
+        """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
+        versions of world, index and tools; an alarm when one is not as it was last. ValueError
+        where a monitored signal is missing or not finite."""
         s, alarms = self.state, []
         missing = sorted(set(self.monitors) - set(signals))
         require(not missing, f"signals lack {missing}; give None where none was measured")
@@ -251,8 +279,11 @@ class DriftDetector(Machine):
 
 @dataclass(frozen=True)
 class AdaptiveLearningRate(Machine):
-    """A factor of the scheduled learning rate: an alarm multiplies what is in force by `factor` for
-    `hold` steps (never below `floor`), and the next `recovery` steps lead back to 1 evenly."""
+    """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
+
+    An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
+    lead back in equal parts. Never above 1, never below `floor`. factor 1: always exactly 1.
+    """
 
     factor: Annotated[float, "(0, 1]"] = 1.0
     hold: Count = 10
@@ -273,9 +304,13 @@ class AdaptiveLearningRate(Machine):
 
 @dataclass(frozen=True)
 class EmergencyStop(Machine):
-    """Says stop when the policy forgets how to answer. limits: signal -> (fine below, collapsed
-    above) for its mean over `window` steps. It counts only once it has been fine: an untrained
-    policy is not a collapse. Then `patience` steps above stop, until it is fine again."""
+    """Says stop when the policy forgets how to answer (format collapse late in a run).
+
+    limits: signal -> (fine below, collapsed above) for its mean over the last `window` steps, such
+        as {"unanswered": (0.3, 0.6), "format_errors": (0.1, 0.3)}; empty: never.
+    A signal counts only once it has been fine: an untrained policy is not a collapse. Then
+    `patience` steps in a row above its upper limit stop, until it is fine again (hysteresis).
+    """
 
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     window: Count = 5

@@ -1,9 +1,15 @@
 """Samples of older policies: which may still train, what fills their places, how much they count.
 
-`StalenessFilter` and `repair_groups` are GLM-5's rules for asynchronous rollouts (arXiv 2602.15763,
-section 4.1); `ReplayBuffer` and `replay_weights` are the replay, temporal consistency check and
-re-weighting that Tongyi DeepResearch's architecture page draws without a formula. Without
-arguments both classes are off. Left out: queues, partial rollouts, prioritised replay.
+A rollout that took long was begun by an older policy than the one it trains. `StalenessFilter` and
+`repair_groups` are GLM-5's rules for asynchronous rollouts (arXiv 2602.15763, section 4.1): drop
+what began more than tau versions ago, drop crashes of the environment, and refill a group with
+copies as long as more than half of it is left. `ReplayBuffer` and `replay_weights` are the
+replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
+draws without a formula (its report has none of them; strictly on-policy training needs none).
+
+Without arguments both classes are off. Left out: queues and partial rollouts (the engine's),
+prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the base of
+`drlib.rl.stability` and of the curricula as well.
 """
 
 from __future__ import annotations
@@ -82,10 +88,14 @@ class StalenessFilter(Machine):
 
 
 def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) -> list[int]:
-    """Whole groups of `size` again (GLM-5, 4.1): padded with copies of the valid samples where more
-    than half are, dropped otherwise. Returns the indices of those that train, group after group,
-    copies last. GLM-5's baseline is the group mean; leave-one-out would leave a sample's copy in
-    its baseline. ValueError: a group has more than `size`, lengths differ."""
+    """Whole groups of `size` again (GLM-5, 4.1): more than half valid: pad with copies of the
+    valid ones, in turn; otherwise drop the group.
+
+    groups: of each of N samples; those lost on the way need not be among them. valid: whether it
+    may train. Returns the indices of those that train, group after group, copies last. GLM-5's
+    baseline is the group mean; leave-one-out would leave the copy of a sample in its baseline.
+    ValueError: a group has more than `size` samples, or the lengths differ.
+    """
     require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
     indices = []
     for name, n in Counter(groups).items():
@@ -97,9 +107,12 @@ def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) 
 
 @dataclass(frozen=True)
 class ReplayBuffer(Machine):
-    """The last `capacity` groups of rollouts, to train on again (0: off); whole ones, as a baseline
-    is made of those sampled together. Only those of which every rollout passes `refusal` are drawn
-    (temporal consistency). `save_trajectories` keeps the trajectories in `state["groups"]`."""
+    """The last `capacity` groups of rollouts, to train on again (0: off).
+
+    Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
+    every rollout passes `refusal` are drawn (temporal consistency). `state["groups"]` holds the
+    trajectories themselves: `save_trajectories` keeps them exactly.
+    """
 
     capacity: Age = 0
     max_age: Age = 1
@@ -115,8 +128,9 @@ class ReplayBuffer(Machine):
     def draw(
         self, n: int, now: int, rng: random.Random, *, worlds: Collection[str] | None
     ) -> tuple[list[Trajectory], Tensor]:
-        """(rollouts, ages_N int64) of `n` different groups, or of all that fit; what is too old for
-        `now` is forgotten. worlds: the versions that still answer as they did; None: any."""
+        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
+        is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
+        if none ever changes."""
         judged = [(group, {refusal(t, now, self.max_age, worlds) for t in group})
                   for group in self.state["groups"]]  # fmt: skip
         self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
@@ -128,10 +142,15 @@ class ReplayBuffer(Machine):
 def replay_weights(
     ages_N: Tensor, log_ratio_N: Tensor, *, decay: float = 0.9, cap: float = 2.0
 ) -> Tensor:
-    """Loss weights min(cap, exp(log_ratio)) * decay^age, scaled to mean 1; float [N], no gradient.
+    """Loss weights min(cap, exp(log_ratio)) * decay^age, scaled to mean 1, without gradient.
+
     ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's minus
-    the sampling policy's log-probability, nats. Give fresh and replayed rollouts together, or
-    equally old ones lose their decay. ValueError: what is not finite, in range or of one shape."""
+    the sampling policy's log-probability, nats (a mean: no length bias). Give fresh and replayed
+    rollouts together, or equally old ones lose their decay.
+
+    Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
+    below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
+    """
     shapes = f"{list(ages_N.shape)}, {list(log_ratio_N.shape)}"
     alike = ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape
     require(alike, f"one age and one ratio a rollout: {shapes}")

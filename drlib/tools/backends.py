@@ -1,8 +1,9 @@
 """What a backend of a tool is, and the one exception by which it says that it failed.
 
-A backend does one operation (a query, a page, a program); arguments and value are JSON. It returns
-the value or raises `ToolFault`; anything else that it raises is a bug of ours. `dependable.py`
-decides what to do about a fault.
+A backend is a callable `(arguments, timeout_s) -> value`: one operation (one query, one page, one
+program), arguments and value made of JSON types, with a `name` that ends up in
+`ToolResult.source`. It either returns the value or raises `ToolFault`; anything else that it raises
+is a bug of ours. `dependable.py` decides what to do about a fault.
 """
 
 import hashlib
@@ -24,8 +25,12 @@ PAGE = ("unreachable", "unreadable")  # nor are these, but another backend may h
 class ToolFault(Exception):
     """A backend could not do its work; never the policy's doing, except of `ANSWERS` and `PAGE`.
 
-    `kind` is one of `KINDS`, `transient` whether the same backend may succeed when asked again.
-    The observation is a fixed text without `detail`. `retry_after_s`: HTTP's `Retry-After`.
+    Args:
+        kind: one of `KINDS`.
+        detail: what happened, for the ledger; the observation stays a fixed text.
+        retry_after_s: seconds that the server asked us to wait (HTTP `Retry-After`).
+
+    `transient`: whether the same backend may succeed when asked again. ValueError: another kind.
     """
 
     def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -37,6 +42,8 @@ class ToolFault(Exception):
 
 
 class Backend(Protocol):
+    """One source of one operation."""
+
     name: str  # ends up in `ToolResult.source`
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:

@@ -1,8 +1,9 @@
 """The tools, each defined once: name, description, parameters.
 
-The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator: as the
-schema that stands in prompts (short: no text a parameter), in OpenAI's function format, and as the
-methods from which TRL derives the same format (therefore without `minItems`).
+The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator. From a
+definition come the schema that stands in prompts (short: no text a parameter), the function format
+of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads a method's
+signature and docstring; what it derives is `Tool.function`, which therefore leaves out `minItems`.
 """
 
 import inspect
@@ -22,6 +23,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Tool:
+    """What a policy is told about a tool."""
+
     name: str
     description: str
     parameters: tuple[Parameter, ...]
@@ -79,8 +82,9 @@ SCHEMAS = tuple(tool.schema for tool in TOOLS)
 def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
     """A class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 
-    An instance keeps its rollout's `ToolResult`s in `results`; reward functions get the instances
-    as `environments`. A row's `world` chooses among `worlds` by version (ValueError: not there).
+    An instance keeps the `ToolResult`s of its rollout in `results`; reward functions get the
+    instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`; one
+    that is not there is a ValueError.
     """
     known = {getattr(toolbox.world, "version", ""): toolbox.world, "": None, **(worlds or {})}
 

@@ -1,5 +1,6 @@
 """What keeps a tool call dependable: cache, rate limit, retries, circuit breaker, fail-over.
 
+`Dependable` asks the ordered backends of one operation and returns an `Outcome`, never a fault.
 "not_found" and "refused" are answers: no retry, no count at the breaker, no fault of the
 environment; only a source in this process is still asked. If a source before was down, though, the
 answer or an empty value of the next is the environment's fault: the first might have known. Faults
@@ -8,7 +9,8 @@ of one page move no breaker either; other backends are asked.
 Tongyi DeepResearch's report asks for deterministic calls: back-off depends on (seed, key, attempt)
 alone. What depends on which thread comes first is not in an outcome (waiting for a turn) or can be
 switched off (the breaker). Left out: stopping a backend that overruns its time limit (a thread
-cannot be stopped), expiry of cached values, one rate for several processes.
+cannot be stopped), expiry of cached values (the world's version is in the key), one rate for
+several processes.
 """
 
 from __future__ import annotations
@@ -80,32 +82,42 @@ class Outcome(NamedTuple):
     def lasting(self) -> bool:
         """Whether a later call may be given it: nothing was down, and no clock had a say."""
         status = self.value.get("status") if isinstance(self.value, dict) else ""
-        return self.answered and not self.degraded and status not in PASSING
+        sound = self.answered and not self.degraded and not self.env_fault
+        return sound and status not in PASSING
 
 
 class Dependable:
     """One operation behind ordered `backends`; safe from many threads.
 
-    `tool` is part of the cache key, `check` gives a backend's value in the form expected or raises
-    ToolFault, `disk` keeps what the first backend answers, `clock` is like the module `time`.
+    Args:
+        tool: part of the cache key.
+        check: gives a backend's value in the form expected, or raises ToolFault("malformed"). A
+            dict with a true "env_fault" that it lets pass makes the outcome one, not to be kept.
+        disk: keeps what the first backend answers.
+        memory: what was used last; one of its own by default, several may share one.
+        clock: has `monotonic()` and `sleep(seconds)`, as the module `time`.
     """
 
     def __init__(
         self, tool: str, backends: Sequence[Backend],
         policy: ReliabilityPolicy = ReliabilityPolicy(), *,
         check: Callable[[Any], Any] = lambda value: value, disk: Disk | None = None,
-        clock: Any = time,
+        memory: Memory | None = None, clock: Any = time,
     ):  # fmt: skip
         self.tool, self.policy, self._check, self._disk = tool, policy, check, disk
-        self._clock, self._memory = clock, Memory()
+        self._clock, self._memory = clock, memory or Memory()
         self._guards = [_Guard(backend, policy, clock) for backend in backends]
 
     def call(
         self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None,
         until: float = math.inf,
     ) -> Outcome:  # fmt: skip
-        """The outcome for `arguments` in world `version`; equal calls share one. It is over at
-        `until`, or the policy's deadline; `last` is a source in this process, asked at the end."""
+        """The outcome for `arguments` in world `version`, never a fault; equal calls share one.
+
+        Args:
+            last: a source in this process, asked after all backends.
+            until: the clock's time when it must be over, if that is before the policy's deadline.
+        """
         key = digest(self.tool, arguments, version)
 
         def make() -> Outcome:
@@ -132,8 +144,9 @@ class Dependable:
             for retry in range(self.policy.attempts):
                 try:
                     value = guard.ask(arguments, math.inf if here else until, self._check)
+                    broken = down and not value or _spoilt(value)
                     return Outcome(value, guard.backend.name, attempts + 1, False, place > 0,
-                                   self.policy.critical and down and not value)  # fmt: skip
+                                   self.policy.critical and broken)  # fmt: skip
                 except ToolFault as caught:
                     fault, error = caught, caught.kind
                 attempts += error != "skipped"
@@ -154,6 +167,10 @@ class Dependable:
         step = min(self.policy.backoff_s * 2**retry, self.policy.backoff_max_s)
         wait = step * (0.5 + uniform(self.policy.seed, key, attempt) / 2)
         return max(wait, fault.retry_after_s or 0.0)
+
+
+def _spoilt(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value.get("env_fault"))
 
 
 class _Guard:
@@ -205,7 +222,8 @@ class _Guard:
 
 
 class Memory:
-    """The values used last, `entries` of at most `size` bytes; equal calls share one's value."""
+    """The values used last, at most `entries` and `size` bytes of their text and keys in all; equal
+    calls share one's value. Safe from many threads: one makes a value, the others wait for it."""
 
     def __init__(self, entries: int = 20_000, size: int = 256 << 20) -> None:
         self._entries, self._size, self._held = entries, size, 0

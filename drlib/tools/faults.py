@@ -1,7 +1,8 @@
 """Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
 
 `Faults` wraps a backend or a whole world. The fault of an operation's n-th call depends on (seed,
-backend, arguments, n) alone, whatever the threads do; of equal calls the first gets the first.
+backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no two
+rollouts make equal calls: of those the first to come gets the first fault.
 """
 
 import copy

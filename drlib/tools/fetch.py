@@ -3,7 +3,8 @@
 A policy chooses the addresses, so a page may point at this machine, its network or a cloud's
 metadata. Each name is looked up once, all its addresses must be public, and the first is dialled as
 it is, with Host header and TLS name of the URL: no second look-up can differ (DNS rebinding). Each
-redirect goes the same way. Left out: a second address of a dead server, kept-alive connections.
+redirect goes the same way; proxies of the environment are not used. One clock bounds look-up, TLS,
+headers and body. Left out: a second address of a dead server, kept-alive connections, scripts.
 """
 
 import functools
@@ -151,7 +152,8 @@ class PageReader:
     are "refused". The policy chose the host, so all that goes wrong with it is an answer about that
     page and no `env_fault`: "unreachable" (no look-up, no connection, cut, slow, 408, 429, 5xx) is
     tried again, "unreadable" (other 4xx, too large, broken content) is not. That our own network is
-    down looks the same from here. `resolver`: host -> addresses. `allow_private`: visit any.
+    down looks the same from here; provider-level faults (`Provider`) do void rollouts.
+    `resolver`: host -> addresses. `allow_private`: for tests and own networks, visit any address.
     """
 
     name = "web"

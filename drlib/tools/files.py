@@ -2,8 +2,8 @@
 
 Strangers' bytes can hang a parser or make it eat all memory. So every format but plain text is read
 by a fresh interpreter (this file run as a script) with limits on processor time, memory and clock,
-and without our environment. Left out: a wall against code that takes over a parser in C; OCR, doc,
-xls, pptx; headers and notes.
+and without our environment. Archives are checked first and unpacked in memory only. Left out: a
+wall against code that takes over a parser in C; OCR, sound, doc, xls, pptx; headers and notes.
 """
 
 import codecs
@@ -38,8 +38,11 @@ class Unreadable(Exception):
 
 
 class ParseFile:
-    """Backend: {"file": a name relative to `folder`} -> {"name", "text"}. Whatever is wrong with a
-    file is "refused": no fault of the environment, and no better next time."""
+    """Backend: {"file": a name relative to `folder`} -> {"name", "text"}.
+
+    Raises "not_found" or "refused": a name outside the folder, an unknown type, and whatever is
+    wrong with a file, which is no fault of the environment and would be no better next time.
+    """
 
     name = "files"
 
@@ -77,7 +80,9 @@ def require_libraries() -> None:
 
 def parse(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
     """{"title", "text"} of a file of type `suffix` (".pdf"), head and tail if long; or `ToolFault`.
-    `charset`: the encoding that a server declared."""
+
+    `charset` is the encoding that a server declared for a text or HTML page, if it did.
+    """
     if suffix not in READERS:
         known = " ".join(READERS)
         raise ToolFault("refused", f"files of type {suffix!r:.40} are not read; known: {known}")

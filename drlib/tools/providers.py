@@ -1,8 +1,9 @@
 """Live search engines and the Jina reader as backends; each is a row of `PROVIDERS`.
 
 A row says what to send, where the hits lie in the reply and which of their fields become ours. Keys
-are taken from the environment at each call and go into a header (OpenAlex takes it too): no object,
-address, error or log holds one. `/retrieve` is the server of Search-R1 and s3. Left out: paging.
+are taken from the environment at each call and go into a header: no object, address, error or log
+holds one. OpenAlex documents its key as a parameter of the address, but its proxy takes the header.
+`/retrieve` is the server of Search-R1 and s3. Left out: paging, answer boxes, filters, other APIs.
 """
 
 import json
@@ -78,8 +79,8 @@ class Provider:
     """Backend: {"query": str, "k": 1 to 100} -> at most k dicts of `FIELDS`, all strings.
 
     "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}; what it
-    finds wrong with the page is "refused" or "unreadable". "searxng" and "retrieve" need
-    `base_url`: scheme, host and port of your server.
+    finds wrong with the page is an answer ("refused") or "unreadable", its own faults are faults.
+    `base_url` is scheme, host and port of the server; "searxng" and "retrieve" need it.
     """
 
     def __init__(self, name: str, base_url: str = "") -> None:

@@ -6,7 +6,9 @@ is the observation. `env_fault` marks the last kind, so that a broken sandbox is
 failure. Only a bug in a tool's own code is raised.
 
 Each query, page, file or program of a call is an operation of the tool's `Dependable`: backends in
-order, then the world or the sandbox of this process; cached by tool, arguments and world version.
+order, then the world or the sandbox of this process; cached by tool, arguments and world version:
+tools are pure functions of those. Calls of many rollouts run at the same time on a thread pool
+(`submit`).
 """
 
 import json
@@ -24,7 +26,7 @@ from drlib.sandbox import Sandbox
 from drlib.tools.backends import Backend, Source, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS
-from drlib.tools.dependable import Dependable, Disk, Outcome, ReliabilityPolicy
+from drlib.tools.dependable import Dependable, Disk, Memory, Outcome, ReliabilityPolicy
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -46,13 +48,16 @@ class Toolbox(AbstractContextManager):
     """The tools of one world, shared by all rollouts; safe from many threads.
 
     Args:
-        world, sandbox: what `search` and `visit` read, where `python` runs; None leaves them out.
+        world: what `search` and `visit` read; None leaves them out.
+        sandbox: where `python` runs; None leaves it out.
+        calculator: whether that tool is there.
         results: hits that a query returns, 1 to 100 (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
         backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
         policies: how hard to try, by tool.
         cache: file that keeps what backends answered, files that came with a question excepted:
             equal names of two questions are not the same file.
+        clock: has `monotonic()` and `sleep(seconds)`, as the module `time`.
 
     Raises:
         ValueError: backends or policies for a tool that is not there, or `results` out of range.
@@ -80,10 +85,11 @@ class Toolbox(AbstractContextManager):
             if name not in self.tools:
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
         usual = {name: ReliabilityPolicy() if name in backends else ONCE for name in self.tools}
-        kept = {*backends} - {"parse_file"}
+        kept, memory = {*backends} - {"parse_file"}, Memory()
         self._dependable = {
-            name: Dependable(name, backends.get(name, ()), policy, check=partial(_checked, name),
-                             disk=disk if name in kept else None, clock=clock)
+            name: Dependable(name, backends.get(name, ()), policy, clock=clock, memory=memory,
+                             check=partial(_checked, name, name not in {**backends, **policies}),
+                             disk=disk if name in kept else None)
             for name, policy in {**usual, **policies}.items()
         }  # fmt: skip
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
@@ -108,6 +114,7 @@ class Toolbox(AbstractContextManager):
         return self._pool.submit(lambda: then(self.call(name, arguments, world=world)))
 
     def close(self) -> None:
+        """End the thread pool; calls that have not begun are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __exit__(self, *_exc) -> None:
@@ -198,13 +205,14 @@ def _python(sandbox: Sandbox, code: str) -> dict:
             "env_fault": run.env_fault}  # fmt: skip
 
 
-def _checked(tool: str, value: Any) -> Any:
-    """A backend's value in the form that `_observation` reads; raises ToolFault."""
+def _checked(tool: str, alone: bool, value: Any) -> Any:
+    """A backend's value in the form that `_observation` reads; raises ToolFault. Where our sandbox
+    is `alone`, nobody else can be asked: what it says of its own faults is the observation."""
     match value:
         case list() if tool in SEARCHES:
             return [_hit(hit) for hit in value]
         case {"text": str(text)} if tool not in SEARCHES:
-            if value.get("env_fault"):
+            if value.get("env_fault") and not alone:
                 raise ToolFault("server", text)
             if isinstance(value.get("status", ""), str):
                 return value

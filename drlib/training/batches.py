@@ -1,8 +1,11 @@
 """Packing samples into rows, and the log-probabilities of the tokens that carry loss.
 
-Several short samples share a row (about 95% real tokens where padding gives 65%); `position_ids`
-start again at each, and with the cache off and no attention mask transformers keeps them apart
-(with an all-ones mask they leak). Only what carries loss reaches the vocabulary-sized output layer.
+Several short samples share a row; `position_ids` start again at each, and with the cache off and
+no attention mask transformers keeps them from seeing each other (with an all-ones mask, or with
+the cache on, they leak: a test holds both). At the lengths of the supervised stages a packed row
+is about 95% real tokens where a padded one is 65%.
+
+Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,8 +87,10 @@ class Scored:
 
 
 def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Scored:
-    """Log-probabilities of the tokens marked in `loss_RT`, each given its sample up to it (and so
-    never of a sample's first token)."""
+    """Log-probabilities of the tokens marked in `loss_RT`, each given its sample up to it.
+
+    A sample's first token has no predecessor and is never scored.
+    """
     chosen = loss_RT & (rows.positions_RT > 0)
     row, column = chosen.nonzero(as_tuple=True)
     out = model.model(
@@ -101,9 +106,11 @@ def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Score
 
 
 def balance_loss(router_logits: Sequence[Tensor], real_RT: Tensor, k: int) -> Tensor:
-    """Load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even. f_e is the share
-    of (real) tokens' k choices that went to expert e, p_e its mean probability (Fedus et al.,
-    Switch Transformers, eq. 4-6)."""
+    """Switch-style load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even.
+
+    f_e is the share of (real) tokens' k choices that went to expert e, p_e its mean probability.
+    Source: Fedus et al., Switch Transformers, eq. 4-6.
+    """
     real_N, losses = real_RT.reshape(-1), []
     for logits in router_logits:
         p_NE = logits.reshape(real_N.numel(), -1)[real_N].softmax(-1)

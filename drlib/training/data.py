@@ -1,8 +1,9 @@
 """Stages `world` and `demonstrations`: the tokenizer of a world, and the teacher's attempts.
 
-A name is one token a word, the same in page, question, query and answer. Demonstrations are a fixed
-pool of an imperfect teacher's attempts at *easy* questions with real tools, unfiltered, so that the
-pool's own success rate can be reported.
+The tokenizer is trained on the world's words, the questions' wording and the tools' scaffolding:
+a name is one token a word, the same in page, question, query and answer. Demonstrations are a
+fixed pool of an imperfect teacher's attempts at *easy* questions (sums, one and two look-ups) with
+real tools; nothing is filtered here, so that the pool's own success rate can be reported.
 """
 
 import json

@@ -1,9 +1,15 @@
 """From rewarded rollouts to the gradient of one policy update: packing, log-probabilities, loss.
 
-Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the trainer's
-before the first update of the batch (`old`), and what the engine recorded when it sampled
-(`behaviour`). In the recipe all are equal: the ratio is 1 by construction. The switches that make
-them differ (`off_policy`) turn on what they need. Left out: token selection by entropy.
+Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole update
+makes the parts add up to the gradient of the whole, on any number of processes.
+
+Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
+trainer's before the first update of the batch (`old`), and what the engine recorded when it
+sampled (`behaviour`). In the recipe all three are equal, every batch being used once by the policy
+that sampled it; then the ratio is 1 by construction and nothing else is computed. The switches that
+make them differ (`off_policy`) turn on what they need.
+
+Left out: token selection by entropy (the loss has it; a packed micro-batch is no batch to rank in).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,15 +41,17 @@ def select(recorded: Recorded, some: list[int]) -> Recorded:
 def check_switches(config: Config) -> None:
     """ValueError for switches that would do nothing, or something else, without each other."""
     differ = off_policy(config) or config.rl_correction == "none"
-    require(differ, "rl_correction is for an engine that differs from the trainer: set rl_engine, "
-            "rl_staleness or rl_minibatches too")  # fmt: skip
-    require(config.rl_minibatches >= 1, "rl_minibatches must be at least 1")
+    require(differ, f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
+            "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
+    for name in ("rl_minibatches", "rl_oversample"):
+        require(getattr(config, name) >= 1, f"{name} must be at least 1")
     paired = config.rl_oversample == 1 if config.rl_resample == "none" else config.rl_oversample > 1
     require(paired, "rl_oversample (from 2) and rl_resample go together")
     loss_config(config)
 
 
 def loss_config(config: Config) -> LossConfig:
+    """The loss that the `rl_` switches describe."""
     names = ("clip", "level", "aggregate", "epsilon_low", "epsilon_high", "correction", "kl_coef")
     constant = config.max_context_tokens if config.rl_aggregate == "constant" else None
     return LossConfig(**{n: getattr(config, f"rl_{n}") for n in names}, constant_tokens=constant)
@@ -166,8 +174,10 @@ def _score(model, chosen: list[Trajectory], config: Config, pad_id: int) -> tupl
 
 
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
-    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or, where no
-    ratio, mean or correction runs over a sequence, one token: no padding."""
+    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
+
+    Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
+    """
     if config.rl_level == config.rl_aggregate == "token" and config.rl_correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)

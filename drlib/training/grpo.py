@@ -1,10 +1,18 @@
 """Stages `rl` and `rl_random_reward`: agentic GRPO, strictly on-policy, with real tools.
 
 One step: draw questions; let the policy try each of them `rl_group` times with the tools; reward
-1 for a right answer and 0 otherwise; subtract from each reward the mean of its siblings; one
-gradient step on the mean over *all* generated tokens. That is Tongyi DeepResearch's recipe (report,
-eq. 4-5); its relatives are switches of the configuration (`rl_...`), all off by default. Left out:
-rollouts beside the update (`rl_staleness` only lets the engine's weights grow old).
+1 for a right answer and 0 otherwise; subtract from each reward the mean of its siblings
+(leave-one-out, never divided by a standard deviation); one gradient step on the mean over *all*
+generated tokens. That is Tongyi DeepResearch's recipe (report, eq. 4-5): no KL, no entropy bonus,
+no format reward, no dynamic sampling. Because every batch is used once, with the weights that
+sampled it, the ratio is 1 and clipping does nothing. The relatives of the recipe are switches of
+the configuration (`rl_...`), all off by default; `drlib.training.gradient` has the update itself.
+
+Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
+fictional ones made on the spot, so that what is learned is looking up and not the facts.
+
+Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
+the engine's weights grow old, and a resumed run begins with fresh ones).
 """
 
 import copy
@@ -135,8 +143,12 @@ def advantages_of(trajectories: list[Trajectory], config: Config):
 def summarise(
     trajectories: list[Trajectory], chosen: list[Trajectory], ranks: Ranks
 ) -> tuple[dict, list]:
-    """(means over the whole step, [(skill, right)] of all ranks), right or wrong also where the
-    reward is random. `positive_tool_errors`: of the `chosen` successes (rStar2-Agent, figure 4)."""
+    """(means over the whole step, [(skill, right)] of all ranks).
+
+    Right or wrong is recorded also where the reward is random: the curve of a control.
+    `positive_tool_errors`: the share of failed calls in the successes that are trained on, the
+    `chosen` (rStar2-Agent, figure 4).
+    """
     positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
     facts = ranks.gather([
         {"skill": t.metadata["skill"], "accuracy": t.reward_parts["correct"], "reward": t.reward,
@@ -171,7 +183,11 @@ def summarise(
 
 
 class Step:
-    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too."""
+    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too.
+
+    (A policy that has forgotten how to answer gets no reward any more, and every further step
+    costs several times a healthy one: `rl_emergency_stop`.)
+    """
 
     def __init__(
         self, config: Config, run: RunFolder, model, chat: ChatIds, toolbox: Toolbox,
@@ -241,6 +257,7 @@ class Step:
         return row | ranks.sum(reasons)
 
     def extra(self) -> dict:
+        """What the checkpoint holds besides weights."""
         return {name: getattr(self, name).state_dict() for name in ("curriculum", "emergency")}
 
 

@@ -1,7 +1,10 @@
 """Muon for matrices, AdamW for the rest, and the learning-rate schedule.
 
-K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each hidden matrix.
-`torch.optim.Muon` takes 2-D parameters only; the experts of a layer lie in one 3-D tensor.
+`torch.optim.Muon` takes 2-D parameters only; the experts of a Mixture-of-Experts layer lie in one
+3-D tensor, so this one orthogonalises a stack of matrices at once. Everything that is not a hidden
+matrix (embeddings, norms, the router) goes to AdamW, as Muon's author advises.
+
+Source: K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each matrix.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ def orthogonalise(g_NMK: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions. Ranks have the same
-    gradients, so each does its share and hands the updates round: the bits are those of one."""
+    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions.
+
+    Ranks have the same gradients, so each orthogonalises its share of the parameters and hands the
+    updates round: the same bits as if each did all.
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float):
         super().__init__(params, {"lr": lr, "momentum": 0.95})
@@ -51,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """(hidden matrices, the rest: embeddings, norms, the router)."""
+    """(hidden matrices, the rest): the router and the embeddings belong to the rest."""
     matrices, rest = [], []
     for name, p in model.named_parameters():
         hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
@@ -70,11 +76,13 @@ class Optimizers:
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
+        """Muon on hidden matrices, AdamW on the rest."""
         matrices, rest = split_parameters(model)
         return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, lr=adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
+        """AdamW on everything: reinforcement learning."""
         return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
 
     def step(self, factor: float) -> None:
@@ -93,8 +101,10 @@ class Optimizers:
 
 
 def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: float = 0.0) -> float:
-    """A factor of the base learning rate at `step` (from 0): linear warm-up, then constant, then
-    linear to `floor` over the last `decay_share`."""
+    """Linear warm-up, then constant, then linear to `floor` over the last `decay_share`.
+
+    `step` counts from 0; the factor multiplies the base learning rate.
+    """
     if step < warmup:
         return (step + 1) / (warmup + 1)
     decay, left = decay_share * steps, steps - step

@@ -1,9 +1,17 @@
 """Stages `untrained` and `cpt`: the initial policy, agentic continual pre-training, and its loop.
 
-Wherever this kit says "from nothing" it means a structured, induction-aware initialisation
-(`drlib.policy.moe`): attention heads that already look for an earlier occurrence of the current
-token; with `init=plain` no copying is learned in the time that a laptop has. Pre-training reads
-invented worlds only: copying, reading and the form of tool calls, but no fact and no answer.
+No weights can be downloaded, so the policy begins from a structured, induction-aware
+initialisation (`drlib.policy.moe`): attention heads that already look for an earlier occurrence
+of the current token. Wherever this kit says "from nothing" it means that; `init=plain` shows the
+ordinary initialisation, which learns no copying in the time that a laptop has.
+
+Pre-training reads invented worlds only (`drlib.synthesis.actions`): it teaches copying, reading
+and the form of tool calls, but no fact, no answer and no chain of three look-ups.
+
+`train_supervised` is the cold start's loop too: packed rows, loss on chosen tokens, Muon and AdamW.
+A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step, shard)
+alone, and the loss is divided by the number of loss tokens of all shards, so the number of
+processes changes nothing but the time.
 """
 
 import time
@@ -32,7 +40,7 @@ def train_supervised(
     """Train in place; `draw(step, shard)` yields that shard's samples for ever. batch_tokens: a
     step's, padding included, in SHARDS shards; the loss is divided by the loss tokens of all, so
     the number of processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
-    decay_share: see `schedule`. Returns the last step's metrics."""
+    decay_share: see `schedule`. Returns the last step's metrics; raises as `RunFolder.loop`."""
     ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
     run.resume(model, optimizers)
     model.train()

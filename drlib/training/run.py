@@ -1,11 +1,13 @@
 """Run folders, ranks and the loop over steps: what every stage needs around its own work.
 
 A stage is built in `<name>.partial` and renamed when it is complete, so a killed stage is never
-mistaken for a finished one. Started again, it goes on from its last checkpoint; nothing it draws
-depends on anything but (seed, step), so it reaches the same weights bit for bit.
+mistaken for a finished one. Inside it keeps one checkpoint (written under a temporary name, then
+renamed) and `metrics.jsonl`, a line a step. Started again, it goes on from its last checkpoint;
+lines after that checkpoint are dropped and made again. Nothing a stage draws depends on anything
+but (seed, step), so the resumed run reaches the same weights bit for bit.
 
 Ranks are processes started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any
-number of them, and the losses are the same.
+number of processes: two take one each, one takes both, and the losses are the same.
 """
 
 import atexit
@@ -95,8 +97,11 @@ def write_atomically(path: Path, write) -> None:
 
 
 class RunFolder:
-    """The folder of one stage while it is being built. final: its name when it is complete, with
-    the hash of `settings` in it: a partial folder of that name was begun with the same ones."""
+    """The folder of one stage while it is being built.
+
+    final: its name when it is complete, with the hash of the settings in it: a partial folder of
+    that name was begun with the same ones. settings: all that the stage depends on (manifest).
+    """
 
     def __init__(self, final: Path, settings: dict, ranks: Ranks | None = None):
         self.final, self.settings, self.ranks = final, settings, ranks or Ranks()
@@ -134,9 +139,11 @@ class RunFolder:
 
     def loop(self, take: Callable[[int], dict], steps: int, every: int, extra=dict) -> dict:
         """Take the steps that are left, a line of metrics each; returns the last step's metrics.
-        "stopped" among those of `take(step)` ends the stage early. A checkpoint with `extra()`
-        beside the weights is written after each `every` steps and at the end. When any rank gets
-        SIGINT or SIGTERM, all write one at their step's end and raise Interrupted."""
+
+        `take(step)` gives the metrics; "stopped" among them ends the stage early. A checkpoint with
+        `extra()` beside the weights is written after each `every` steps and at the end. When any
+        rank gets SIGINT or SIGTERM, all write one at their step's end and raise Interrupted.
+        """
         asked: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
         polite = signal.SIGINT, signal.SIGTERM

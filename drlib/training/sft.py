@@ -1,8 +1,11 @@
 """Stages `sft` and `sft_continued`: the cold start by rejection sampling, and its control.
 
-The pool's correct attempts are trained with loss on the assistant's tokens only, mixed with some
-pre-training text (no logs of tool use) so that copying is not forgotten. `sft_continued` goes on
-for as many steps as RL has compute: the honest question is what RL adds over *that*.
+The pool's correct attempts (Tongyi DeepResearch filters the same way before RL) are trained with
+loss on the assistant's tokens only, mixed with some pre-training text so that copying is not
+forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
+logs for ever would be the endless good demonstrations that this stage does not have).
+`sft_continued` goes on from the cold start with the same data and rates for as many steps as
+reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
 
 import itertools
@@ -40,6 +43,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     data = ActionData(names, chat, config.search_results)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
+        """Pool samples with a share of replay, for ever."""
         key = f"{name}-{config.seed}-{step}-{shard}"
         rng, own = random.Random(f"mix-{key}"), shuffled(pool, key)
         replay = data.stream(key, REPLAY)

@@ -4,7 +4,8 @@
           -> cpt ------------> sft -> rl, rl_random_reward, sft_continued -> evaluations
 
 A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings it uses and
-those of everything before it: a changed setting never reuses a stale folder.
+those of everything before it: equal settings share a folder, and a changed setting never reuses a
+stale one. The modules named in `STAGES` do the work, each a program that takes the same arguments.
 """
 
 import argparse
@@ -108,6 +109,7 @@ def overrides(config: Config) -> list[str]:
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
+    """Arguments for the stage's module; `config` travels as overrides of its profile."""
     return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
 
 

@@ -1,9 +1,19 @@
 """TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`.
 
-The gradients equal the local loop's on the same batch. The denominator counts the whole generation
-batch: exact with `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default),
-otherwise an even share. Behaviour log-probabilities are the engine's where it gave them, else the
-trainer's before the update. Left out: images, resampling (TRL's batch has a fixed size).
+TRL brings accelerate, FSDP, PEFT, vLLM and checkpoints; what it cannot express by options is
+Tongyi's recipe: leave-one-out over the members that count, a token-level loss, failures left out of
+loss or baseline. `DeepResearchGRPOTrainer` replaces three methods (advantages by the filter's
+verdict, the denominator, the loss), so its gradients equal the local loop's on the same batch.
+
+- The denominator counts the whole generation batch over all processes; TRL then scales it to one
+  optimiser step. With `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default
+  and the on-policy case) that is exact, otherwise an even share.
+- Behaviour log-probabilities are the sampling engine's where it gave them, else the trainer's own
+  before the update. A clip is against the latter (except "double_sided"); the engine's mismatch
+  counts with a correction only.
+
+Left out: images, our agent loop as `rollout_func`, resampling of rollouts (TRL's batch has a fixed
+size), an entropy bonus; the load-balancing loss is TRL's (`router_aux_loss_coef`).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,17 +53,27 @@ class Rollouts:
 
 
 def exclude_overlong(rollouts: Rollouts, positive_from: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Tongyi's rule: failures cut off by the length limit leave the loss, not the baseline. Filters
-    give (weights_N float, in_baseline_N bool); what has no reward is out of both anyway."""
+    """Tongyi's rule: failures cut off by the length limit leave the loss, not the baseline.
+
+    Returns (weights_N float, in_baseline_N bool), what every filter returns. Completions without a
+    reward are out of both, whatever a filter says.
+    """
     weights_N = (~rollouts.truncated_N | (rollouts.rewards_N >= positive_from)).float()
     return weights_N, torch.ones_like(rollouts.truncated_N)
 
 
 class DeepResearchGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` whose advantages, filter and loss are those of `drlib.rl`. kl_coef goes with
-    the same `GRPOConfig.beta`; top_entropy < 1 needs denominator="all" (entropies are not known
-    before the forward pass, and are ranked within a micro-batch). ValueError: `args` sets what
-    these replace, or a switch lacks what it needs."""
+    """`GRPOTrainer` whose advantages, filter and loss are those of `drlib.rl`.
+
+    Args (beyond TRL's own):
+        loss: switches of `policy_loss`; the recipe's by default. kl_coef goes with the same
+            `GRPOConfig.beta`; top_entropy < 1 needs denominator="all" (entropies are not known
+            before the forward pass, and are ranked within a micro-batch).
+        advantages: (rewards_N, groups_N, valid_N) -> advantages_N, as in `drlib.rl.advantages`.
+        rollout_filter: Rollouts -> (weights_N, in_baseline_N).
+
+    Raises ValueError: `args` sets an option that these replace, or a switch lacks what it needs.
+    """
 
     def __init__(
         self, *args, loss: LossConfig | None = None,
@@ -152,6 +172,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
 
 def _check_options(args: GRPOConfig, config: LossConfig) -> None:
+    """ValueError for what would be ignored, or would be missing at the first step."""
     usual = {field.name: field.default for field in fields(GRPOConfig)}
     for name in REPLACED:
         given = getattr(args, name)

@@ -10,7 +10,8 @@ __all__ = ["Entity", "Hit", "Names", "Page", "World", "fictional_world", "load_w
 
 
 def load_world(name: str, index_path: Path | None = None) -> World:
-    """A world by name, its full-text index kept at `index_path`; ValueError lists the names."""
+    """A world by name. `"cldr"`: the facts of Unicode CLDR, offline. `index_path` keeps its
+    full-text index on disk. ValueError: the name is not known; the message lists what is."""
     if name == "cldr":
         return World(cldr.entities(), "cldr", index_path)
     raise ValueError(f"unknown world {name!r}: known worlds are 'cldr'")

@@ -1,8 +1,9 @@
 """The real world of the tour: facts of the Unicode CLDR, read through babel.
 
-Territories, languages, scripts, currencies and the cities that name time zones: about a thousand
-pages that everyone who installed the package has offline, and that are true. Only facts with
-exactly one value are kept: the one current legal tender, the most spoken official language.
+Territories, languages, scripts, currencies (with the dates at which they were legal tender) and
+the cities that name time zones: about a thousand pages that everyone who installed the package
+has offline, and that are true. Only facts with exactly one value are kept: the one current legal
+tender, the most spoken official language, the territory of a currency or language that has one.
 
 Left out: regions (babel carries no containment data), populations, and cities of territories with
 more than six time zones, which would make "United States" a good guess for any city.
@@ -22,6 +23,7 @@ NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
 
 @lru_cache(maxsize=1)
 def entities() -> tuple[Entity, ...]:
+    """The territories, languages, scripts, currencies and cities, with their facts."""
     locale = Locale("en")
     names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
     tender, former, since = _currencies(locale, names)

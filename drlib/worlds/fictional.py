@@ -1,8 +1,8 @@
 """Endless invented worlds with the schema of the real one.
 
-A policy that is pre-trained on them can learn to read, copy and look up, but no fact. Names mix
-the *words* of the real world at random (so every name token is practised) with made-up syllable
-names (so that names need not be known).
+A policy that is pre-trained on them can learn to read, copy and look up, but no fact: no sentence
+of theirs is true, and no two worlds agree. Names mix the *words* of the real world at random (so
+every name token is practised) with made-up syllable names (so that names need not be known).
 """
 
 from __future__ import annotations

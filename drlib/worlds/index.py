@@ -2,7 +2,8 @@
 
 SQLite comes with Python, is safe for many concurrent readers and ranks in C. The title weight is
 what lets the page *about* Gabon come before those that merely mention it. An index on disk carries
-the world's version and is rebuilt when that differs, under a temporary name that is then changed.
+the world's version and is rebuilt when that differs; it is written under a temporary name and
+renamed, so a reader never meets half of one.
 """
 
 import os
@@ -11,7 +12,6 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 TITLE_WEIGHT = 4.0
@@ -20,7 +20,9 @@ _STOP = frozenset("a an and are by for in is of on the to was what which who".sp
 
 
 class Index:
-    """`rows` are (title, text); `path` None keeps the index in memory."""
+    """`rows` are (title, text), `version` that of their world; `path` None keeps the index in
+    memory. Safe from many threads. OSError, sqlite3.Error: it cannot be written; no file is left.
+    """
 
     def __init__(self, rows: Iterable[tuple[str, str]], version: str, path: Path | None = None):
         self._lock = threading.Lock()
@@ -28,11 +30,14 @@ class Index:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
             try:
-                _filled(unfinished, rows, version).close()
+                with closing(sqlite3.connect(unfinished)) as db:
+                    _fill(db, rows, version)
                 os.replace(unfinished, path)
             finally:
                 unfinished.unlink(missing_ok=True)
-        self._db = _open(path) if path else _filled(":memory:", rows, version)
+        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        if path is None:
+            _fill(self._db, rows, version)
 
     def search(self, query: str, k: int) -> list[str]:
         """Titles of the `k` best pages for the words of `query`, best first; [] when none match."""
@@ -47,16 +52,11 @@ class Index:
             return [row[0] for row in self._db.execute(sql, (match, TITLE_WEIGHT, k))]
 
 
-_open = partial(sqlite3.connect, check_same_thread=False)
-
-
-def _filled(path: Path | str, rows: Iterable[tuple[str, str]], version: str) -> sqlite3.Connection:
-    db = _open(path)
+def _fill(db: sqlite3.Connection, rows: Iterable[tuple[str, str]], version: str) -> None:
     db.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text, tokenize='unicode61')")
     db.executemany("INSERT INTO pages VALUES (?, ?)", rows)
     db.execute("CREATE TABLE meta AS SELECT ? AS version", (version,))
     db.commit()
-    return db
 
 
 def _is_current(path: Path, version: str) -> bool:

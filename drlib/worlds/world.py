@@ -4,6 +4,10 @@ Every world, real or invented, is entities of a few kinds, joined by *functional
 entity has at most one value per relation), each with one page. Therefore a chain of look-ups has
 exactly one right answer, and a question made from the graph needs no judge.
 
+The rest of the kit asks a `World` for `search` (an exact-title stage, then BM25), `page`, `graph`
+(for making and checking questions, never shown to a policy) and `version` (a hash of the data,
+part of every cache key and trajectory).
+
 Left out: aliases, several values per relation, and pages longer than a paragraph.
 """
 
@@ -21,6 +25,8 @@ URL_SCHEME = "cldr:"
 
 @dataclass(frozen=True)
 class Entity:
+    """A node: `facts` maps a relation to the value's title; `notes` are sentences without links."""
+
     title: str
     kind: str
     facts: Mapping[str, str] = field(default_factory=dict)  # relation -> the value's title
@@ -29,6 +35,8 @@ class Entity:
 
 @dataclass(frozen=True)
 class Page:
+    """What `visit` shows: readable English with links written `[title](url)`."""
+
     title: str
     url: str
     text: str  # readable English with links written `[title](url)`
@@ -37,6 +45,8 @@ class Page:
 
 @dataclass(frozen=True)
 class Hit:
+    """One search result of a `World`."""
+
     title: str
     url: str
     snippet: str  # the page's facts on a line
@@ -110,7 +120,7 @@ class World:
 
 
 def snippet(entity: Entity) -> str:
-    """`currency Norwegian Krone; language Norwegian.`"""
+    """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
     return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
 
 
