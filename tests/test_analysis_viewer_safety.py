@@ -92,7 +92,7 @@ def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
         viewer.page([], tokenizer)
     with pytest.raises(FileNotFoundError, match="nothing.parquet"):
         viewer.page(tmp_path / "nothing.parquet", tokenizer)
-    with pytest.raises(ValueError, match="the tokenizer has 290"):
+    with pytest.raises(ValueError, match="none of the tokenizer's 290"):
         viewer.page(rollouts, train_tokenizer(["a b c"] * 3, 290))
     one, *others = rollouts
     places = f"first set has '{one.id}' where the second has '{others[0].id}': run one file"

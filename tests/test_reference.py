@@ -203,3 +203,13 @@ def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
     assert not (queue["lost"] or queue["answered_twice"] or queue["wrong"])
     assert memory["calls"] == 20_000 and memory["growth"]["files"] == 0
     assert memory["growth"]["parent_mb"] < 10 and memory["growth"]["children_mb"] < 10
+
+
+def test_the_laboratory_was_as_fast_and_small_as_issue_5_asks():
+    """Read, not timed here: tests/benchmarks/bench_analysis.py and bench_viewer.py wrote these."""
+    rows = json.loads((TOUR.parent / "analysis" / "bench.json").read_text())["rows"]
+    bench = {row["tokens"]: row for row in rows}
+    assert bench[10**6]["wall_s"] < 60 and bench[10**6]["peak_mb"] < 1000
+    assert bench[10**7]["peak_mb"] < 4000
+    viewer = json.loads((TOUR.parent / "analysis" / "viewer.json").read_text())
+    assert viewer["tokens"] == 30_000 and max(viewer["drawn_s"]) < 2

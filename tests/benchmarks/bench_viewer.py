@@ -9,6 +9,7 @@ Run: python -m tests.benchmarks.bench_viewer [--tokens 30000] [--layers 4] [--ex
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -63,6 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("tokens", 30_000), ("layers", 4), ("experts", 2), ("repeats", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
     policy = Path("figures/reference/tour/policy_rl")
     scratch = tempfile.TemporaryDirectory(prefix="drlib-bench-")
@@ -82,6 +84,10 @@ def main():
     for name, values in (("drawn", drawn), ("turn", steps)):
         print(f"{name}: median {statistics.median(values):.3f} s, worst {max(values):.3f} s "
               f"of {len(values)} browsers")
+    if args.out:
+        found = dict(tokens=args.tokens, layers=args.layers, experts=args.experts,
+                     page_mb=round(page.stat().st_size / 1e6, 1), drawn_s=drawn, turn_s=steps)  # fmt: skip
+        args.out.write_text(json.dumps(found, indent=0) + "\n")
 
 
 STEP = """new Promise((done) => { const start = performance.now(); KEYS.ArrowRight();
