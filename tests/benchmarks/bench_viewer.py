@@ -85,8 +85,8 @@ def main():
         print(f"{name}: median {statistics.median(values):.3f} s, worst {max(values):.3f} s "
               f"of {len(values)} browsers")
     if args.out:
-        found = dict(tokens=args.tokens, layers=args.layers, experts=args.experts,
-                     page_mb=round(page.stat().st_size / 1e6, 1), drawn_s=drawn, turn_s=steps)  # fmt: skip
+        found = {name: getattr(args, name) for name in ("tokens", "layers", "experts")}
+        found |= {"page_mb": round(page.stat().st_size / 1e6, 1), "drawn_s": drawn, "turn_s": steps}
         args.out.write_text(json.dumps(found, indent=0) + "\n")
 
 
