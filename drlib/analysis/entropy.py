@@ -31,10 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drlib.analysis.rendering import is_right
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
 from drlib.rl.checks import require
-from drlib.synthesis.answers import answers_match
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 
 FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model
@@ -267,10 +267,9 @@ def outcome(trajectory: Trajectory) -> float:
     right answer in its metadata."""
     if trajectory.reward is not None and not math.isnan(trajectory.reward):
         return float(trajectory.reward >= 0.5)
-    right = trajectory.metadata.get("right_answer")
-    if right is None:
+    if trajectory.metadata.get("right_answer") is None:
         return math.nan
-    return float(trajectory.answer is not None and answers_match(trajectory.answer, right))
+    return float(is_right(trajectory))
 
 
 def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:

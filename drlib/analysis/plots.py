@@ -6,6 +6,7 @@ mean the same thing everywhere: C0 what should go up (positive advantage, the re
 should go down, grey a control or a reference.
 """
 
+import io
 import math
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,14 @@ UP, DOWN, CONTROL = "C0", "C1", "0.55"
 CHANCE = 0.2  # with which the sampling policy said a token of the toys below
 
 # shared pieces
+
+
+def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
+    """The figure as a PNG; the figure is closed."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    plt.close(fig)
+    return buffer.getvalue()
 
 
 def band(

@@ -34,11 +34,9 @@ import numpy as np
 import yaml
 
 from drlib.analysis.entropy import STATUSES, TokenTable, high_entropy
+from drlib.evals.metrics import RESAMPLES, Interval
 from drlib.rl.checks import require
 from drlib.trajectory import Segment
-
-RESAMPLES = 2000
-Interval = tuple[float, float, float]  # estimate, low, high
 
 
 def cluster_interval(

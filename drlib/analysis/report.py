@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ from drlib.analysis.entropy import (
     TokenTable, entropy_bounds, rescore, summary, token_statistics, token_texts,
 )  # fmt: skip
 from drlib.analysis.inputs import read_rollouts
+from drlib.analysis.plots import png_bytes
 from drlib.chat import load_any_tokenizer
 from drlib.rl.checks import require
 from drlib.training.run import write_atomically
@@ -176,8 +176,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
 def _figure(draw: Callable, height: float = 3.2) -> str:
     fig, ax = plt.subplots(figsize=(8, height))
     draw(ax)
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", metadata={"Software": None})
-    plt.close(fig)
-    code = base64.b64encode(buffer.getvalue()).decode()
+    code = base64.b64encode(png_bytes(fig, dpi=150)).decode()
     return f'<img alt="" src="data:image/png;base64,{code}">'

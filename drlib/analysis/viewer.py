@@ -16,13 +16,12 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
-from drlib.analysis.entropy import outcome, responses, status_of, token_texts
+from drlib.analysis.entropy import Source, outcome, responses, status_of, token_texts
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS
 from drlib.chat import load_any_tokenizer
@@ -31,7 +30,6 @@ from drlib.trajectory import Termination, Trajectory
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(f"viewer.{end}") for end in ("html", "js"))
 TOOLS = ("all ok", "some error", "some empty", "no calls")  # what the tool filter offers
-Source = str | Path | Iterable[Trajectory]
 _FULL = 0.995  # the quantile of all values that gets the full colour
 _REMEDY = "run one file through both checkpoints (entropy.rescore) and compare those"
 

@@ -6,16 +6,15 @@ slider from code redraws as well, so a notebook without a browser can test its p
 """
 
 import html
-import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import ipywidgets as ipw
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from drlib.analysis import plots, rendering, viewer
+from drlib.analysis.plots import png_bytes
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
@@ -23,14 +22,6 @@ from drlib.trajectory import Trajectory
 ESTIMATORS = {
     f.__name__: f for f in (leave_one_out, group_mean, group_normalized, batch_normalized)
 }
-
-
-def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
-    """The figure as a PNG, for an Image widget; the figure is closed."""
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    plt.close(fig)
-    return buffer.getvalue()
 
 
 class _Panel(ipw.VBox):

@@ -40,14 +40,15 @@ WINDOWS, VIEWED = (4, 8, 64), 48
 
 
 def rollouts(model, tokenizer, config, tasks, toolbox):
-    """One sampled trajectory a question, judged; without the texts of the tools' addresses."""
+    """One sampled trajectory a question, judged; without latencies, so that bytes are equal."""
     engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
     agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
     done = agent.run(tasks, temperature=1.0, seed=config.eval_seed)
-    still = [replace(r, latency_s=0.0) for t in done for r in t.tool_results]  # equal bytes
-    for t in done:
-        t.tool_results, still = still[: len(t.tool_results)], still[len(t.tool_results) :]
-    return [replace(t, reward=outcome(t)) for t in done]
+    return [
+        replace(t, reward=outcome(t),
+                tool_results=[replace(result, latency_s=0.0) for result in t.tool_results])
+        for t in done
+    ]  # fmt: skip
 
 
 def lifts(trajectories) -> list[dict]:
