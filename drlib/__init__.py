@@ -11,8 +11,8 @@ chat
 config
     The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
 worlds
-    What can be looked up: pages with links, a full-text index, a graph of facts; real (Unicode
-    CLDR) and fictional ones of the same schema.
+    What can be looked up: pages with links, a full-text index, a graph of facts; real ones (Unicode
+    CLDR, Python's library, a folder, a Kiwix file, a data set) and fictional ones.
 sandbox
     Where generated Python runs: forked from a warm process, without network or files, killed on
     time-out; a pool here, a service and a Ray front elsewhere.
@@ -20,8 +20,8 @@ tools
     What an agent can call (search, visit, python, google_scholar, parse_file, calculator), over a
     world or live sources, with limits, caches, fail-over, and observations that never raise.
 synthesis
-    Questions whose answers the graph proves, pre-training text, and demonstrations by a scripted
-    oracle that works through the tools alone.
+    Questions whose answers the graph proves, in the ways of the Tongyi family, and their quality;
+    demonstrations by a solver that works through the tools alone; pre-training text.
 policy
     The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
     log-probabilities), routing replay, and log-probabilities for large vocabularies.

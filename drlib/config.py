@@ -19,7 +19,7 @@ class Config:
 
     profile: str = "laptop"
     seed: int = 0
-    world: str = "cldr"
+    world: str = "tour"
     processes: int = 2  # single-threaded data-parallel processes
     # policy
     vocabulary: int = 2048

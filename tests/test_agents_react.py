@@ -32,12 +32,12 @@ ANSWER = "<think>x</think><answer>Norwegian Krone</answer>"
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 @pytest.fixture(scope="module")
 def chat(cldr):
-    titles = sorted({t for e in cldr.graph.values() for t in (e.title, *e.facts.values())})
+    titles = sorted({t for e in cldr.entities.values() for t in (e.title, *e.facts.values())})
     return ChatIds(train_tokenizer(world_texts(cldr), 2048, names=titles, phrases=PHRASES))
 
 

@@ -28,24 +28,26 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ONLY = {
     "transformers": ("policy/", "chat.py", "training/"),
     "vllm": ("policy/", "training/"),
-    "trl": ("training/trl.py",),
+    "trl": ("training/trl.py", "training/sft_trl.py"),
     "ipywidgets": ("analysis/widgets.py",),
     "IPython": ("analysis/widgets.py", "lab/"),
     "nbformat": ("lab/",),
     "nbclient": ("lab/",),
     "papermill": ("lab/",),
     "traitlets": ("lab/",),  # comes with ipykernel
-    "httpx": ("tools/",),
-    "pypdf": ("tools/files.py",),
-    "openpyxl": ("tools/files.py",),
-    "trafilatura": ("tools/files.py",),
-    "bs4": ("tools/files.py",),
+    "httpx": ("tools/", "worlds/triples.py"),
+    "pypdf": ("worlds/reading.py",),
+    "openpyxl": ("worlds/reading.py",),
+    "trafilatura": ("worlds/reading.py",),
+    "bs4": ("worlds/reading.py",),
+    "libzim": ("worlds/zim.py",),
     "psutil": ("sandbox/", "training/", "lab/", "policy/"),
 }
 IN_EXTRA = {
     "trl": "lab", "ipywidgets": "lab", "IPython": "lab", "nbformat": "lab", "nbclient": "lab",
     "papermill": "lab", "traitlets": "lab", "vllm": "vllm",
     "pypdf": "docs", "openpyxl": "docs", "trafilatura": "docs", "bs4": "docs",
+    "libzim": "zim", "bm25s": "search",
     "ray": "cluster", "fastapi": "cluster", "uvicorn": "cluster", "prometheus_client": "cluster",
 }
 DISTRIBUTIONS = {"yaml": "pyyaml", "IPython": "ipython", "traitlets": "ipykernel",

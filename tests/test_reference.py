@@ -22,7 +22,7 @@ from drlib.evals.results import Results
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import split_answers, synthesize_questions
+from drlib.synthesis.questions import chain_questions, split_answers
 from drlib.tools import Toolbox
 from drlib.training.batches import pack, score, spread
 from drlib.worlds import load_world
@@ -38,7 +38,7 @@ def results():
 @pytest.fixture(scope="module")
 def agents():
     """The policies after SFT and after RL, with real tools."""
-    world, config = load_world("cldr"), Config.load("laptop")
+    world, config = load_world("tour"), Config.load("laptop")
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         made = {}
         for name in ("sft", "rl"):
@@ -119,7 +119,7 @@ def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(
     """Other held-out questions than the reference run's; greedy, so that this is one number."""
     world, made = agents
     side = split_answers(world)
-    tasks = synthesize_questions(world, 24, 7, "test", hops={3: 1.0})
+    tasks = chain_questions(world, 24, 7, "test", hops={3: 1.0})
     assert all(side[t.answer] == "test" and t.hops == 3 for t in tasks)
     solved = {
         name: sum(right(t, q) for t, q in zip(agent.run(tasks, temperature=0.0), tasks))
@@ -131,7 +131,7 @@ def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(
 def test_engine_and_trainer_agree_on_the_trained_policy(agents):
     world, made = agents
     model, agent = made["rl"]
-    tasks = synthesize_questions(world, 6, 8, "test")
+    tasks = chain_questions(world, 6, 8, "test")
     trajectories = agent.run(tasks, samples=2, seed=3)
     rows = pack([t.token_ids for t in trajectories], 448, 0)
     with torch.no_grad():
@@ -144,8 +144,8 @@ def test_engine_and_trainer_agree_on_the_trained_policy(agents):
 def test_entropies_of_a_rollout_are_those_recomputed_from_the_checkpoint(agents, name):
     world, made = agents
     model, agent = made[name]
-    tasks = synthesize_questions(world, 10, 9, "test")
-    tasks += synthesize_questions(world, 10, 9, "test", "python")
+    tasks = chain_questions(world, 10, 9, "test")
+    tasks += chain_questions(world, 10, 9, "test", "python")
     trajectories = agent.run(tasks, seed=4)
     for before, after in zip(trajectories, rescore(model, trajectories), strict=True):
         assert np.abs(before.entropies - after.entropies).max() <= 1e-4

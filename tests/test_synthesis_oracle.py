@@ -20,7 +20,7 @@ from drlib.worlds import Names, fictional_world, load_world
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def toolbox(cldr):
 def chat(cldr):
     from drlib.chat import train_tokenizer
 
-    titles = sorted({t for e in cldr.graph.values() for t in (e.title, *e.facts.values())})
+    titles = sorted({t for e in cldr.entities.values() for t in (e.title, *e.facts.values())})
     return ChatIds(train_tokenizer(world_texts(cldr), 2048, names=titles, phrases=PHRASES))
 
 
@@ -80,7 +80,7 @@ def test_read_fact_tells_a_relation_from_one_that_contains_it():
     ],
 )
 def test_faults_at_their_extremes(cldr, toolbox, faults, right, calls):
-    teacher = Demonstrator(faults, sorted(cldr.graph))
+    teacher = Demonstrator(faults, sorted(cldr.entities))
     tasks = demonstration_tasks(cldr, 40, 3)
     episodes = [teacher.play(t, toolbox, random.Random(i)) for i, t in enumerate(tasks)]
     assert sum(e.correct for e in episodes) / len(episodes) == pytest.approx(right, abs=0.06)
@@ -130,7 +130,7 @@ def test_what_the_cold_start_replays_shows_no_acting(cldr, chat):
 
 
 def test_a_name_is_one_token_string_wherever_it_stands(cldr, chat):
-    for title in sorted(cldr.graph)[::7]:
+    for title in sorted(cldr.entities)[::7]:
         name = chat.encode(title + ".")[:-1]
         for text in (f"of {title}?", f'["{title}"]', f"<answer>{title}</answer>", f"({title})"):
             ids = chat.encode(text)

@@ -12,8 +12,8 @@ import pytest
 
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import (
-    PYTHON_KINDS, Chain, SearchQuestions, chains, has_shortcut, is_correct, python_task,
-    search_task, split_answers, synthesize_questions,
+    PYTHON_KINDS, Chain, SearchQuestions, chain_questions, chains, has_shortcut, is_correct,
+    python_task, search_task, split_answers,
 )  # fmt: skip
 from drlib.tools import Toolbox
 from drlib.worlds import Names, fictional_world, load_world
@@ -22,7 +22,7 @@ from drlib.worlds.world import Entity, World
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 def test_chains_follow_the_graph_and_never_return(cldr):
@@ -37,9 +37,9 @@ def test_chains_follow_the_graph_and_never_return(cldr):
 def test_chains_against_brute_force(cldr):
     names = Names.of(cldr)
     world = fictional_world(5, names)
-    relations = sorted({r for e in world.graph.values() for r in e.facts})
+    relations = sorted({r for e in world.entities.values() for r in e.facts})
     brute = set()
-    for start in world.graph:
+    for start in world.entities:
         for a in relations:
             for b in relations:
                 path = world.follow(start, (a, b))
@@ -61,12 +61,12 @@ def test_train_and_test_share_no_answer(cldr):
 
 
 def test_same_seed_same_questions_and_all_different(cldr):
-    a, b = (synthesize_questions(cldr, 60, 7) for _ in range(2))
-    assert a == b != synthesize_questions(cldr, 60, 8)
+    a, b = (chain_questions(cldr, 60, 7) for _ in range(2))
+    assert a == b != chain_questions(cldr, 60, 8)
     assert len({t.id for t in a}) == 60
     assert all(t.question.endswith((f"{t.start}?", f"{t.start}.")) for t in a)
     with pytest.raises(ValueError, match="different search questions"):
-        synthesize_questions(cldr, 100_000, 0)
+        chain_questions(cldr, 100_000, 0)
 
 
 def test_a_question_of_three_look_ups_needs_three(cldr):
@@ -80,7 +80,7 @@ def test_a_question_of_three_look_ups_needs_three(cldr):
 
     rng, source = random.Random(0), SearchQuestions(cldr, "test")
     loose = [source.draw(hops, rng) for hops in (2, 3) for _ in range(60)]
-    strict = synthesize_questions(cldr, 120, 11, hops={2: 0.5, 3: 0.5}, results=3)
+    strict = chain_questions(cldr, 120, 11, hops={2: 0.5, 3: 0.5}, results=3)
     with Sandbox() as sandbox, Toolbox(cldr, sandbox, results=3) as tools:
         early = [shown_early(task, 3, tools) for task in loose]
         assert early == [has_shortcut(task, cldr, 3) for task in loose]

@@ -21,7 +21,7 @@ from drlib.worlds import Entity, World, load_world
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from drlib.worlds import load_world
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 def test_results_out_of_range_are_refused_when_the_toolbox_is_made(cldr):

@@ -40,7 +40,7 @@ def toolbox():
 
     names = ("python", "google_scholar", "parse_file")
     backends = {name: [Source("none", nothing)] for name in names}
-    with Toolbox(load_world("cldr"), backends=backends, calculator=True) as toolbox:
+    with Toolbox(load_world("tour"), backends=backends, calculator=True) as toolbox:
         yield toolbox
 
 
@@ -53,7 +53,7 @@ def methods(made):
 
 def test_the_schemas_of_prompts_are_what_the_runs_were_made_with():
     assert [json.dumps(schema) for schema in SCHEMAS[:3]] == PROMPTS
-    with Toolbox(load_world("cldr")) as two:
+    with Toolbox(load_world("tour")) as two:
         assert [json.dumps(schema) for schema in two.schemas] == PROMPTS[:2]
 
 
@@ -148,5 +148,5 @@ def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox
 
 
 def test_only_the_tools_that_are_there_become_methods():
-    with Toolbox(load_world("cldr")) as two:
+    with Toolbox(load_world("tour")) as two:
         assert {m.__name__ for m in methods(environment(two)())} == {"search", "visit"}

@@ -20,7 +20,7 @@ QUERIES = [f"{name} {n}" for n in range(20) for name in ("Norway", "Gabon", "Per
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 @pytest.mark.parametrize("fault", sorted(RAISED))

@@ -16,9 +16,10 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
-from drlib.tools import fetch, files  # noqa: E402
+from drlib.tools import fetch  # noqa: E402
 from drlib.tools import ReliabilityPolicy, Toolbox  # noqa: E402
 from drlib.tools.backends import ANSWERS, PAGE, ToolFault  # noqa: E402
+from drlib.worlds import reading  # noqa: E402
 
 OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # in these tests the first plays a public address
 
@@ -269,8 +270,8 @@ def test_an_encoding_that_takes_hours_is_not_used_under_any_spelling(site, reade
     body = b"a" * 300_000 + b"-" + b"9z" * 300_000  # as punycode: minutes
     url = site.page("/a", body, f"text/plain; charset={name}")
     assert reader({"url": url}, 5.0)["text"].startswith("aaa")
-    assert files.decode(b"abc-", name) == "abc-" and not files.codec(name)
-    assert files.codec("GBK") == "gbk" and files.codec("a\0b") == ""
+    assert reading.decode(b"abc-", name) == "abc-" and not reading.codec(name)
+    assert reading.codec("GBK") == "gbk" and reading.codec("a\0b") == ""
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

@@ -17,6 +17,7 @@ openpyxl = pytest.importorskip("openpyxl")
 
 from drlib.tools import files  # noqa: E402
 from drlib.tools.backends import KINDS, ToolFault  # noqa: E402
+from drlib.worlds import reading  # noqa: E402
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 BILLION_LAUGHS = (
@@ -172,7 +173,7 @@ def test_zip_reads_members_of_all_types_and_names_the_others(reader):
 
 
 def test_long_texts_keep_head_and_tail_and_say_what_is_missing(reader, monkeypatch):
-    monkeypatch.setattr(files, "MAX_CHARS", 10)
+    monkeypatch.setattr(reading, "MAX_CHARS", 10)
     assert read(reader, "a.txt", b"01234" + b"x" * 90 + b"56789") == (
         "01234\n[... 90 characters left out ...]\n56789"
     )
@@ -218,7 +219,7 @@ def test_large_files_are_not_read(reader, monkeypatch):
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pypdf", None)
-    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: name != "pypdf" or None)
+    monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: name != "pypdf" or None)
     with pytest.raises(ImportError, match=r'^pypdf missing: pip install "drlib\[docs\]"'):
         files.ParseFile(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -332,8 +333,9 @@ def test_a_pdf_with_a_password_and_one_with_lone_surrogates():
 
 
 def bad_parser(tmp_path, body):
-    """files.py with one reader replaced, so that the limits meet a parser that misbehaves."""
-    source = Path(files.__file__).read_text().replace("CPU_S, MEMORY = 20,", "CPU_S, MEMORY = 1,")
+    """reading.py with one reader replaced, so that the limits meet a parser that misbehaves."""
+    source = Path(reading.__file__).read_text()
+    source = source.replace("CPU_S, MEMORY = 20,", "CPU_S, MEMORY = 1,")
     old = "def _pdf(data: bytes"
     new = f"def _pdf(*_):\n    {body}\n\n\ndef _old(data: bytes"
     (tmp_path / "bad.py").write_text(source.replace(old, new))
@@ -350,7 +352,7 @@ def bad_parser(tmp_path, body):
     ("return '', repr(sorted(os.environ))", 20.0, None),
 ], ids=["sleep", "spin", "memory", "crash", "recursion", "exit", "environment"])  # fmt: skip
 def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_s, kind):
-    monkeypatch.setattr(files, "__file__", bad_parser(tmp_path, body))
+    monkeypatch.setattr(reading, "__file__", bad_parser(tmp_path, body))
     monkeypatch.setenv("SERPER_API_KEY", "a secret")
     if kind is None:
         assert "SERPER_API_KEY" not in files.parse(".pdf", b"", timeout_s)["text"]
@@ -365,7 +367,8 @@ def noise(rng, suffix):
     """Random bytes, or a real file of the type with some bytes changed."""
     real = {".pdf": pdf("a", "b"), ".docx": docx(paragraph("a")), ".xlsx": XLSX,
             ".zip": zipped([("a.txt", "a" * 99), ("b.docx", docx(paragraph("a")))]),
-            ".html": b"<html><body><table><tr><td>a</td></tr></table><p>b</p></body></html>"}
+            ".html": b"<html><body><table><tr><td>a</td></tr></table><p>b</p></body></html>",
+            ".ipynb": NOTEBOOK}
     if suffix not in real or rng.random() < 0.3:
         return rng.randbytes(rng.randrange(300))
     data = bytearray(real[suffix])
@@ -375,16 +378,19 @@ def noise(rng, suffix):
 
 
 XLSX = xlsx()
+NOTEBOOK = json.dumps({"cells": [{"cell_type": "markdown", "source": ["# A"]},
+                                 {"cell_type": "code", "source": "1"}]}).encode()  # fmt: skip
 
 
 def test_random_bytes_as_files_give_typed_results_only():
     """In this process, which is what the child runs: 10,000 files over all types."""
     rng, kinds = random.Random(4), set()
-    suffixes = list(files.READERS)
+    suffixes = [(suffix, False) for suffix in reading.READERS]
+    suffixes += [(suffix, True) for suffix in reading.OUTLINES]
     for i in range(10_000):
-        suffix = suffixes[i % len(suffixes)]
+        suffix, outline = suffixes[i % len(suffixes)]
         charset = rng.choice(["", "utf-8", "gbk", "x"])
-        reply = files._reply(suffix, noise(rng, suffix), charset, dict(files.ALLOWED))
+        reply = reading.reply_to([suffix, charset, 0, outline], noise(rng, suffix))
         json.dumps(reply, ensure_ascii=False).encode()
         if "fault" in reply:
             kind, detail = reply["fault"]

@@ -44,12 +44,12 @@ def policy():
 
 @pytest.fixture(scope="module")
 def world():
-    return load_world("cldr")
+    return load_world("tour")
 
 
 @pytest.fixture(scope="module")
 def chat(world):
-    titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
+    titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     return ChatIds(train_tokenizer(world_texts(world), 2048, names=titles, phrases=PHRASES))
 
 

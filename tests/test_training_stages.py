@@ -240,7 +240,7 @@ def test_evaluation_asks_the_same_in_the_same_order_on_any_number_of_processes(
     assert result.returncode == 0, result.stderr[-2000:]
     folder = stages.folder("evaluate_sft", settings, tmp_path)
     asked = [o.task for o in read_outcomes(folder)]
-    assert asked == [t.id for t in held_out(load_world("cldr"), settings)]
+    assert asked == [t.id for t in held_out(load_world("tour"), settings)]
     rows = json.loads((folder / "rows.json").read_text())
     assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
 

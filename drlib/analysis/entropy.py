@@ -16,8 +16,6 @@
 Left out: a streaming percentile (10 million tokens fit), models over several devices.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +30,7 @@ import torch
 from torch import Tensor
 
 from drlib.analysis.rendering import is_right
+from drlib.analysis.segments import gaps
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
 from drlib.rl.checks import require
@@ -141,33 +140,28 @@ def _read(before_NX, ids_N, head: _Head, temperature: float, top_k: int) -> dict
         both = (before_NX, head.weight) if fit else (before_NX.float(), head.weight.float())
         logp_N, entropy_N = token_logprobs(*both, ids_N, temperature=temperature)
         return dict(logprobs=logp_N, entropies=entropy_N)
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for part_NX, ids in zip(before_NX.split(_ROWS), ids_N.split(_ROWS)):
         logp_NV = (head.logits(part_NX).float() / temperature).log_softmax(-1)
-        found = dict(logprobs=logp_NV.gather(1, ids[:, None])[:, 0],
-                     entropies=torch.special.entr(logp_NV.exp()).sum(-1))  # fmt: skip
-        if top_k:
-            found["top_logprobs"], found["top_ids"] = logp_NV.topk(top_k, dim=-1)
-        for name, values in found.items():
-            parts.setdefault(name, []).append(values)
-    return {name: torch.cat(some) for name, some in parts.items()}
+        entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
+        tops = logp_NV.topk(top_k, dim=-1) if top_k else ()
+        parts.append((logp_NV.gather(1, ids[:, None])[:, 0], entropy_N, *tops))
+    names = ("logprobs", "entropies", "top_logprobs", "top_ids")
+    return {name: torch.cat(some) for name, some in zip(names, zip(*parts))}
 
 
 def _spread(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
     """Values of the sampled tokens, the first token's apart, in an array over all tokens."""
     values = values_N.cpu().numpy()
-    integers = values.dtype.kind == "i"
-    out = np.full((len(trajectory), *values.shape[1:]), -1 if integers else 0,
-                  np.int32 if integers else np.float32)  # fmt: skip
+    ids = values.dtype.kind == "i"
+    other, first, dtype = (-1, -1, np.int32) if ids else (0, np.nan, np.float32)
+    out = np.full((len(trajectory), *values.shape[1:]), other, dtype)
     out[1:][trajectory.generated[1:]] = values
-    if not integers:
-        out[:1][trajectory.generated[:1]] = np.nan
+    out[:1][trajectory.generated[:1]] = first
     return out
 
 
-def entropy_bounds(
-    top_logprobs_NK: np.ndarray, vocabulary: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def entropy_bounds(top_logprobs_NK: np.ndarray, vocabulary: int) -> tuple[np.ndarray, ...]:
     """(lowest_N, highest_N, tail_N): what the K most probable tokens say about the entropy, nats.
 
     top_logprobs_NK: best first, at temperature 1 and not cut by top-p or top-k. vocabulary: V.
@@ -250,11 +244,8 @@ def token_statistics(source: Source) -> TokenTable:
     """
     path = isinstance(source, str | Path)
     stream = iter_trajectories(source, without=_UNUSED) if path else source
-    names, right, parts = [], [], []
-    for row, t in enumerate(stream):
-        names.append(t.id)
-        right.append(outcome(t))
-        parts.append(_columns(row, t))
+    rows = [(t.id, outcome(t), _columns(row, t)) for row, t in enumerate(stream)]
+    names, right, parts = ([row[k] for row in rows] for k in range(3))
     require(any(len(part[0]) for part in parts),
             f"{len(names)} trajectories without a sampled token: nothing to analyse")  # fmt: skip
     ((name, times),) = Counter(names).most_common(1)
@@ -288,13 +279,11 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
 
 def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
     """(start, end, whether it is a tool's response) of each run between sampled tokens."""
-    change = np.diff(trajectory.generated.astype(np.int8), prepend=0)
-    starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
-    follow = np.searchsorted(ends, starts)  # the first sampled token after each
-    runs = [(int(s), int(ends[f])) for s, f in zip(starts, follow) if f < len(ends)]
-    seen = [set(trajectory.segments[start:end].tolist()) for start, end in runs]
-    return [(*run, Segment.TOOL_RESPONSE in of or Segment.PROMPT not in of)
-            for run, of in zip(runs, seen)]  # fmt: skip
+    runs = []
+    for start, end in gaps(trajectory.generated):
+        seen = {*trajectory.segments[start:end].tolist()}
+        runs.append((start, end, Segment.TOOL_RESPONSE in seen or Segment.PROMPT not in seen))
+    return runs
 
 
 def status_of(result: ToolResult) -> str:
@@ -366,10 +355,8 @@ def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int =
 
     Source: arXiv 2506.01939, section 3. ValueError: the tables hold other tokens.
     """
-    same = base.names == other.names and all(
-        map(np.array_equal, (base.row, base.position, base.token_id),
-            (other.row, other.position, other.token_id))
-    )  # fmt: skip
+    columns = ("names", "row", "position", "token_id")
+    same = all(np.array_equal(getattr(base, name), getattr(other, name)) for name in columns)
     require(same, "the two tables hold different tokens: run one file through both models "
             "(entropy.rescore); samples of two policies cannot be compared by place")  # fmt: skip
     tops = [high_entropy(table, share) for table in (base, other)]

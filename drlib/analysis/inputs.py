@@ -39,6 +39,7 @@ from jinja2 import TemplateError
 from drlib.analysis.entropy import token_texts
 from drlib.analysis.segments import mark_people, segments_of
 from drlib.chat import END, Answer, ToolCall, load_any_tokenizer, parse, render_call
+from drlib.rl.checks import require
 from drlib.trajectory import Termination, ToolResult, Trajectory, iter_trajectories
 
 FORMATS = {  # the fields of a row, and whose they are; the first that fits is taken
@@ -85,8 +86,7 @@ def _encode(tokenizer, text: str) -> list[int]:
 def _render(messages: list[dict], tokenizer, tools) -> list[str]:
     """The text up to the last assistant's turn: others' and assistants' words in turns."""
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    if not turns:
-        raise ValueError("no message of an assistant")
+    require(bool(turns), "no message of an assistant")
     # templates drop the thoughts of earlier turns: a mark stands for each turn meanwhile
     marked = [m | {"content": f"\ue000{i}\ue000"} if i in turns else m
               for i, m in enumerate(messages[: turns[-1]])]  # fmt: skip
@@ -95,8 +95,8 @@ def _render(messages: list[dict], tokenizer, tools) -> list[str]:
         add_generation_prompt=True, tokenize=False,
     )  # fmt: skip
     pieces = re.split("\ue000(\\d+)\ue000", text)
-    if pieces[1::2] != list(map(str, turns[:-1])):
-        raise ValueError("the tokenizer's chat template does not show every assistant's turn")
+    shown = pieces[1::2] == list(map(str, turns[:-1]))
+    require(shown, "the tokenizer's chat template does not show every assistant's turn")
     pieces[1::2] = [messages[i]["content"] for i in turns[:-1]]
     return [*pieces, messages[turns[-1]]["content"]]
 
@@ -207,13 +207,10 @@ def _rollouts(name: str, row: dict, tokenizer) -> Iterator[tuple[dict, list[dict
         pieces = _render(messages, tokenizer, row.get("tools"))
     elif name == "verl":
         pieces = [row["input"], *_OBSERVED.split(row["output"])]
-    if pieces:
-        parts = [(_encode(tokenizer, text), i % 2 == 1, None) for i, text in enumerate(pieces)]
+    parts = [(_encode(tokenizer, text), i % 2 == 1, None) for i, text in enumerate(pieces)]
+    parts = _masked(row) if name == "agent loop" else parts
+    if parts:
         yield row, messages or _said(parts, tokenizer), parts
-        return
-    if name == "agent loop":
-        parts = _masked(row)
-        yield row, _said(parts, tokenizer), parts
         return
     for one in row["outputs"] if name == "vllm" else row["choices"]:
         parts = _answered(one, row, tokenizer)
@@ -264,9 +261,8 @@ def _answered(one: dict, row: dict, tokenizer) -> list[tuple]:
     if not prompt and "messages" in row:
         asked = [*map(_plain, row["messages"]), {"role": "assistant", "content": ""}]
         prompt = "".join(_render(asked, tokenizer, row.get("tools")))
-    if not prompt:
-        raise ValueError('no prompt: save {"request": .., "response": ..} as a line, or ask the '
-                         "server for return_token_ids")  # fmt: skip
+    require(bool(prompt), 'no prompt: save {"request": .., "response": ..} as a line, or ask the '
+            "server for return_token_ids")  # fmt: skip
     prompt = _encode(tokenizer, prompt) if isinstance(prompt, str) else prompt
     return [(prompt, False, None), (ids, True, said or None)]
 
@@ -284,8 +280,7 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} to read rollouts from")
     _, first = next(_rows(path, 1), (0, {}))
-    if not first:
-        raise ValueError(f"{path} holds no rollouts: it has no rows")
+    require(bool(first), f"{path} holds no rollouts: it has no rows")
     fits = [name for name, (fields, _) in FORMATS.items() if first.keys() >= {*fields.split()}]
     name = format or next(iter(fits), None)
     if name not in fits:
@@ -294,9 +289,8 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
                          f"its rows have {', '.join(first)}. Known are\n{known}")  # fmt: skip
     if name == "drlib":
         return iter_trajectories(path)
-    if tokenizer is None:
-        raise ValueError(f"{path} ({name}) can only be read with the tokenizer of its model, which "
-                         "gives ids or the texts of tokens: pass it or its folder")  # fmt: skip
+    require(tokenizer is not None, f"{path} ({name}) can only be read with the tokenizer of its "
+            "model, which gives ids or the texts of tokens: pass it or its folder")  # fmt: skip
     loaded = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     return _trajectories(path, name, loaded)
 
@@ -339,8 +333,7 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     parts = [part for part in parts if len(part[0])]
     while parts and not parts[-1][1]:  # read, but never answered to
         parts.pop()
-    if not parts:
-        raise ValueError("nothing in it was sampled: no assistant's turn with a token")
+    require(bool(parts), "nothing in it was sampled: no assistant's turn with a token")
     ids = np.concatenate([np.asarray(part[0], np.int32) for part in parts])
     lengths, sampled = [len(part[0]) for part in parts], np.array([part[1] for part in parts])
     generated, results = np.repeat(sampled, lengths), tool_results(messages)
@@ -360,9 +353,8 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     end = ENDS.get(word.lower(), Termination.ANSWERED)
     if end == Termination.ANSWERED and answer is None:
         end = Termination.FORMAT
-    number = isinstance(reward, int | float) and math.isfinite(reward)
-    if not (reward is None or number):
-        raise ValueError(f"its reward is {reward!r}; give a number, or null where nobody judged")
+    usable = reward is None or isinstance(reward, int | float) and math.isfinite(reward)
+    require(usable, f"its reward is {reward!r}; give a number, or null where nobody judged")
     step, task = row.get("step") or 0, hashlib.sha256(question.encode()).hexdigest()[:12]
     rest = {k: v for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
     return Trajectory(
@@ -382,8 +374,8 @@ def _values(parts: list[tuple], generated: np.ndarray) -> dict[str, np.ndarray]:
     values, tops = [], []
     for ids, sampled, said in parts:
         known = [(math.nan if sampled else 0.0, ())] * len(ids) if said is None else said
-        if len(known) != len(ids):
-            raise ValueError(f"{len(known)} log-probabilities for {len(ids)} sampled tokens")
+        fits = len(known) == len(ids)
+        require(fits, f"{len(known)} log-probabilities for {len(ids)} sampled tokens")
         for i, (value, top) in zip(ids, known):
             given = [value, *(v for _, v in top)]
             if said and (value in (None, -math.inf) or not all(v <= 1e-4 for v in given)):

@@ -144,9 +144,7 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
     ax.set_title(title)
 
 
-def grpo_step(
-    rewards: Sequence[float], ratio: float, config: LossConfig | None = None, **how
-) -> Figure:
+def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
     """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
 
     Arguments as `grpo_numbers`; `how`: its `advantage` and `lengths`.

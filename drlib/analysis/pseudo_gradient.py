@@ -10,8 +10,6 @@ branch off its key-value cache, many in a batch.
 Left out: smoothing (a figure's business), filter-wise normalised directions, summaries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,11 +91,6 @@ class Curve:
     starts_P: np.ndarray
     tokens: int
     stride: int
-
-    @property
-    def x_P(self) -> np.ndarray:
-        """The prefix as a share of the trajectory."""
-        return self.ends_P / self.tokens
 
     @property
     def deltas_P(self) -> np.ndarray:
@@ -189,9 +182,7 @@ def token_class_deltas(
 
 
 @torch.no_grad()
-def landscape(
-    model, loss: Callable[[nn.Module], float], grid: Sequence[float], seed: int
-) -> np.ndarray:
+def landscape(model, loss: Callable, grid: Sequence[float], seed: int) -> np.ndarray:
     """loss(model) in the plane of two random directions around the weights: losses_XY, float64.
 
     A direction has the norm of its parameter; embeddings and output matrix stay. grid: places along

@@ -20,8 +20,6 @@ trajectories (Hesterberg 2015, arXiv 1411.5279, section 5.3); above 2,000 trajec
 of them are resampled. Left out: tests of hypotheses, corrections for many comparisons.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -248,9 +246,7 @@ def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.n
     return found
 
 
-def lexicon_table(
-    table: TokenTable, texts: np.ndarray, strata: int = 5, seed: int = 0
-) -> dict[str, dict]:
+def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict[str, dict]:
     """By lexicon: words per 1,000 sampled tokens, and how they go with being right.
 
     `rate` (with interval), `holds` (share of the trajectories with a word), `right_with` and
@@ -268,11 +264,11 @@ def lexicon_table(
         cells = np.stack([x for g in groups for x in (g, g * correct)], 1)
         rate = np.stack([1000 * counts, lengths], 1)
         rows[name] = {
-            "rate": tuple(cluster_interval(rate, lambda s: s[:, 0] / s[:, 1], seed).tolist()),
+            "rate": tuple(cluster_interval(rate, lambda s: s[:, 0] / s[:, 1]).tolist()),
             "holds": float(holds.mean()),
             "right_with": _share_right(right_M[judged & holds]),
             "right_without": _share_right(right_M[judged & ~holds]),
-            "matched": tuple(cluster_interval(cells, _difference, seed).tolist()),
+            "matched": tuple(cluster_interval(cells, _difference).tolist()),
         }
     return rows
 

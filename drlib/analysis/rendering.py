@@ -15,10 +15,8 @@ from typing import NamedTuple
 from drlib.synthesis.answers import answers_match
 from drlib.trajectory import Trajectory
 
-TINTS = {
-    "think": "#eeeeee", "call": "#d6e9f5", "response": "#fdf0d5", "failed": "#f8d7c4",
-    "answer": "#d5efe6", "text": "#ffffff",
-}  # fmt: skip
+TINTS = {"think": "#eeeeee", "call": "#d6e9f5", "response": "#fdf0d5", "failed": "#f8d7c4",
+         "answer": "#d5efe6", "text": "#ffffff"}  # fmt: skip
 _BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
 
 

@@ -1,15 +1,14 @@
 """`python -m drlib.analysis REPORT.html TRAJECTORIES...`: the laboratory without a notebook.
 
 One page that needs nothing else: what `entropy` and `reflection` say about each file, as tables and
-figures, and the viewer over its first trajectories. A file is read as a stream, twice (once for its
-numbers, once for the viewer), so a report fits into memory where its tokens' columns do.
+figures, and the viewer over its first trajectories. A file is read as a stream (for its numbers,
+for the viewer, and for bounds where entropies are missing), so a report fits into memory where its
+tokens' columns do.
 
 What a file cannot tell is said in its place: without entropies there are words, and, from a
 server's top log-probabilities, bounds. Left out: routing and pseudo-gradients, which need a model
 and are notebook 16's.
 """
-
-from __future__ import annotations
 
 import base64
 import html
@@ -29,7 +28,6 @@ from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import png_bytes
 from drlib.chat import load_any_tokenizer
 from drlib.rl.checks import require
-from drlib.training.run import write_atomically
 from drlib.trajectory import Trajectory
 
 STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"
@@ -65,19 +63,15 @@ def report(
     with plt.style.context(STYLE):
         how = tokenizer, model, temperature, window, share, viewed
         parts = [part for path in files for part in _file(Path(path), *how)]
-    text, out = PAGE.format(body="\n".join(parts)), Path(out)
-    write_atomically(out, lambda partial: partial.write_text(text, encoding="utf-8"))
-    return out
+    return viewer.save(out, PAGE.format(body="\n".join(parts)))
 
 
 def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> Iterator[str]:
     def read() -> Iterable[Trajectory]:
         found = read_rollouts(path, tokenizer)
-        scoring = dict(temperature=temperature, top_k=5)
-        return found if model is None else rescore(model, found, **scoring)
+        return found if model is None else rescore(model, found, temperature=temperature, top_k=5)
 
-    seen = _Seen(tokenizer)
-    table = token_statistics(map(seen, read()))
+    table = token_statistics(read())
     yield f"<h1>{html.escape(path.name)}</h1>"
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
@@ -89,7 +83,8 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
             yield from panel(table, window, share)
         except ValueError as what:  # said in the report, in the place of what cannot be said
             yield f'<p class="note">{html.escape(str(what))}</p>'
-            yield seen.bounds() if title == "Entropy" else ""
+            if title == "Entropy" and model is None and tokenizer is not None:
+                yield _bounds(read(), len(tokenizer))
     if tokenizer is not None:
         yield "<h2>Words</h2>"
         yield from _words(table, token_texts(tokenizer, table.token_id))
@@ -99,35 +94,25 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 
 
-class _Seen:
-    """Passes trajectories on; of those without entropies it adds up what alternatives say."""
-
-    def __init__(self, tokenizer):
-        self.vocabulary = 0 if tokenizer is None else len(tokenizer)
-        self.sums = np.zeros(4)  # lower and upper bounds, tails above 5%, tokens
-
-    def __call__(self, trajectory: Trajectory) -> Trajectory:
-        if trajectory.entropies is None and trajectory.top_logprobs is not None and self.vocabulary:
-            top = trajectory.top_logprobs[trajectory.generated]
-            low, high, tail = entropy_bounds(top, self.vocabulary)
-            self.sums += low.sum(), high.sum(), (tail > 0.05).sum(), len(top)
-        return trajectory
-
-    def bounds(self) -> str:
-        if not self.sums[3]:
-            return ""
-        low, high, wide = self.sums[:3] / self.sums[3]
-        return (f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
-                f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
-                "that of others.</p>")  # fmt: skip
+def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
+    """What the alternatives say of the trajectories that have no entropies."""
+    sums = np.zeros(4)  # lower and upper bounds, tails above 5%, tokens
+    for t in trajectories:
+        if t.entropies is None and t.top_logprobs is not None:
+            low, high, tail = entropy_bounds(t.top_logprobs[t.generated], vocabulary)
+            sums += low.sum(), high.sum(), (tail > 0.05).sum(), len(tail)
+    if not sums[3]:
+        return ""
+    low, high, wide = sums[:3] / sums[3]
+    return (f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
+            f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
+            "that of others.</p>")  # fmt: skip
 
 
 def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
-    found = summary(table)
-    yield _table(["", "sampled tokens"], [
-        (k.replace("_", " "), f"{v:,}" if isinstance(v, int) else f"{v:.4f}")
-        for k, v in found.items()
-    ])  # fmt: skip
+    rows = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+            for name, value in summary(table).items()]  # fmt: skip
+    yield _table(["", "sampled tokens"], rows)
     yield _figure(lambda ax: plots.histogram(ax, {"all": table}))
 
 
@@ -141,11 +126,10 @@ def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
            "that is not 1, and only what lies beyond counts.</p>")  # fmt: skip
     heads = ["response", "responses", "tokens", "over other thoughts", "over first turns",
              "turned windows"]  # fmt: skip
-    yield _table(heads, [
-        (status, x["responses"], x["tokens"],
-         *(_RANGE.format(*np.exp(x[k])) for k in ("lift", "matched", "permuted")))
-        for status, x in found.items()
-    ])  # fmt: skip
+    logs = ("lift", "matched", "permuted")
+    yield _table(heads, [(status, lift["responses"], lift["tokens"],
+                          *(_RANGE.format(*np.exp(lift[name])) for name in logs))
+                         for status, lift in found.items()])  # fmt: skip
     yield _figure(lambda ax: plots.lifts(ax, found))
     curves = reflection.event_curves(table, after=window)
     yield _figure(lambda ax: plots.aligned(ax, curves, ("ok", "error", "empty")))

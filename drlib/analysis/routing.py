@@ -10,8 +10,6 @@ segment that has words of its own specialises experts too), experts chosen toget
 a softmax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

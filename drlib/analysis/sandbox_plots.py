@@ -18,6 +18,7 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "subprocess": (DOWN, "-", "new process"),
     "pool": (CONTROL, "-", "bare pool"),
 }
+Rows = Sequence[Sequence[float]]
 WAITS, RUNS = "0.82", UP
 FLOOR_S = 0.01  # shorter waits are below the axis
 
@@ -68,10 +69,7 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
     ax.legend(loc="upper right")
 
 
-def answered(
-    ax: Axes, rates: Sequence[float], shares: Mapping[str, Sequence[Sequence[float]]],
-    formulas: Sequence[Sequence[float]] = (),
-) -> None:  # fmt: skip
+def answered(ax: Axes, rates: Sequence[float], shares: Mapping[str, Rows], formulas: Rows = ()):
     """Share of calls that end as an observation, by the chance of a fault.
 
     rates: R chances. shares: label -> a row of R shares for each seed. formulas: rows of R expected

@@ -43,8 +43,14 @@ def mark_people(segments: np.ndarray, generated: np.ndarray, messages: list[dict
             by_tools.append(False)
         elif message["role"] == "tool" or "<tool_response>" in message["content"]:
             by_tools[-1] = True
-    change = np.diff(generated.astype(np.int8), prepend=0)
-    starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)[1:]
-    if len(by_tools) - 1 == len(ends):  # else a turn has no tokens: leave what the texts say
-        for start, end, tool in zip(starts, ends, by_tools):
+    between = gaps(generated)
+    if len(by_tools) - 1 == len(between):  # else a turn has no tokens: leave what the texts say
+        for (start, end), tool in zip(between, by_tools):
             segments[start:end] = segments[start:end] if tool else Segment.PROMPT
+
+
+def gaps(generated: np.ndarray) -> list[tuple[int, int]]:
+    """(start, end) of each run of other tokens between two sampled ones."""
+    change = np.diff(generated.astype(np.int8), prepend=0)
+    starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
+    return list(zip(starts.tolist(), ends[1:].tolist()))

@@ -18,6 +18,7 @@ from drlib.analysis.rendering import is_right
 from drlib.config import Config
 from drlib.evals.metrics import RESAMPLES, Interval
 from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
+from drlib.rl.checks import require
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
@@ -59,8 +60,8 @@ class TourRun:
 
     def trajectories(self, stage: str, decoding: str = "greedy") -> list[Trajectory]:
         """The kept rollouts on held-out questions; ValueError names what there is."""
-        if (stage, decoding) not in self.kept:
-            raise ValueError(f"no trajectories {stage}/{decoding}: there are {sorted(self.kept)}")
+        there = (stage, decoding) in self.kept
+        require(there, f"no trajectories {stage}/{decoding}: there are {sorted(self.kept)}")
         return load_trajectories(self.kept[stage, decoding])
 
 
@@ -72,8 +73,7 @@ def read_rows(path: Path) -> list[dict]:
 def pass_name(results: Results) -> str:
     """The decoding `pass@k` that this run has (k samples a question)."""
     names = sorted({r["decoding"] for r in results.rows if r["decoding"].startswith("pass@")})
-    if len(names) != 1:
-        raise ValueError(f"results must have one pass@k, they have {names}")
+    require(len(names) == 1, f"results must have one pass@k, they have {names}")
     return names[0]
 
 
@@ -82,31 +82,31 @@ accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> In
 
 def error_rate(results: Results, stage: str) -> Interval:
     """Failed calls per call of the sampled rollouts, with its interval by question."""
-    return _ratio(_calls(results, stage))
+    return _ratio(results, stage)
 
 
 def error_ratio(results: Results, stage: str, over: str) -> Interval:
     """`error_rate(stage)` divided by `error_rate(over)`, paired by question."""
-    return _ratio(_calls(results, stage), _calls(results, over))
+    return _ratio(results, stage, over)
 
 
 def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
+    """(failed calls, calls) of each question."""
     table: dict[str, np.ndarray] = {}
     for (name, _), outcomes in results.outcomes.items():
         for o in outcomes if name == stage else ():
             table[o.task] = table.get(o.task, np.zeros(2)) + (o.errors, o.calls)
-    if not table:
-        raise ValueError(f"stage {stage!r} was not evaluated: there are {results.stages}")
+    require(bool(table), f"stage {stage!r} was not evaluated: there are {results.stages}")
     return table
 
 
-def _ratio(*tables: dict[str, np.ndarray]) -> Interval:
-    names = sorted(tables[0])
-    draws = np.random.default_rng(0).integers(len(names), size=(RESAMPLES, len(names)))
-    picks = np.vstack([np.arange(len(names)), draws])
-    sums = [np.array([t[name] for name in names])[picks].sum(1) for t in tables]
+def _ratio(results: Results, *stages: str) -> Interval:
+    """Of a stage's sums, errors over calls; with a second stage, over that one's."""
+    tables = [_calls(results, stage) for stage in stages]
+    n, counts = len(tables[0]), [np.array([t[name] for name in sorted(tables[0])]) for t in tables]
+    picks = np.vstack([np.arange(n), np.random.default_rng(0).integers(n, size=(RESAMPLES, n))])
     with np.errstate(divide="ignore", invalid="ignore"):
-        values, *over = (errors / calls for errors, calls in (s.T for s in sums))
+        values, *over = (np.divide(*counts_Q2[picks].sum(1).T) for counts_Q2 in counts)
         values = values / over[0] if over else values
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)
@@ -146,8 +146,7 @@ def before_and_after(
     before = {t.task_id: t for t in run.trajectories("sft", decoding)}
     later = run.trajectories("rl", decoding)
     both = [(before[t.task_id], t) for t in later if t.task_id in before]
-    if not both:
-        raise ValueError("the policies after SFT and after RL were kept on different questions")
+    require(bool(both), "the policies after SFT and after RL were kept on different questions")
     wanted = [p for p in both if p[1].task_id.startswith(f"search-h{hops}-")]
     repaired = [p for p in wanted if is_right(p[1]) and not is_right(p[0])]
     return (repaired or wanted or both)[0]
@@ -160,8 +159,7 @@ def table(results: Results) -> str:
     lines = [f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
              f"n questions: n greedy, {k} n sampled"]  # fmt: skip
     for title, kind, hops in BLOCKS:
-        lines += ["", title]
-        lines.append(f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n")
+        lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
         for stage in results.stages:
             cells = [cell(results, stage, kind, d, hops) for d in decodings]
             if any(cells):

@@ -90,8 +90,8 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     curves = run.curves["rl"]
     draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
     last = max(rows[-1]["step"] for rows in curves.values())
-    _point(ax, 0, run, "sft", kind, "sample", "after SFT, held-out")
-    _point(ax, last * 1.04, run, "rl", kind, "sample", "after RL, held-out")
+    _point(ax, 0, run, "after SFT, held-out", "sft", kind, "sample")
+    _point(ax, last * 1.04, run, "after RL, held-out", "rl", kind, "sample")
     if more := _with_stage("sft_continued", run, behind):
         mean, low, high = (100 * v for v in more.results.accuracy("sft_continued", kind, "sample"))
         ax.axhspan(low, high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
@@ -106,11 +106,9 @@ def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | N
     return next((r for r in (run, behind) if r and stage in r.results.stages), None)
 
 
-def _point(
-    ax: Axes, x: float, run: TourRun, stage: str, kind: str, decoding: str, label: str | None,
-    hops: int | None = None,
-) -> None:  # fmt: skip
-    mean, low, high = (100 * v for v in run.results.accuracy(stage, kind, decoding, hops))
+def _point(ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked) -> None:
+    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`."""
+    mean, low, high = (100 * v for v in run.results.accuracy(stage, *asked))
     ax.errorbar([x], [mean], [[max(mean - low, 0)], [max(high - mean, 0)]], color=COLORS[stage],
                 marker=MARKERS[stage], capsize=3, ls="", label=label, zorder=5,
                 markeredgecolor="white", markersize=7)  # fmt: skip
@@ -122,7 +120,7 @@ def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
         for hops in (1, 2, 3) if source else ():
             if source.results.count(stage, "search", "greedy", hops)[1]:
                 label = "SFT continued, greedy" if stage == "sft_continued" else None
-                _point(ax, hops + shift, source, stage, "search", "greedy", label, hops)
+                _point(ax, hops + shift, source, label, stage, "search", "greedy", hops)
     ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
     ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5),
            xlabel="look-ups", ylabel="right answers, %")  # fmt: skip

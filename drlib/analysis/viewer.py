@@ -25,6 +25,7 @@ from drlib.analysis.entropy import Source, outcome, responses, status_of, token_
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS
 from drlib.chat import load_any_tokenizer
+from drlib.rl.checks import require
 from drlib.training.run import write_atomically
 from drlib.trajectory import Termination, Trajectory
 
@@ -47,8 +48,7 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
     paths = [Path(some) for some in sources if isinstance(some, str | Path)]
     sets = [list(read_rollouts(some, tokenizer)) if isinstance(some, str | Path) else list(some)
             for some in sources]  # fmt: skip
-    if not sets[0]:
-        raise ValueError("no trajectories to view: the set is empty")
+    require(bool(sets[0]), "no trajectories to view: the set is empty")
     if compare is not None:
         _check_same(*sets)
     used = [t.token_ids for t in sets[0]]
@@ -70,12 +70,9 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
     return _fill(title or (paths[0].name if paths else "Trajectories"), head, parts)
 
 
-def write_page(
-    out: str | Path, source: Source, tokenizer=None, *, compare: Source | None = None,
-    title: str = "",
-) -> Path:  # fmt: skip
-    """Write `page(...)` to the file `out`."""
-    return save(out, page(source, tokenizer, compare=compare, title=title))
+def write_page(out: str | Path, source: Source, tokenizer=None, **how) -> Path:
+    """Write `page(...)` to the file `out`; `how`: its `compare` and `title`."""
+    return save(out, page(source, tokenizer, **how))
 
 
 def save(out: str | Path, text: str) -> Path:
@@ -86,12 +83,11 @@ def save(out: str | Path, text: str) -> Path:
 
 def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
     for a, b in zip_longest(first, second):
-        if a is None or b is None or a.id != b.id:
-            names = ["nothing" if t is None else repr(t.id) for t in (a, b)]
-            raise ValueError(f"the first set has {names[0]} where the second has {names[1]}: "
-                             f"{_REMEDY}")  # fmt: skip
-        if not np.array_equal(a.token_ids, b.token_ids):
-            raise ValueError(f"trajectory {a.id!r} has other tokens in the second set: {_REMEDY}")
+        first_id, second_id = ("nothing" if t is None else repr(t.id) for t in (a, b))
+        require(first_id == second_id, f"the first set has {first_id} where the second has "
+                f"{second_id}: {_REMEDY}")  # fmt: skip
+        same = np.array_equal(a.token_ids, b.token_ids)
+        require(same, f"trajectory {first_id} has other tokens in the second set: {_REMEDY}")
 
 
 # ---------------------------------------------------------------------------------------------

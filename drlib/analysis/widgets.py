@@ -5,7 +5,9 @@ A panel draws into the value of an `Image` and an `HTML` widget from an `observe
 slider from code redraws as well, so a notebook without a browser can test its panel.
 """
 
+import dataclasses
 import html
+import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -13,15 +15,22 @@ from typing import get_args, get_type_hints
 import ipywidgets as ipw
 from matplotlib.figure import Figure
 
-from drlib.analysis import plots, rendering, viewer
+from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
 from drlib.rl.losses import LossConfig
+from drlib.synthesis.checks import effort, faults
+from drlib.synthesis.demonstrations import Solver
+from drlib.synthesis.engine import OPERATORS
+from drlib.synthesis.queries import depth, evaluate, from_text, to_text
+from drlib.synthesis.questions import Task
+from drlib.synthesis.wording import render
+from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
-ESTIMATORS = {
-    f.__name__: f for f in (leave_one_out, group_mean, group_normalized, batch_normalized)
-}
+_FUNCTIONS = (leave_one_out, group_mean, group_normalized, batch_normalized)
+ESTIMATORS = {function.__name__: function for function in _FUNCTIONS}
+UPGRADES = ("deepen", "widen", "fuzz")
 
 
 class _Panel(ipw.VBox):
@@ -40,11 +49,9 @@ class GrpoPanel(_Panel):
     """
 
     lengths = (8, 4, 2, 2)  # tokens of each rollout
-    ranges = {
-        "reward 1": (1.0, 0, 1), "reward 2": (0.0, 0, 1), "reward 3": (0.0, 0, 1),
-        "reward 4": (0.0, 0, 1), "ratio": (1.0, 0.4, 1.8), "ε low": (0.2, 0, 0.9),
-        "ε high": (0.28, 0, 0.9), "KL weight": (0.0, 0, 1),
-    }  # fmt: skip
+    ranges = {"reward 1": (1.0, 0, 1), "reward 2": (0.0, 0, 1), "reward 3": (0.0, 0, 1),
+              "reward 4": (0.0, 0, 1), "ratio": (1.0, 0.4, 1.8), "ε low": (0.2, 0, 0.9),
+              "ε high": (0.28, 0, 0.9), "KL weight": (0.0, 0, 1)}  # fmt: skip
 
     def __init__(self):
         self.sliders = {
@@ -154,17 +161,52 @@ class FigurePanel(_Panel):
         self.picture.value = png_bytes(self._figure(*(c.value for c in self.controls.values())))
 
 
+class QuestionPanel(_Panel):
+    """Make a question harder and watch what it costs; `task` and `levels` (controls), `picture`,
+    `text` (HTML). Each slider applies its operator so many times, as far as one is found that keeps
+    the answer and every check.
+
+    Args:
+        world: of the tasks, for its graph. tasks: questions with queries.
+        toolbox: solves them, so that calls can be counted; None leaves that out.
+    """
+
+    def __init__(self, world, tasks: Sequence[Task], toolbox: Toolbox | None = None):
+        self._graph, self._solver = world.graph, toolbox and Solver(toolbox, max_calls=200)
+        self.task = ipw.Dropdown(options={t.question: t for t in tasks}, description="question",
+                                 layout=ipw.Layout(width="90%"))  # fmt: skip
+        self.levels = {name: ipw.IntSlider(0, min=0, max=2, description=name) for name in UPGRADES}
+        self.picture, self.text = ipw.Image(format="png"), ipw.HTML()
+        controls = [self.task, *self.levels.values()]
+        super().__init__(controls, [*controls, self.picture, self.text])
+
+    def _draw(self):
+        task = self.task.value
+        query, applied = from_text(task.query), 0
+        for name, level in self.levels.items():
+            for times in range(level.value):
+                new = OPERATORS[name](query, self._graph, random.Random(f"{name}-{times}"))
+                query, applied = new or query, applied + (new is not None)
+        task = dataclasses.replace(task, query=to_text(query))
+        found, wrong = evaluate(query, self._graph), faults(query, self._graph)
+        cells = {"upgrades": applied, "answers": len(found), "faults": ", ".join(wrong) or "none",
+                 "look-ups": depth(query), "pages": effort(query, self._graph)}  # fmt: skip
+        if self._solver:
+            episode = self._solver.solve(task)
+            cells["solver"] = f"{len(episode.tool_results)} calls, {episode.correct and 'right'}"
+        head, row = ("".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
+                     for tag, some in (("th", cells), ("td", cells.values())))  # fmt: skip
+        question = html.escape(render(query, self._graph, 0))
+        self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
+        self.picture.value = png_bytes(data_plots.question_graph(query, task.answer))
+
+
 def _table(numbers: dict, rewards: list[float]) -> str:
-    rows = "".join(
-        f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
-        f"<td>{advantage + 0.0:.3f}</td><td>{sum(pushes) + 0.0:.3f}</td></tr>"
-        for i, (reward, advantage, pushes) in enumerate(
-            zip(rewards, numbers["advantages"], numbers["pushes"], strict=True), start=1
-        )
-    )
+    found = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
+    rows = "".join(f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
+                   f"<td>{advantage + 0.0:.3f}</td><td>{sum(pushes) + 0.0:.3f}</td></tr>"
+                   for i, (reward, advantage, pushes) in enumerate(found, start=1))  # fmt: skip
     clipped = numbers["metrics"]["clip_high"] + numbers["metrics"]["clip_low"]
-    return (
-        "<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
-        f"<th>push in all</th></tr>{rows}</table>loss {numbers['loss'] + 0.0:.3f}, "
-        f"{clipped:.0%} of the tokens clipped"
-    )
+    return ("<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
+            f"<th>push in all</th></tr>{rows}</table>loss {numbers['loss'] + 0.0:.3f}, "
+            f"{clipped:.0%} of the tokens clipped")  # fmt: skip

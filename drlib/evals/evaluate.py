@@ -14,7 +14,7 @@ from drlib.agents.react import ReAct
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import Task, is_correct, synthesize_questions
+from drlib.synthesis.questions import Task, chain_questions, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import begin
@@ -45,8 +45,8 @@ class Outcome:
 def held_out(world: World, config: Config) -> list[Task]:
     """`eval_questions` of each kind, drawn with `eval_seed`; no search question has a shortcut."""
     n, seed, results = config.eval_questions, config.eval_seed, config.search_results
-    python = synthesize_questions(world, n, seed, "test", "python")
-    return python + synthesize_questions(world, n, seed, "test", "search", results=results)
+    python = chain_questions(world, n, seed, "test", "python")
+    return python + chain_questions(world, n, seed, "test", "search", results=results)
 
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):

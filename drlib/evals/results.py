@@ -115,9 +115,7 @@ class Results:
             low, high = wilson_interval(round(mean * len(by_question)), len(by_question))
         return mean, low, high
 
-    def gain(
-        self, stage: str, over: str, kind: str | None, decoding: str, hops: int | None = None
-    ) -> Interval:
+    def gain(self, stage: str, over: str, kind: str | None, decoding: str, hops=None) -> Interval:
         """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
         a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))
         return bootstrap_difference(a, b, seed=0)

@@ -73,15 +73,12 @@ class Decoder:
         gate, up = gate_up.chunk(2, dim=1)
         hidden = gate_up.shape[-1]
         fused = {
-            "qkv": qkv.t(),
-            "qk_gain": torch.stack(gains),
-            "out": attention.o_proj.weight.t(),
+            "qkv": qkv.t(), "qk_gain": torch.stack(gains), "out": attention.o_proj.weight.t(),
             "router": (layer.mlp.gate.weight * norm).t(),
-            "gate_up": gate_up.transpose(1, 2),
-            "down": down.transpose(1, 2),
+            "gate_up": gate_up.transpose(1, 2), "down": down.transpose(1, 2),
             "dense_in": torch.cat([gate.reshape(-1, hidden), up.reshape(-1, hidden)]).t(),
             "dense_out": down.permute(0, 2, 1).reshape(-1, hidden),
-        }
+        }  # fmt: skip
         return {k: v.detach().float().contiguous().clone() for k, v in fused.items()}
 
     # ---- the two passes
@@ -116,9 +113,8 @@ class Decoder:
         Linear layers see the T tokens of all chunks end to end, with no padding; attention alone is
         padded to the longest chunk. The last layer goes on with the last token of a chunk only.
         """
-        lengths_M, starts_M, rows_M = (
-            torch.tensor(x, device=self.device) for x in ([len(c) for c in chunks], starts, rows)
-        )
+        lengths_M, starts_M, rows_M = (torch.tensor(values, device=self.device) for values in
+                                       ([len(chunk) for chunk in chunks], starts, rows))
         each_M, ends_M = torch.arange(len(rows), device=self.device), lengths_M.cumsum(0)
         chunk_T = torch.repeat_interleave(each_M, lengths_M)
         offset_T = torch.arange(len(chunk_T), device=self.device) - (ends_M - lengths_M)[chunk_T]

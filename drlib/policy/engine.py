@@ -111,9 +111,7 @@ class LocalEngine:
         self._decoder.load(model)
         self.version += 1
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, keys=None
-    ) -> list[Completion]:
+    def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
         """One turn for each prompt (token ids); completions in the order of the prompts."""
         completions: list[Completion | None] = [None] * len(prompts)
         self.converse(prompts, params, completions.__setitem__, keys=keys)
@@ -309,17 +307,15 @@ class _Run:
             self.futures[row] = self.futures.pop(hole)
 
     def _sample(self, rows: np.ndarray, logits_NV: torch.Tensor) -> None:
-        uniforms = torch.from_numpy(self.uniforms[rows, self.sampled[rows]])
-        ids, logp, entropy = sample(
-            logits_NV, uniforms.to(logits_NV.device), self.params.temperature, self.params.top_p
-        )
-        ids, at = ids.cpu().numpy(), self.length[rows]
-        self.tokens[rows, at] = ids
-        self.logprobs[rows, at] = logp.cpu().numpy()
-        self.entropies[rows, at] = entropy.cpu().numpy()
+        uniforms = torch.from_numpy(self.uniforms[rows, self.sampled[rows]]).to(logits_NV.device)
+        how = self.params.temperature, self.params.top_p
+        drawn = [values_N.cpu().numpy() for values_N in sample(logits_NV, uniforms, *how)]
+        at, arrays = self.length[rows], (self.tokens, self.logprobs, self.entropies)
+        for array, values in zip(arrays, drawn):
+            array[rows, at] = values
         self.sampled[rows] += 1
         self.feed[rows], self.length[rows], self.state[rows] = at, at + 1, _ACTIVE
-        stop = np.isin(ids, self.stop_ids)
+        stop = np.isin(drawn[0], self.stop_ids)
         for i, row in enumerate(rows.tolist() if self.params.stop_sequences else ()):
             turn = self.tokens[row, self.turn_start[row] : self.length[row]].tolist()
             stop[i] |= any(turn[-len(s) :] == list(s) for s in self.params.stop_sequences)
@@ -328,7 +324,6 @@ class _Run:
         for i in np.flatnonzero(stop | full | long).tolist():
             row, reason = int(rows[i]), "stop" if stop[i] else "length" if long[i] else "context"
             turn = slice(int(self.turn_start[row]), int(self.length[row]))
-            arrays = (self.tokens, self.logprobs, self.entropies)
             completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
             self._accept(row, self.respond(int(self.request[row]), completion))
 

@@ -79,23 +79,15 @@ def build_policy(
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
     config = Qwen3MoeConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.expert_hidden * shape.experts_per_token,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        num_experts=shape.experts,
-        num_experts_per_tok=shape.experts_per_token,
-        moe_intermediate_size=shape.expert_hidden,
-        max_position_embeddings=shape.max_positions,
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim, max_position_embeddings=shape.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
-        norm_topk_prob=True,
-        tie_word_embeddings=True,
-        eos_token_id=eos_id,
-        pad_token_id=pad_id,
-    )
+        num_experts=shape.experts, num_experts_per_tok=shape.experts_per_token,
+        moe_intermediate_size=shape.expert_hidden, norm_topk_prob=True,
+        intermediate_size=shape.expert_hidden * shape.experts_per_token,
+        tie_word_embeddings=True, eos_token_id=eos_id, pad_token_id=pad_id,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         how = dict(dtype=torch.float32, experts_implementation="grouped_mm")

@@ -10,8 +10,6 @@ Each gives its state as JSON values and takes it back, so that a killed run goes
 draws. Left out: the background process that tries questions, weights that learn (bandits).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict, namedtuple

@@ -175,10 +175,9 @@ def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
     return values_BT
 
 
-def check_tokens(
-    logp_BT: Tensor, mask_BT: Tensor, *, name: str = "logp_BT", **others: Tensor | None
-) -> None:
-    """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape."""
+def check_tokens(logp_BT: Tensor, mask_BT: Tensor, *, name="logp_BT", **others) -> None:
+    """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape; others:
+    tensors by name, or None."""
     shape, boolean = tuple(logp_BT.shape), mask_BT.dtype == torch.bool
     floats = len(shape) == 2 and logp_BT.dtype in (torch.float32, torch.float64)
     require(floats, f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "

@@ -140,10 +140,9 @@ def classify(
 
 
 def apply_filter(
-    trajectories: Sequence[Trajectory],
-    config: FilterConfig | None = None,
+    trajectories: Sequence[Trajectory], config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
-) -> tuple[Tensor, Tensor, dict]:
+) -> tuple[Tensor, Tensor, dict]:  # fmt: skip
     """Classify a batch; its order does not matter.
 
     evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
@@ -190,16 +189,12 @@ def hallucinated(trajectory: Trajectory) -> bool:
     """Whether the policy wrote a tool response or another speaker's turn itself, by any of three
     signs: a sampled token inside one, a tag in its message, the agent's format error."""
     refused = [result.text for result in trajectory.tool_results if result.tool == "format"]
-    return (
-        bool((trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)).any())
-        or any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS)
-        or any(reason in text for text in refused for reason in FOREIGN_REASONS)
-    )
+    inside = (trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)).any()
+    tagged = any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS)
+    return bool(inside) or tagged or any(r in text for text in refused for r in FOREIGN_REASONS)
 
 
-def _grade(
-    trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
-) -> Verdict:
+def _grade(trajectory, positive: bool, config: FilterConfig, evidence: Evidence) -> Verdict:
     """The pipeline's verdict on a judged trajectory that no earlier rule took."""
     pipeline, results = config.pipeline, trajectory.tool_results
 
@@ -241,9 +236,7 @@ def _grade(
     return Verdict("low", pipeline.low_weight, True, reasons)
 
 
-def _compare_within_groups(
-    trajectories: Sequence[Trajectory], verdicts: list[Verdict], config: FilterConfig
-) -> None:
+def _compare_within_groups(trajectories, verdicts: list[Verdict], config: FilterConfig) -> None:
     """Drop, in `verdicts`, those of another world and too many alike; quality, then the id decides
     who stays."""
     worlds = defaultdict(Counter)  # of each group

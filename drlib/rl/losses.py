@@ -249,9 +249,7 @@ def kept_tokens(
     return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT)[1]
 
 
-def loss_denominator(
-    mask_BT: Tensor, weights_B: Tensor | None = None, config: LossConfig | None = None
-) -> float:
+def loss_denominator(mask_BT: Tensor, weights_B=None, config: LossConfig | None = None) -> float:
     """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any.
 
     Sum it over the micro-batches and ranks of a step and give the sum to each of them.
@@ -307,9 +305,7 @@ def _kl_weighted(kl_BT: Tensor, weight_BT: Tensor, config: LossConfig) -> Tensor
     return kl_BT * (ratio_BT.detach() if config.kl_estimator == "k2" else ratio_BT)
 
 
-def _select(
-    used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT
-) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT) -> tuple:
     """(correction weights or None, tokens kept, share of the tokens dropped by each switch on)."""
     correction_BT, chosen = None, {}
     if config.correction != "none":
@@ -326,9 +322,7 @@ def _select(
     return correction_BT, torch.stack([used_BT, *chosen.values()]).all(dim=0), shares
 
 
-def _aggregate(
-    losses_BT: Tensor, used_BT: Tensor, weights_B: Tensor, config: LossConfig, denominator
-) -> Tensor:
+def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -> Tensor:
     """Sum the per-token losses with their sequences' weights and divide by the denominator."""
     if denominator is None:  # nothing to learn from: a loss of 0 that still has a (zero) gradient
         denominator = loss_denominator(used_BT, weights_B, config) or 1.0
@@ -345,9 +339,7 @@ def _aggregate(
 
 
 @torch.no_grad()
-def _ratio_metrics(
-    delta_BT: Tensor, advantages_BT: Tensor, used_BT: Tensor, config: LossConfig
-) -> dict[str, float]:
+def _ratio_metrics(delta_BT, advantages_BT, used_BT, config: LossConfig) -> dict[str, float]:
     delta_K = delta_BT[used_BT].double()  # K tokens in the loss
     delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
     ratio_BT, ppo, positive_BT = delta_BT.exp(), config.clip == "ppo", advantages_BT > 0

@@ -95,9 +95,8 @@ def resample_on_correct(
         finite(t.reward or 0.0, f"trajectory {t.id}: reward (None: not judged)")
     sides = [[i for i in judged if (group[i].reward >= positive_from) == won] for won in (0, 1)]
     quotas = roc_quotas(*map(len, sides), min(keep, len(judged)))
-    negatives, positives = (
-        [side[i] for i in torch.randperm(len(side), generator=generator)] for side in sides
-    )
+    negatives, positives = ([side[i] for i in torch.randperm(len(side), generator=generator)]
+                            for side in sides)  # fmt: skip
     penalties = [error_penalty(group[i]) + format_penalty(group[i]) for i in positives]
     cost = torch.tensor(penalties, dtype=torch.float64)
     if mode == "sample":  # the first of exponential clocks of rate 1 / (epsilon + penalty)

@@ -72,6 +72,5 @@ def make_reward(name: str, **settings) -> Reward:
 
 def has_env_fault(trajectory: Trajectory) -> bool:
     """Whether the environment, not the policy, failed somewhere in the trajectory."""
-    return trajectory.termination == Termination.ENV_FAULT or any(
-        result.env_fault for result in trajectory.tool_results
-    )
+    failed = any(result.env_fault for result in trajectory.tool_results)
+    return failed or trajectory.termination == Termination.ENV_FAULT

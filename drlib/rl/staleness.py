@@ -12,8 +12,6 @@ prioritised replay, the token-level correction (`policy_loss` has it). `Machine`
 `drlib.rl.stability` and of the curricula as well.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random
@@ -151,9 +149,8 @@ def replay_weights(
     Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
     below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
     """
-    shapes = f"{list(ages_N.shape)}, {list(log_ratio_N.shape)}"
-    alike = ages_N.ndim == 1 and ages_N.shape == log_ratio_N.shape
-    require(alike, f"one age and one ratio a rollout: {shapes}")
+    ages, ratios = list(ages_N.shape), list(log_ratio_N.shape)
+    require(len(ages) == 1 and ages == ratios, f"one age and one ratio a rollout: {ages}, {ratios}")
     within(decay, "(0, 1]", "decay"), within(cap, "(0, inf)", "cap")
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")

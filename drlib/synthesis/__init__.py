@@ -1,5 +1,6 @@
 """Questions and demonstrations made from a world."""
 
-from drlib.synthesis.questions import Task, is_correct, synthesize_questions
+from drlib.synthesis.engine import synthesize_questions
+from drlib.synthesis.questions import Task, chain_questions, is_correct
 
-__all__ = ["Task", "is_correct", "synthesize_questions"]
+__all__ = ["Task", "chain_questions", "is_correct", "synthesize_questions"]

@@ -100,8 +100,8 @@ class ActionData:
         return join([(self.chat.encode(f"{text}\n"), False), (again, True)])
 
     def _read(self, world: World, rng: random.Random) -> Sample:
-        shown = rng.sample(sorted(world.graph), rng.randint(2, 4))
-        facts = [(t, r, v) for t in shown for r, v in world.graph[t].facts.items()]
+        shown = rng.sample(sorted(world.entities), rng.randint(2, 4))
+        facts = [(t, r, v) for t in shown for r, v in world.entities[t].facts.items()]
         pieces = [(self.chat.encode("".join(f"{_page(world, t)}\n" for t in shown)), False)]
         for title, relation, value in rng.sample(facts, min(len(facts), rng.randint(2, 4))):
             # the value carries the loss: which fact comes next is noise
@@ -120,7 +120,7 @@ class ActionData:
             return ToolResult(name, arguments, shown, True, None)
 
         def search(title: str) -> str:  # as for an exact title: the page, then distractors
-            others = [t for t in rng.sample(sorted(world.graph), self.results) if t != title]
+            others = [t for t in rng.sample(sorted(world.entities), self.results) if t != title]
             shown = [title, *others][: self.results]
             return "\n".join(f"{i}. {_page(world, t)}" for i, t in enumerate(shown, 1))
 
@@ -130,4 +130,4 @@ class ActionData:
 
 
 def _page(world: World, title: str) -> str:
-    return f"[{title}](cldr:{title})\n{snippet(world.graph[title])}"
+    return f"[{title}](cldr:{title})\n{snippet(world.entities[title])}"

@@ -42,6 +42,7 @@ class Task:
     relations: tuple[str, ...] = ()  # the chain from `start`, first look-up first
     code: str = ""  # a correct program
     aliases: tuple[str, ...] = ()
+    query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
 
     @property
     def skill(self) -> str:
@@ -66,12 +67,12 @@ class Chain(NamedTuple):
 
 def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
     """Every chain of 1..max_hops relations that never meets an entity twice."""
-    found, frontier = [], [((), (title,)) for title in world.graph]
+    found, frontier = [], [((), (title,)) for title in world.entities]
     for _ in range(max_hops):
         frontier = [
             ((*relations, relation), (*path, value))
-            for relations, path in frontier if path[-1] in world.graph
-            for relation, value in world.graph[path[-1]].facts.items()
+            for relations, path in frontier if path[-1] in world.entities
+            for relation, value in world.entities[path[-1]].facts.items()
             if value not in path and value.casefold() not in path[0].casefold()
         ]  # fmt: skip
         found += [Chain(path[0], relations, path[-1]) for relations, path in frontier]
@@ -81,7 +82,7 @@ def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
 def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict[str, Split]:
     """Each possible answer's side, drawn per kind of relation so that both sides have all kinds."""
     by_relation = defaultdict(set)
-    for entity in world.graph.values():
+    for entity in world.entities.values():
         for relation, value in entity.facts.items():
             by_relation[relation].add(value)
     side: dict[str, Split] = {}
@@ -173,7 +174,7 @@ def has_shortcut(task: Task, world: World, results: int) -> bool:
     return any(answer.search(f"{hit.title}\n{hit.snippet}") for hit in hits)
 
 
-def synthesize_questions(
+def chain_questions(
     world: World, n: int, seed: int | str, split: Split = "test", kind: str = "search",
     hops: dict[int, float] | None = None, results: int = 2,
 ) -> list[Task]:  # fmt: skip

@@ -17,7 +17,7 @@ import httpx
 
 from drlib.tools.backends import ToolFault
 from drlib.tools.fetch import check_status, exchange, web_address
-from drlib.tools.files import clean, decode, shorten
+from drlib.worlds.reading import clean, decode, shorten
 
 FIELDS = ("title", "url", "snippet", "date", "source")
 

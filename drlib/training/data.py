@@ -38,7 +38,7 @@ DEMONSTRATION_MIX = ((0, 0.36), (1, 0.37), (2, 0.27))  # look-ups (0: a sum), sh
 def world_texts(world: World, seed: int = 0) -> list[str]:
     """The text that the tokenizer's common words come from; no fact of the world is in it."""
     rng = random.Random(f"tokenizer-{seed}")
-    relations = sorted({r for e in world.graph.values() for r in e.facts})
+    relations = sorted({r for e in world.entities.values() for r in e.facts})
     texts = [w.format(relations=r, start="X") for w in SEARCH_WORDINGS for r in relations]
     texts += [t.format(r=r, v="X") for t in (*FIRST, *NEXT, *LAST) for r in relations]
     texts += [*COMPUTE, *COMPUTED, *AGAIN, "No results.", "Error: query must be a list of strings."]
@@ -54,9 +54,10 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `world`: the tokenizer's folder."""
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
     world = load_world(config.world)
-    titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
+    titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
-    texts += [title for seed in range(60) for title in fictional_world(seed, Names.of(world)).graph]
+    names = Names.of(world)
+    texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=PHRASES)
     tokenizer.save_pretrained(run.path / "tokenizer")
     return run.finish({"version": world.version, "pages": len(world)})
@@ -81,7 +82,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     world = load_world(config.world)
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        teacher, rows = Demonstrator(Faults(), sorted(world.graph)), []
+        teacher, rows = Demonstrator(Faults(), sorted(world.entities)), []
         for i, task in enumerate(tasks):
             e = teacher.play(task, toolbox, random.Random(f"teacher-{config.seed}-{i}"))
             rows.append({

@@ -1,98 +1,151 @@
-"""The real world of the tour: facts of the Unicode CLDR, read through babel.
+"""The world `cldr`: what the Unicode CLDR says about places, money, languages, scripts and time.
 
-Territories, languages, scripts, currencies (with the dates at which they were legal tender) and
-the cities that name time zones: about a thousand pages that everyone who installed the package
-has offline, and that are true. Only facts with exactly one value are kept: the one current legal
-tender, the most spoken official language, the territory of a currency or language that has one.
+Everyone who has babel has these facts offline, and they are true: about 1,500 pages, relations with
+several values, years and numbers as values, and names in other languages. A fact is one "according
+to Unicode CLDR": a language is *widely spoken* where at least 5% of the population use it, a
+*regional* one is official in a part of a territory, and a *likely* territory is the one that CLDR
+assumes for a language when nothing else is known. The tour has a smaller world (`tour`).
 
-Left out: regions (babel carries no containment data), populations, and cities of territories with
-more than six time zones, which would make "United States" a good guess for any city.
+Titles are English names, qualified where two kinds share one: "Nauru (language)". Two-letter codes
+are values and not aliases: "is", "no" and "to" are words. Left out: codes that are no place (EU,
+UN, private use), money that is no legal tender or has no date, languages that nowhere are official
+or widely spoken, populations (babel has only shares), and regions (babel has no containment).
 """
 
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
 
-from babel import Locale
+import babel
+from babel import Locale, UnknownLocaleError
 from babel.core import get_global
 
-from drlib.worlds.world import Entity, entities_of, only
+from drlib.worlds.graph import Node
+from drlib.worlds.library import Library
+from drlib.worlds.store import Document, Part, Store
+from drlib.worlds.tour import NOT_COUNTRIES, TODAY
 
-TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
-MAX_ZONES = 6
-NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
-
-
-@lru_cache(maxsize=1)
-def entities() -> tuple[Entity, ...]:
-    """The territories, languages, scripts, currencies and cities, with their facts."""
-    locale = Locale("en")
-    names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
-    tender, former, since = _currencies(locale, names)
-    language = _languages(locale, names)
-    script, rows = _scripts(locale, set(language.values())), []
-    for code, name in sorted(names.items()):
-        notes = (f"Its currency dates from {since[code]}.",) if code in since else ()
-        facts = {"currency": tender.get(code), "former currency": former.get(code)}
-        rows.append((name, "territory", facts | {"language": language.get(code)}, notes))
-    iso = {name: code for code, name in locale.currencies.items()}
-    for name in sorted({*tender.values(), *former.values()}):
-        home = only(tender if name in tender.values() else former, name)
-        rows.append((name, "currency", {"code": iso[name], "territory": names.get(home)}, ()))
-    for name in sorted(set(language.values())):
-        home = names.get(only(language, name))
-        rows.append((name, "language", {"script": script.get(name), "territory": home}, ()))
-    for written in sorted(set(script.values())):
-        rows.append((written, "script", {"language": only(script, written)}, ()))
-    return tuple(entities_of([*rows, *_cities(locale, names)]))
+SPOKEN_PERCENT = 5.0
+OTHER_NAMES = ("ar", "de", "es", "fr", "ru", "zh")  # locales whose names are aliases
+STATUS = {"official": "official language", "de_facto_official": "official language",
+          "official_regional": "regional language"}  # fmt: skip
+NAMED = {"territory": "territories", "currency": "currencies", "language": "languages",
+         "script": "scripts"}  # fmt: skip
+ENGLISH = Locale("en")
+PLACES = sorted(c for c in ENGLISH.territories if len(c) == 2 and c not in NOT_COUNTRIES)
+# CLDR names the clocks of zones by names that some zones no longer have
+CLOCKS = {get_global("zone_aliases").get(z, z): c for z, c in get_global("meta_zones").items()}
+Thing = tuple[str, str | int]  # a kind, and CLDR's code
+Told = tuple[Thing, str, Thing | str]  # a fact
 
 
-def _currencies(locale: Locale, names: dict[str, str]):
-    """Current tender and former tender by territory code, and the year the current one came."""
-    tender, former, since = {}, {}, {}
-    for code in names.keys() & get_global("territory_currencies").keys():
-        # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
-        legal = [(locale.currencies[money], begin, end)
-                 for money, begin, end, valid in get_global("territory_currencies")[code]
-                 if valid and begin and "(" not in locale.currencies.get(money, "(")]  # fmt: skip
-        now = [row for row in legal if row[2] is None or row[2] >= TODAY]
-        if len(now) == 1:
-            tender[code], since[code] = now[0][0], now[0][1][0]
-        past = [row for row in legal if row not in now and row[0] != tender.get(code)]
-        latest = {name for name, _, end in past if end == max(row[2] for row in past)}
-        if len(latest) == 1:
-            former[code] = latest.pop()
-    return tender, former, since
+def load(rest: str = "", index_path: Path | None = None) -> Library:
+    """The world, its index kept at `index_path` or in memory; `rest` is empty."""
+    store, made_by = Store(index_path), sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    store.update({"cldr": f"babel {babel.__version__}, {made_by}"}, lambda _: read())
+    return Library("cldr", store, "cldr")
 
 
-def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
-    """Most spoken official language by territory code."""
-    language, ranks = {}, ("official", "de_facto_official")
-    for code, spoken in get_global("territory_languages").items():
-        official = {tag: row["population_percent"] for tag, row in spoken.items()
-                    if row["official_status"] in ranks and tag in locale.languages}  # fmt: skip
-        if code in names and official:
-            language[code] = locale.languages[max(sorted(official), key=official.get)]
-    return language
+def read() -> Part:
+    """All of it."""
+    facts = [*_money(), *_languages(), *_times()]
+    things = {thing for s, _, v in facts for thing in (s, v) if isinstance(thing, tuple)}
+    facts += [(thing, "code", thing[1]) for thing in things if thing[0] in NAMED]
+    titles, nodes = {}, {}
+    for thing in sorted(things, key=lambda thing: (thing[0] != "territory", str(thing))):
+        kind, title = thing[0], _name(ENGLISH, *thing)
+        title = f"{title} ({kind})" if title in nodes else title
+        titles[thing], nodes[title] = title, Node(title, kind, _aliases(*thing, title))
+    told = [(titles[s], relation, titles.get(v, v)) for s, relation, v in facts]
+    documents = [Document(node.title, _text(node)) for node in nodes.values()]
+    return Part(documents, nodes.values(), told)
 
 
-def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
-    """The likely script of each language, as `Cyrillic script`."""
-    tags, scripts = {name: tag for tag, name in locale.languages.items() if name in languages}, {}
-    for name, tag in tags.items():
-        _, code, *_ = *tag.split("_"), *get_global("likely_subtags").get(tag, "").split("_")[1:], ""
-        if code in locale.scripts:
-            scripts[name] = f"{locale.scripts[code]} script"
-    return scripts
+def _money() -> Iterator[Told]:
+    spans, digits = defaultdict(list), get_global("currency_fractions")
+    for code in PLACES:
+        place, rows = ("territory", code), get_global("territory_currencies").get(code, ())
+        rows = [row for row in rows if row[3] and row[1] and row[1] <= TODAY]  # legal tender
+        now = {money for money, _, end, _ in rows if not end or end >= TODAY}
+        for money, begin, end, _ in rows:
+            lasts = not end or end >= TODAY
+            spans[money].append((begin[0], 9999 if lasts else end[0]))
+            if lasts:
+                yield place, "currency", ("currency", money)
+                yield place, "currency start year", str(begin[0])
+            elif money not in now:
+                yield place, "former currency", ("currency", money)
+                yield place, "currency end year", str(end[0])
+    for money, years in spans.items():
+        (begin, _), (_, end) = min(years), max(years, key=lambda span: span[1])
+        yield ("currency", money), "introduction year", str(begin)
+        decimals, symbol = digits.get(money, digits["DEFAULT"])[0], ENGLISH.currency_symbols
+        yield ("currency", money), "number of decimals", str(decimals)
+        if end < 9999:
+            yield ("currency", money), "withdrawal year", str(end)
+        if symbol.get(money, money) != money:
+            yield ("currency", money), "symbol", symbol[money]
 
 
-def _cities(locale: Locale, names: dict[str, str]):
-    """A row for every zone of a territory with few zones."""
-    meta = get_global("meta_zones")
-    for code, zones in sorted(get_global("territory_zones").items()):
-        if code not in names or len(zones) > MAX_ZONES:
+def _languages() -> Iterator[Told]:
+    scripts, spoken = defaultdict(set), set()
+    for code in PLACES:
+        for tag, row in get_global("territory_languages").get(code, {}).items():
+            language, _, script = tag.partition("_")
+            scripts[language].add(script)
+            relations = [STATUS.get(row["official_status"])]
+            relations += ["widely spoken language"] * (row["population_percent"] >= SPOKEN_PERCENT)
+            for relation in relations:
+                if relation and language in ENGLISH.languages:
+                    spoken.add(language)
+                    yield ("territory", code), relation, ("language", language)
+    for language in sorted(spoken):
+        _, script, home = get_global("likely_subtags").get(language, "__").split("_")[:3]
+        if home in PLACES:
+            yield ("language", language), "likely territory", ("territory", home)
+        for code in sorted({script, *scripts[language]} & ENGLISH.scripts.keys()):
+            yield ("language", language), "script", ("script", code)
+
+
+def _times() -> Iterator[Told]:
+    for code in PLACES:
+        for zone in get_global("territory_zones").get(code, ()):
+            yield ("territory", code), "time zone", ("time zone", zone)
+            if _clock(ENGLISH, CLOCKS.get(zone)):
+                yield ("time zone", zone), "clock time", ("clock time", CLOCKS[zone])
+        try:
+            week = Locale.parse(f"und_{code}")
+        except UnknownLocaleError:  # nobody lives there
             continue
-        for zone in sorted(zones):
-            city = locale.time_zones.get(zone, {}).get("city") or zone.split("/")[-1]
-            long = locale.meta_zones.get(meta.get(zone), {}).get("long", {})
-            clocks = long.get("generic") or long.get("standard")
-            notes = (f"Its clocks follow {clocks}.",) if clocks else ()
-            yield str(city).replace("_", " "), "city", {"territory": names[code]}, notes
+        yield ("territory", code), "first weekday", ("weekday", week.first_week_day)
+        yield ("territory", code), "first weekend day", ("weekday", week.weekend_start)
+
+
+def _clock(locale: Locale, zone: str | None) -> str | None:
+    names = locale.meta_zones.get(zone, {}).get("long", {})
+    return names.get("generic") or names.get("standard")
+
+
+def _name(locale: Locale, kind: str, code: str | int) -> str | None:
+    """What `locale` calls a thing; in English, its title."""
+    if kind in NAMED:
+        name = getattr(locale, NAMED[kind]).get(code)
+        return f"{name} script" if kind == "script" and locale is ENGLISH else name
+    if kind == "weekday":
+        return locale.days["format"]["wide"][code]
+    if kind == "clock time":
+        return _clock(locale, code)
+    return code if locale is ENGLISH else locale.time_zones.get(code, {}).get("city")
+
+
+def _aliases(kind: str, code: str | int, title: str) -> tuple[str, ...]:
+    names = [_name(Locale(other), kind, code) for other in OTHER_NAMES]
+    names += [code] if kind == "currency" else []
+    names += [code.split("/")[-1].replace("_", " ")] if kind == "time zone" else []
+    return tuple(dict.fromkeys(name for name in names if name and name != title))
+
+
+def _text(node: Node) -> str:
+    names = f" Other names: {', '.join(node.aliases)}." if node.aliases else ""
+    return f"{node.title} is a {node.kind}, according to Unicode CLDR.{names}"

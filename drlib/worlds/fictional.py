@@ -31,7 +31,7 @@ class Names:
     @staticmethod
     def of(world: World) -> Names:
         """Words, codes and title lengths of `world`; its facts are not kept."""
-        titles = sorted({t for e in world.graph.values() for t in (e.title, *e.facts.values())})
+        titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
         codes = tuple([t for t in titles if re.fullmatch(r"[A-Z]{3}", t)])
         split = [re.findall(r"\w+", t) for t in titles if t not in codes]
         words = sorted({w for ws in split for w in ws} - {"script"})

@@ -4,9 +4,10 @@ Every world, real or invented, is entities of a few kinds, joined by *functional
 entity has at most one value per relation), each with one page. Therefore a chain of look-ups has
 exactly one right answer, and a question made from the graph needs no judge.
 
-The rest of the kit asks a `World` for `search` (an exact-title stage, then BM25), `page`, `graph`
-(for making and checking questions, never shown to a policy) and `version` (a hash of the data,
-part of every cache key and trajectory).
+The rest of the kit asks a world for `search` (an exact-title stage, then BM25), `page`, `links`,
+`graph` (for making and checking questions, never shown to a policy) and `version` (a hash of the
+data, part of every cache key and trajectory). This class is the tour's small world and the invented
+ones, in memory; `drlib.worlds.library` offers the same of data of any size.
 
 Left out: aliases, several values per relation, and pages longer than a paragraph.
 """
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from drlib.worlds.index import Index
+from drlib.worlds.graph import Graph, Node
+from drlib.worlds.store import Document, Part, Store
 
 URL_SCHEME = "cldr:"
 
@@ -53,7 +55,7 @@ class Hit:
 
 
 class World:
-    """Entities with pages, an index over them, and the `graph` behind both: for making and checking
+    """`entities` by title, their pages, an index over these, and the `graph`: to make and check
     questions, never shown to a policy. `version` is a hash of the data, part of every cache key.
 
     Titles are unique (ValueError); a fact's value that is itself a title becomes a link. The SQLite
@@ -63,21 +65,29 @@ class World:
     def __init__(
         self, entities: Iterable[Entity], name: str = "world", index_path: Path | None = None
     ):
-        self.graph: dict[str, Entity] = {}
+        self.entities: dict[str, Entity] = {}
         for entity in entities:
-            if entity.title in self.graph:
+            if entity.title in self.entities:
                 raise ValueError(f"world {name!r}: two entities are called {entity.title!r}")
-            self.graph[entity.title] = entity
+            self.entities[entity.title] = entity
         self.name = name
-        self.version = _version(self.graph.values())
-        self._folded = {title.casefold(): title for title in self.graph}
+        self.version = _version(self.entities.values())
+        self._folded = {title.casefold(): title for title in self.entities}
         self._index_path = index_path
 
     @cached_property
-    def index(self) -> Index:
+    def graph(self) -> Graph:
+        """The same entities and facts as every other world has them."""
+        facts = [(e.title, name, v) for e in self.entities.values() for name, v in e.facts.items()]
+        return Graph((Node(e.title, e.kind) for e in self.entities.values()), facts)
+
+    @cached_property
+    def store(self) -> Store:
         """The full-text index, built at its first use (most worlds answer by title alone)."""
-        rows = ((e.title, f"{e.kind} {snippet(e)}") for e in self.graph.values())
-        return Index(rows, self.version, self._index_path)
+        pages = [Document(e.title, f"{e.kind} {snippet(e)}") for e in self.entities.values()]
+        store = Store(self._index_path)
+        store.update({"world": self.version}, lambda _: Part(pages))
+        return store
 
     def find(self, text: str) -> str | None:
         """The title or URL `text` as a known title, or None."""
@@ -90,33 +100,37 @@ class World:
         exact = self.find(query)
         titles = [exact] if exact else []
         if len(titles) < k:  # else the index need not be built
-            titles += [t for t in self.index.search(query, k + 1) if t != exact]
-        return [Hit(t, URL_SCHEME + t, snippet(self.graph[t])) for t in titles[:k]]
+            titles += [t for t in self.store.search(query, k + 1) if t != exact]
+        return [Hit(t, URL_SCHEME + t, snippet(self.entities[t])) for t in titles[:k]]
 
     def page(self, title_or_url: str) -> Page:
         """The page of a title or URL; KeyError names it when there is none."""
         title = self.find(title_or_url)
         if title is None:
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
-        entity = self.graph[title]
-        links = tuple([value for value in entity.facts.values() if value in self.graph])
+        entity = self.entities[title]
+        links = tuple([value for value in entity.facts.values() if value in self.entities])
         facts = [f"Its {relation} is {f'[{v}]({URL_SCHEME}{v})' if v in links else v}."
                  for relation, v in entity.facts.items()]  # fmt: skip
         text = " ".join([f"{title} is a {entity.kind}.", *facts, *entity.notes])
         return Page(title, URL_SCHEME + title, text, links)
 
+    def links(self, title_or_url: str) -> tuple[str, ...]:
+        """The titles that the page of a title or URL links to; KeyError as `page`."""
+        return self.page(title_or_url).links
+
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
         """The titles on the chain of `relations` from `start` (excluded); None if it breaks."""
         path = [start]
         for relation in relations:
-            entity = self.graph.get(path[-1])
+            entity = self.entities.get(path[-1])
             if entity is None or relation not in entity.facts:
                 return None
             path.append(entity.facts[relation])
         return path[1:]
 
     def __len__(self) -> int:
-        return len(self.graph)
+        return len(self.entities)
 
 
 def snippet(entity: Entity) -> str:

@@ -69,7 +69,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    rows, world = [], load_world("cldr")
+    rows, world = [], load_world("tour")
     for seed in args.seeds:
         config = Config.load("laptop", seed=seed)
         tasks = held_out(world, config)

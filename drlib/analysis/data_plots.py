@@ -1,0 +1,117 @@
+"""Pictures of questions and of data: a question as its graph, a report, a funnel.
+
+Colours: C0 what is asked for, C1 what a question names, grey what lies between.
+"""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Query, Range
+from drlib.worlds.graph import inverse
+
+Edge = tuple[str, "Query | None", str]  # label, what is inside, text of a leaf that is no title
+
+
+def edges(query: Query) -> list[Edge]:
+    """What holds for the thing that `query` describes: a label and where the edge leads."""
+    match query:
+        case Proj(relation, of):
+            return [(inverse(relation), of, "")]  # as seen from what is asked for
+        case And(parts):
+            return [edge for part in parts for edge in edges(part)]
+        case Or(parts):
+            return [(f"or {label}", *rest) for part in parts for label, *rest in edges(part)]
+        case Diff(left, right):
+            return edges(left) + [(f"not {label}", *rest) for label, *rest in edges(right)]
+        case Range(relation, low, high):
+            return [(relation, None, f"{low} to {high}")]
+        case Extreme(relation, of, most):
+            return [*edges(of), (relation, None, "most" if most else "least")]
+        case Count(of):
+            return [("number of", of, "")]
+    return []
+
+
+def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
+    """`query` as a graph: what is asked for on the left, what the question names on the right.
+
+    answer: written into the node that is asked for, in place of "?".
+    """
+    nodes: list[tuple[str, float, float, int, str]] = []  # text, x, y, parent's place, label
+    rows = _place(("", query, ""), 0, 0, -1, nodes)
+    columns = 1 + max(x for _, x, *_ in nodes)
+    if ax is None:
+        size = (2.6 * columns, 0.4 + 0.62 * rows)
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    for place, (text, x, y, parent, label) in enumerate(nodes):
+        if parent >= 0:
+            _, left, above, *_ = nodes[parent]
+            ax.plot([left, x], [above, y], color=CONTROL, lw=1.2, zorder=1)
+            ax.text(left + 0.58, above + 0.58 * (y - above), label, ha="center", va="center",
+                    fontsize=8, bbox={"fc": "white", "ec": "none", "pad": 0.8})  # fmt: skip
+        color = UP if place == 0 else DOWN if text else CONTROL
+        shown = answer or "?" if place == 0 else text or " "
+        ax.text(x, y, shown, ha="center", va="center", zorder=3, fontsize=9, color="white",
+                bbox={"boxstyle": "round,pad=0.35", "fc": color, "ec": "none"})  # fmt: skip
+    ax.set(xlim=(-0.35, columns - 0.55), ylim=(rows - 0.45, -0.55))
+    ax.axis("off")
+    return ax.figure
+
+
+def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
+    """Append where `edge` leads and what hangs there; returns the first row below."""
+    label, query, leaf = edge
+    here, below = len(nodes), row
+    nodes.append(())
+    for inside in edges(query):
+        below = _place(inside, x + 1, below, here, nodes)
+    text = query if isinstance(query, str) else leaf
+    nodes[here] = (text, x, max(row, (row + below - 1) / 2), parent, label)
+    return max(below, row + 1)
+
+
+def quality_figure(reports: Sequence[dict]) -> Figure:
+    """Reports of `quality_report`, one colour a world: faults, depths, search, answers."""
+    fig, (faults, depth, search, answers) = plt.subplots(
+        1, 4, figsize=(11, 2.9), layout="constrained", width_ratios=(1.5, 1, 0.8, 0.8)
+    )
+    width = 0.8 / len(reports)
+    for i, report in enumerate(reports):
+        shift = (i - (len(reports) - 1) / 2) * width
+        sql, sets, n = report["by_sql"], report["by_sets"], report["questions"]
+        label = f"{report['world']}, {n:,} questions"
+        _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, f"C{i}", label)
+        _bars(depth, {k: v / n for k, v in report["depth"].items()}, shift, width, f"C{i}")
+        _bars(search, report["search_finds"], shift, width, f"C{i}")
+        rates = {"largest\nshare": report["answers"]["largest_share"],
+                 "different\na question": report["answers"]["different"] / n}  # fmt: skip
+        _bars(answers, rates, shift, width, f"C{i}")
+    faults.set(title="faults (worse of two engines)", ylim=(0, 1))
+    faults.legend(loc="upper right", fontsize=8)
+    depth.set(title="depth")
+    search.set(title="one search finds it", ylim=(0, 1))
+    answers.set(title="answers")
+    return fig
+
+
+def _bars(ax: Axes, values: dict, shift: float, width: float, color: str, label: str = "") -> None:
+    places = [x + shift for x in range(len(values))]
+    ax.bar(places, list(values.values()), width, color=color, label=label or None)
+    ax.set_xticks(range(len(values)), [k.replace("not ", "not\n") for k in values], fontsize=8)
+
+
+def funnel_figure(counts: dict[str, int]) -> Figure:
+    """How many attempts were left after each stage, in the order of `counts`."""
+    fig, ax = plt.subplots(figsize=(6.4, 0.5 + 0.42 * len(counts)), layout="constrained")
+    names, values = list(counts), list(counts.values())
+    ax.barh(names, values, color=[UP if i == len(names) - 1 else CONTROL
+                                  for i in range(len(names))])  # fmt: skip
+    for y, value in enumerate(values):
+        ax.text(value, y, f" {value:,}", va="center", fontsize=9)
+    ax.invert_yaxis()
+    ax.set(xlabel="attempts left", xlim=(0, 1.12 * max(values)))
+    return fig

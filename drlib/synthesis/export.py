@@ -1,0 +1,123 @@
+"""Sets of questions and attempts under the field names that others released, and theirs as ours.
+
+    WebDancer   sample_qa.jsonl     question, answer, tag
+                sample_traj.jsonl   type, task, messages, functions, tool_calls, answer, tag
+    WebSailor   sailorfog-QA.jsonl  question, answer
+    WebShaper   webshaper.500.jsonl id, question, formalization, answer, urls
+
+`write` makes the JSONL file and gives the same rows as a `datasets.Dataset`. Arrow wants one type a
+column, and arguments differ from tool to tool: `functions` and `tool_calls` hold JSON texts.
+
+Left out: a query that triples cannot say (counts, ranges) has no WebShaper row, which is counted.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from datasets import Dataset
+
+from drlib.chat import ToolCall, parse
+from drlib.synthesis.demonstrations import from_trajectories, required
+from drlib.synthesis.formal import from_triples, to_triples
+from drlib.synthesis.oracle import Episode
+from drlib.synthesis.queries import depth, from_text, to_text
+from drlib.synthesis.questions import Task
+
+
+def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
+    """Rows of WebSailor; with `tag`, the family's name ("crawlqa", "e2hqa"), of WebDancer."""
+    family = {"tag": tag} if tag else {}
+    return [{"question": task.question, "answer": task.answer} | family for task in tasks]
+
+
+def attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> list[dict]:
+    """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
+    rows, functions = [], [json.dumps(tool) for tool in tools]
+    for episode in episodes:
+        said = [{"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"}
+                if m["role"] == "tool" else dict(m) for m in episode.messages]  # fmt: skip
+        acts = [parse(m["content"]) for m in said if m["role"] == "assistant"]
+        calls = [json.dumps(vars(act)) for act in acts if isinstance(act, ToolCall)]
+        rows.append({"type": "chatml", "task": episode.task.id, "messages": said,
+                     "functions": functions, "tool_calls": calls,
+                     "answer": episode.task.answer, "tag": tag})  # fmt: skip
+    return rows
+
+
+def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
+    """Rows, and how many tasks have none because triples cannot say their query. `urls` are the
+    pages of `world` by which the query is evaluated."""
+    rows, tasks = [], list(tasks)
+    for task in tasks:
+        try:
+            query = from_text(task.query)
+            triples = to_triples(query)
+        except ValueError:
+            continue
+        pages = [title for title in sorted(required(query, world.graph)) if world.find(title)]
+        rows.append({"id": task.id, "question": task.question, "formalization": triples,
+                     "answer": task.answer,
+                     "urls": [world.page(title).url for title in pages]})  # fmt: skip
+    return rows, len(tasks) - len(rows)
+
+
+def write(rows: Sequence[dict], path: str | Path) -> Dataset:
+    """One JSON object a line, under the final name when all is written; the rows as a data set.
+    ValueError: no rows."""
+    if not rows:
+        raise ValueError(f"no rows for {path}: a data set needs one at least")
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        partial.write_text("".join(lines), encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Dataset.from_list(list(rows))
+
+
+def read(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
+    """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+        known = row if isinstance(row, dict) else {}
+        if missing := [name for name in fields if known.get(name) in (None, "", [])]:
+            raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}")
+        rows.append(row)
+    return rows
+
+
+def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
+    """Questions of any of the released files, and how many have a formalization that is not made
+    of triples alone: their `query` is empty, as of files without one."""
+    tasks, unread = [], 0
+    for row in read(path):
+        query, triples = None, row.get("formalization")
+        try:
+            query = from_triples(triples) if triples else None
+        except ValueError:
+            unread += 1
+        name = str(row.get("id", hashlib.sha256(row["question"].encode()).hexdigest()[:10]))
+        tasks.append(Task(name, row["question"], str(row["answer"]), "search", world,
+                          hops=depth(query) if query else 0,
+                          query=to_text(query) if query else ""))  # fmt: skip
+    return tasks, unread
+
+
+def read_attempts(path: str | Path) -> list[Episode]:
+    """The attempts of a WebDancer file; the question is what the user says first."""
+    rows, tasks = read(path, ("messages", "answer")), []
+    for number, row in enumerate(rows):
+        question = next((m["content"] for m in row["messages"] if m["role"] == "user"), "")
+        tasks.append(Task(f"{path}:{number}", question, str(row["answer"]), "search", ""))
+    return from_trajectories(rows, tasks)

@@ -1,0 +1,119 @@
+"""Entity-anchored memory: what has been said about each entity, when, and where.
+
+Tongyi DeepResearch and AgentFounder (arXiv 2509.13310, section 3) keep open-world knowledge as
+entity -> statements with time and source. That takes in what a schema refuses (a sentence of a
+page, a line of a tool's log, a discarded trajectory), and a later question or judge only asks it
+what is known about an entity. Facts of graphs and cells of tables become sentences in ONE wording
+(`FACT`), so that `recall` can read them back as facts.
+
+Two statements about an entity are one when they differ in case, space or closing punctuation only;
+then all sources count, and the earliest time. What the memory holds does not depend on the order
+in which it was told. Left out: entities that are not named (pronouns, spelling variants).
+"""
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from drlib.trajectory import ToolResult
+
+FACT = "The {relation} of {entity} is {value}."
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+class Statement(NamedTuple):
+    """`time` as it was given (ISO dates sort), "" when unknown; `sources` are sorted."""
+
+    text: str
+    time: str = ""
+    sources: tuple[str, ...] = ()
+
+
+class Memory:
+    """Statements by entity. `entities`: the titles that `read` looks for in running text."""
+
+    def __init__(self, entities: Iterable[str] = ()):
+        self._held: dict[str, dict[str, Statement]] = defaultdict(dict)
+        titles = sorted(entities, key=lambda title: (-len(title), title))  # the longest name wins
+        names = "|".join(map(re.escape, titles)) or "(?!)"
+        self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
+
+    def add(self, entity: str, text: str, source: str, time: str = "") -> bool:
+        """Whether that was new. ValueError: an empty entity, statement or source."""
+        text = " ".join(text.split())
+        if not (entity and text and source):
+            raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
+        own, key = self._held[entity], text.rstrip(".!?; ").casefold()
+        old = own.get(key, Statement(text))
+        times, sources = {old.time, time} - {""}, {*old.sources, source}
+        own[key] = Statement(max(old.text, text), min(times, default=""), tuple(sorted(sources)))
+        return not old.sources
+
+    def fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
+        """A fact of a graph, kept at both its ends."""
+        text = FACT.format(relation=relation, entity=entity, value=value)
+        self.add(value, text, source, time)
+        return self.add(entity, text, source, time)
+
+    def table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
+        """Each cell is a fact about its row's `key`; returns how many are new."""
+        cells = [(str(row[key]), c, str(v)) for row in rows for c, v in row.items() if c != key]
+        return sum(self.fact(*cell, source, time) for cell in cells if cell[2] not in ("", "None"))
+
+    def read(self, text: str, source: str, time: str = "") -> int:
+        """A document: each sentence is kept at every known entity that it names; returns how many
+        statements are new."""
+        return sum(self.add(entity, sentence, source, time)
+                   for sentence in _SENTENCE.split(text)
+                   for entity in sorted({*self._names.findall(sentence)}))  # fmt: skip
+
+    def tools(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
+        """The observations of a trajectory, kept or discarded; a failed call's says nothing about
+        the world."""
+        return sum(self.read(r.text, f"{source}/{i}-{r.tool}", time)
+                   for i, r in enumerate(results) if r.ok)  # fmt: skip
+
+    @property
+    def entities(self) -> list[str]:
+        """All that something is known about, sorted."""
+        return sorted(self._held)
+
+    def about(self, entity: str) -> list[Statement]:
+        """What is known about `entity`, by time and then text; empty when nothing is."""
+        return sorted(self._held.get(entity, {}).values(), key=lambda s: (s.time, s.text))
+
+    def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
+        """(value, statement) of each fact that gives `entity` a value of `relation`."""
+        head = FACT.format(relation=relation, entity=entity, value="")[:-1]
+        return [(s.text[len(head) : -1], s) for s in self.about(entity) if s.text.startswith(head)]
+
+    def sources(self) -> dict[str, int]:
+        """How many statements each source supports, sorted by its name."""
+        return dict(sorted(Counter(name for entity in self.entities for s in self.about(entity)
+                                   for name in s.sources).items()))  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """JSONL, a line a statement; the file takes its name when it is complete."""
+        rows = [{"entity": e, **s._asdict()} for e in self.entities for s in self.about(e)]
+        unfinished = Path(f"{path}.{os.getpid()}.partial")
+        try:
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            unfinished.write_text(text, encoding="utf-8")
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def load(self, path: str | Path) -> "Memory":
+        """Adds what a file holds; returns itself. ValueError names a line that is no statement."""
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], 1):
+            try:
+                row = json.loads(line)
+                for source in row["sources"]:
+                    self.add(row["entity"], row["text"], source, row["time"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
+        return self

@@ -1,0 +1,128 @@
+"""Obfuscation: each named fact of a question becomes a vaguer predicate that the fact implies.
+
+WebSailor (arXiv 2507.02592, section 3.1) makes questions hard by saying less than it knows: a date
+becomes a period ("in the early 2010s"), a name its initials, a name in another language or a
+description that several similar things fit, a number a range ("of less than 1"). There a model
+writes the vague words; here an operator gives a *predicate*, a query that can be executed. Whatever
+satisfied the fact satisfies the predicate, and the whole question must still have its one answer,
+which is checked over the whole corpus with every other check of `drlib.synthesis.checks`.
+
+Left out: the choice of rare seeds, and vague words that nobody could check ("a famous city").
+"""
+
+import random
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from drlib.synthesis.checks import answer_of, faults
+from drlib.synthesis.queries import Or, Proj, Query, Range, numbers, substitute, walk
+from drlib.synthesis.wording import TEMPLATES, render
+from drlib.worlds.graph import Graph, inverse
+
+
+class Predicate(NamedTuple):
+    """`fact` said vaguely: everything that satisfies it satisfies `query`. `said` is the text that
+    stands for `query.of`, "" where the query's own wording will do."""
+
+    fact: Proj
+    query: Query
+    said: str = ""
+
+
+class Fuzzed(NamedTuple):
+    """What is left of a question: `render(query, graph, template, names)` words it. `applied` are
+    (operator's name, predicate)."""
+
+    query: Query
+    names: dict[Query, str]
+    applied: tuple[tuple[str, Predicate], ...]
+
+
+def period(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
+    """A year becomes its decade or the early, mid or late part of it."""
+    for year in _numbers(fact):
+        part = ((0, 3), (4, 6), (7, 9))[(year % 10 > 3) + (year % 10 > 6)]
+        low, high = (year // 10 * 10 + n for n in rng.choice(((0, 9), part)))
+        if 1000 <= year <= 2100:
+            return Predicate(fact, Range(inverse(fact.relation), low, high))
+    return None
+
+
+def band(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
+    """A number becomes the range of those with its first digit; one below 10 "less than 10"."""
+    for number in _numbers(fact):
+        unit = max(10, 10 ** (len(str(number)) - 1)) if number else 1
+        low = number // unit * unit
+        if number >= 0:
+            return Predicate(fact, Range(inverse(fact.relation), low, low + unit - 1))
+    return None
+
+
+def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
+    """A name becomes its initials: whatever of its kind has the same may be meant."""
+    node, short = graph.nodes.get(fact.of), _initials(fact.of)
+    if node is None or graph.is_value(fact.of) or not short:
+        return None
+    same = [title for title in graph.kinds[node.kind] if _initials(title) == short]
+    query = Proj(fact.relation, Or(tuple(same)) if len(same) > 1 else fact.of)
+    return Predicate(fact, query, f'"{short}" (initials)')
+
+
+def alias(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
+    """A name becomes another name of the same thing, which no other node has."""
+    named = [name for node in graph.nodes.values() for name in {node.title, *node.aliases}]
+    own = graph.nodes[fact.of].aliases if fact.of in graph.nodes else ()
+    free = [name for name in own if named.count(name) == 1]
+    return Predicate(fact, fact, rng.choice(free)) if free else None
+
+
+def describe(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
+    """A thing becomes one of its facts, which similar things share: they merge into one."""
+    shared = [Proj(inverse(relation), value) for relation in graph.relations.get(fact.of, ())
+              for value in sorted(graph.values(fact.of, relation))
+              if len(graph.values(value, inverse(relation))) > 1]  # fmt: skip
+    return Predicate(fact, Proj(fact.relation, rng.choice(shared))) if shared else None
+
+
+OPERATORS: tuple[Callable, ...] = (period, band, initials, alias, describe)
+
+
+def obfuscate(
+    query: Query, graph: Graph, rng: random.Random, operators: tuple[Callable, ...] = OPERATORS
+) -> Fuzzed | None:
+    """`query` with each of its facts made vague once, by a random operator under which the answer
+    stays the only one and no new fault appears. None: no fact could be made vague."""
+    answer, known, names, applied = answer_of(query, graph), {*faults(query, graph)}, {}, []
+    for fact in [p for p in walk(query) if isinstance(p, Proj) and isinstance(p.of, str)]:
+        for operator in rng.sample(operators, len(operators)):
+            if (vague := operator(fact, graph, rng)) is None:
+                continue
+            new = substitute(query, fact, vague.query)
+            if answer_of(new, graph) == answer is not None and known >= {*faults(new, graph)}:
+                query = new
+                applied.append((operator.__name__, vague))
+                names |= {vague.query.of: vague.said} if vague.said else {}
+                break
+    return Fuzzed(query, names, tuple(applied)) if applied else None
+
+
+def hard_question(query: Query, world, rng: random.Random, k: int = 10) -> tuple | None:
+    """(a question, its `Fuzzed`) that obfuscates `query` so that the question as a search does not
+    show the answer's page among the first `k`. None: eight draws gave none."""
+    for _ in range(8):
+        if fuzzed := obfuscate(query, world.graph, rng):
+            text = render(fuzzed.query, world.graph, rng.randrange(TEMPLATES), fuzzed.names)
+            answer = answer_of(query, world.graph)
+            if all(hit.title != answer for hit in world.search(text, k)):
+                return text, fuzzed
+    return None
+
+
+def _numbers(fact: Proj) -> list[int]:
+    """The number that `fact` compares with, if it does."""
+    return numbers((fact.of,)) if fact.relation.endswith(" of") else []
+
+
+def _initials(title: str) -> str:
+    return " ".join(f"{word[0]}." for word in re.findall(r"[^\W\d]\w*", title))

@@ -1,0 +1,175 @@
+"""How good a set of questions is, measured by execution and not by opinion.
+
+One report with everything that a reader of a data set should ask: is each answer unique and each
+condition needed (by two engines), can the answer be guessed or read off the question, does one
+search find it, how deep and how varied are the questions, are train and test apart, and does any
+benchmark that lies on this disk contain them. Rates are shares of the questions in 0..1.
+
+Two texts are near duplicates when their word 8-grams have a Jaccard index of 0.7 or more; a
+question is contaminated when it shares a word 13-gram with a benchmark (8-grams for questions that
+are shorter than that), the thresholds in use since GPT-3. Left out: MinHash (an index of 8-grams
+is exact and fast enough), judging naturalness by a model.
+"""
+
+import json
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from drlib.synthesis.checks import faults
+from drlib.synthesis.queries import (
+    SqlEngine, canonical, children, constants, depth, from_text, to_text, walk,
+)  # fmt: skip
+from drlib.synthesis.questions import Task
+from drlib.worlds.graph import Graph
+
+FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")
+NEAR, CONTAMINATED, SHORT = 0.7, 13, 8  # Jaccard index; words of a shared n-gram
+_WORD = re.compile(r"\w+")
+
+
+def quality_report(
+    tasks: Sequence[Task], world, *, against: Sequence[Task] = (), benchmarks: Iterable[Path] = (),
+    searched: int = 200,
+) -> dict:  # fmt: skip
+    """Everything about `tasks`, questions of `world` that carry their query.
+
+    Args:
+        against: the other side of the split; answers and queries that both have are counted.
+        benchmarks: local files (JSON, JSON lines, CSV or text) that must not contain a question.
+        searched: how many questions are put to the world's search as they stand.
+    Raises ValueError: no task, or one without a query; OSError: a benchmark cannot be read.
+    """
+    if not tasks or not all(task.query for task in tasks):
+        raise ValueError("a report needs questions with queries: make them with "
+                         "synthesize_questions(world, n, seed)")  # fmt: skip
+    queries = [from_text(task.query) for task in tasks]
+    names = [to_text(canonical(query)) for query in queries]
+    texts = [task.question for task in tasks]
+    return {
+        "world": world.name, "version": world.version, "questions": len(tasks),
+        "by_sets": _fault_rates(queries, world.graph, None),
+        "by_sql": _fault_rates(queries, world.graph, SqlEngine(world.graph)),
+        "depth": _counts(depth(query) for query in queries),
+        "constants": _counts(len(constants(query)) for query in queries),
+        "operators": _counts(type(part).__name__ for query in queries for part in walk(query)
+                             if not isinstance(part, str)),
+        "shapes": _spread([json.dumps(shape(query)) for query in queries]),
+        "answers": _spread([task.answer for task in tasks]),
+        "words": round(sum(len(words(text)) for text in texts) / len(texts), 1),
+        "openings": _spread([" ".join(words(text)[:3]) for text in texts]),
+        "search_finds": search_rates(tasks[:searched], world),
+        "duplicates": {"queries": len(names) - len(set(names)),
+                       "texts": len(near_duplicates(texts))},
+        "split": overlap(tasks, against) if against else None,
+        "contaminated": {Path(path).name: len(contaminated(texts, path)) for path in benchmarks},
+    }  # fmt: skip
+
+
+def shape(query) -> list | str:
+    """The query without its names: what kind of expression it is, parts sorted."""
+    if isinstance(query, str):
+        return ""
+    return [type(query).__name__, *sorted(map(shape, children(query)), key=json.dumps)]
+
+
+def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
+    """How often the question itself, typed into the search, finds the answer's page."""
+    places = []
+    for task in tasks:
+        titles = [hit.title for hit in world.search(task.question, 5)]
+        places.append(titles.index(task.answer) + 1 if task.answer in titles else math.inf)
+    return {f"@{k}": round(sum(place <= k for place in places) / len(tasks), 4) for k in (1, 5)}
+
+
+def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs (i < j) whose word 8-grams have a Jaccard index of at least 0.7; short texts: equal."""
+    grams = [_grams(text, SHORT) or {text.casefold()} for text in texts]
+    holders, shared = defaultdict(list), Counter()
+    for i, some in enumerate(grams):
+        for gram in some:
+            shared.update((other, i) for other in holders[gram])
+            holders[gram].append(i)
+    return sorted((i, j) for (i, j), both in shared.items()
+                  if both >= NEAR * (len(grams[i]) + len(grams[j]) - both))  # fmt: skip
+
+
+def overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
+    """Answers, queries and constants that two sides of a split share (constants may be shared)."""
+    sides = [[(task.answer, from_text(task.query)) for task in side] for side in (tasks, against)]
+    found = {"answers": lambda answer, query: [answer],
+             "queries": lambda answer, query: [to_text(canonical(query))],
+             "constants": lambda answer, query: constants(query)}  # fmt: skip
+    return {name: len(set.intersection(*({x for pair in side for x in of(*pair)}
+                                         for side in sides)))
+            for name, of in found.items()}  # fmt: skip
+
+
+def contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
+    """The places of the `texts` that share an n-gram with the benchmark in `path`."""
+    known = {n: set() for n in (CONTAMINATED, SHORT)}
+    for line in _texts_of(Path(path)):
+        for n, grams in known.items():
+            grams |= _grams(line, n)
+    sizes = [CONTAMINATED if len(words(text)) >= CONTAMINATED else SHORT for text in texts]
+    return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _grams(text, n) & known[n]]
+
+
+def save_report(report: dict, path: str | Path) -> Path:
+    """Write `quality_report.json`, whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _grams(text: str, n: int) -> set[str]:
+    found = words(text)
+    return {" ".join(found[i : i + n]) for i in range(len(found) - n + 1)}
+
+
+def _texts_of(path: Path) -> Iterable[str]:
+    """The texts of a benchmark file: every string of its JSON, else its lines."""
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix not in (".json", ".jsonl"):
+        return text.splitlines()
+    whole = [text] if path.suffix == ".json" else text.splitlines()
+    return [found for row in whole if row.strip() for found in _strings(json.loads(row))]
+
+
+def _strings(value) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inside)
+
+
+def _fault_rates(queries: Sequence, graph: Graph, engine: SqlEngine | None) -> dict[str, float]:
+    """Share of the queries with each fault; an engine of None works on sets."""
+    found = Counter(fault for query in queries for fault in faults(query, graph, engine))
+    return {name: round(found[name] / len(queries), 6) for name in FAULTS}
+
+
+def _counts(values: Iterable) -> dict[str, int]:
+    return {str(value): n for value, n in sorted(Counter(values).items())}
+
+
+def _spread(values: Sequence[str]) -> dict[str, float]:
+    """How many different values, their entropy in bits, and the largest one's share."""
+    counts = sorted(Counter(values).values(), reverse=True)
+    shares = [n / len(values) for n in counts]
+    return {"different": len(counts), "bits": round(-sum(p * math.log2(p) for p in shares), 3),
+            "largest_share": round(shares[0], 4)}  # fmt: skip

@@ -1,0 +1,292 @@
+"""The query algebra: what a question asks, as an expression that can be executed.
+
+WebShaper (arXiv 2507.15061, section 3) formalises information seeking with knowledge projections:
+R(V) is the set of things that stand in relation R to some member of V; tasks are unions and
+intersections of projections, nested. Here a query is a constant (a title) or one of the frozen
+classes below; difference, ranges, extremes and counts are added, as questions need them.
+
+    Proj("currency of", "Norwegian Krone")      the places whose currency is the krone
+    And((Proj(..), Proj(..)))                   all of them hold
+
+`evaluate` works on sets, `SqlEngine` gives the same query to SQLite: two engines that share no
+code, so that one can check the other. A query is kept as JSON lists (`to_text`, `from_text`).
+Left out: joins that are not trees (see `subgraphs`), and rules of algebra beyond order, nesting and
+repetition: `canonical` does not know that R(A) and R(B) together are R(A and B together).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Union
+
+from drlib.worlds.graph import NOTHING, Graph
+
+
+@dataclass(frozen=True)
+class Proj:
+    """The values of `relation` at the members of `of`."""
+
+    relation: str
+    of: Query
+
+
+@dataclass(frozen=True)
+class And:
+    """What is in all of `parts`."""
+
+    parts: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """What is in one of `parts`."""
+
+    parts: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What is in `left` and not in `right`."""
+
+    left: Query
+    right: Query
+
+
+@dataclass(frozen=True)
+class Range:
+    """What has a value of `relation` that is a whole number in low..high (both included)."""
+
+    relation: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The member of `of` with the one largest (`most`) or smallest number of `relation`."""
+
+    relation: str
+    of: Query
+    most: bool
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many members `of` has, as a text of digits."""
+
+    of: Query
+
+
+Query = Union[str, Proj, And, Or, Diff, Range, Extreme, Count]
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")  # 18 digits: SQLite counts in 64 bits
+
+
+def evaluate(query: Query, graph: Graph) -> frozenset[str]:
+    """The answers of `query`, by set algebra. TypeError: it is no query."""
+    kind = type(query)  # not `match`: this is the innermost loop of the question engine
+    if kind is str:
+        return frozenset((query,))
+    if kind is Proj:
+        rows = graph.adjacent.get(query.relation, {})
+        if type(query.of) is str:
+            return rows.get(query.of, NOTHING)
+        found = [rows[title] for title in evaluate(query.of, graph) if title in rows]
+        return found[0] if len(found) == 1 else NOTHING.union(*found)
+    if kind is And:
+        found = evaluate(query.parts[0], graph)
+        for part in query.parts[1:]:
+            if not found:
+                break
+            found = found & evaluate(part, graph)
+        return found
+    return _evaluate_rare(query, graph)
+
+
+def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
+    match query:
+        case Or(parts):
+            return NOTHING.union(*(evaluate(part, graph) for part in parts))
+        case Diff(left, right):
+            return evaluate(left, graph) - evaluate(right, graph)
+        case Range(relation, low, high):
+            return frozenset(title for title, values in graph.adjacent.get(relation, {}).items()
+                             if any(low <= n <= high for n in numbers(values)))  # fmt: skip
+        case Extreme(relation, of, most):
+            found = [(n, title) for title in evaluate(of, graph)
+                     for n in numbers(graph.values(title, relation))]  # fmt: skip
+            best = (max if most else min)((n for n, _ in found), default=None)
+            return frozenset(title for n, title in found if n == best)
+        case Count(of):
+            return frozenset((str(len(evaluate(of, graph))),))
+    raise TypeError(f"not a query: {query!r}")
+
+
+def numbers(values: Iterable[str]) -> list[int]:
+    """Those of `values` that are whole numbers of at most 18 digits."""
+    return [int(value) for value in values if _NUMBER.fullmatch(value)]
+
+
+class SqlEngine:
+    """The second engine: the facts of `graph` in SQLite, a query as one SELECT.
+
+    It reads the facts alone: inverses, sets and numbers are SQLite's work and share nothing with
+    `evaluate` but the query.
+    """
+
+    def __init__(self, graph: Graph):
+        self._rows = sqlite3.connect(":memory:")
+        self._rows.execute("CREATE TABLE edges (relation, head, tail, number INTEGER, "
+                           "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID")  # fmt: skip
+        for subject, relation, value in graph.facts:
+            for row in ((relation, subject, value), (f"{relation} of", value, subject)):
+                digits = row[2].removeprefix("-")
+                whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
+                number = int(row[2]) if whole else None
+                self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", (*row, number))
+
+    def answers(self, query: Query) -> frozenset[str]:
+        """The answers of `query`. TypeError: it is no query."""
+        values: list = []
+        sql = _sql(query, values)
+        return frozenset(title for (title,) in self._rows.execute(sql, values))
+
+
+def _sql(query: Query, values: list) -> str:
+    """`query` as a SELECT of one column; its parameters are added to `values` in order."""
+    edges = "SELECT DISTINCT {} FROM edges WHERE relation = ? AND "
+    if isinstance(query, str):
+        values.append(query)
+        return "SELECT ?"
+    if isinstance(query, And | Or | Diff):
+        word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
+        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in children(query))
+    if isinstance(query, Count):
+        return f"SELECT CAST(count(*) AS TEXT) FROM ({_sql(query.of, values)})"
+    if isinstance(query, Proj):
+        values.append(query.relation)
+        return edges.format("tail") + f"head IN ({_sql(query.of, values)})"
+    if isinstance(query, Range):
+        values += [query.relation, query.low, query.high]
+        return edges.format("head") + "number BETWEEN ? AND ?"
+    if not isinstance(query, Extreme):
+        raise TypeError(f"not a query: {query!r}")
+    values.append(query.relation)
+    found = edges.format("head, number") + f"head IN ({_sql(query.of, values)})"
+    best = "max" if query.most else "min"
+    return (f"WITH found AS ({found} AND number IS NOT NULL) "
+            f"SELECT head FROM found WHERE number = (SELECT {best}(number) FROM found)")
+
+
+def children(query: Query) -> tuple[Query, ...]:
+    """The queries that stand directly inside `query`."""
+    kind = type(query)
+    if kind is str or kind is Range:
+        return ()
+    if kind is And or kind is Or:
+        return query.parts
+    return (query.left, query.right) if kind is Diff else (query.of,)
+
+
+def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
+    """`query` with `change` done to each of its children."""
+    if type(query) is Proj:  # nearly all of them
+        return Proj(query.relation, change(query.of))
+    inside = tuple([change(part) for part in children(query)])
+    if isinstance(query, And | Or):
+        return type(query)(inside)
+    if isinstance(query, Diff):
+        return Diff(*inside)
+    return replace(query, of=inside[0]) if inside else query
+
+
+def substitute(query: Query, old: Query, new: Query) -> Query:
+    """`query` with every `old` in it replaced by `new`."""
+    if query == old:
+        return new
+    return rebuilt(query, lambda part: substitute(part, old, new)) if children(query) else query
+
+
+def walk(query: Query) -> Iterator[Query]:
+    """`query` and everything inside it, outermost first."""
+    waiting = [query]
+    while waiting:
+        yield (part := waiting.pop())
+        waiting += reversed(children(part))
+
+
+def constants(query: Query) -> list[str]:
+    """The titles that the query names, from left to right."""
+    return [part for part in walk(query) if isinstance(part, str)]
+
+
+def depth(query: Query) -> int:
+    """The longest chain of projections down to a constant: how many look-ups follow each other."""
+    own = type(query) is Proj or type(query) is Range
+    return own + max(map(depth, children(query)), default=0)
+
+
+def canonical(query: Query) -> Query:
+    """One form for queries that differ in the order, nesting or repetition of their parts."""
+    query = rebuilt(query, canonical)
+    if not isinstance(query, And | Or):
+        return query
+    flat = {part for inner in query.parts
+            for part in (inner.parts if type(inner) is type(query) else (inner,))}  # fmt: skip
+    parts = tuple(sorted(flat, key=to_text))
+    return type(query)(parts) if len(parts) > 1 else parts[0]
+
+
+_KINDS = {kind.__name__.lower(): kind for kind in (Proj, And, Or, Diff, Range, Extreme, Count)}
+_FIELDS = {Proj: (str, None), Diff: (None, None), Range: (str, int, int),
+           Extreme: (str, None, bool), Count: (None,)}  # fmt: skip
+
+
+def to_text(query: Query) -> str:
+    """As JSON: a constant is a string, all else a list of a name and what it holds."""
+    return json.dumps(_lists(query), ensure_ascii=False)
+
+
+def _lists(query: Query) -> str | list:
+    if isinstance(query, str):
+        return query
+    fields = query.parts if isinstance(query, And | Or) else vars(query).values()
+    return [type(query).__name__.lower(),
+            *(field if isinstance(field, int) else _lists(field) for field in fields)]
+
+
+def from_text(text: str) -> Query:
+    """What `to_text` wrote. ValueError: it is no query; the message names what is wrong."""
+    try:
+        return _query(json.loads(text))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"a query is JSON lists, and {text!r} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("a query that is nested too deeply to be read") from error
+
+
+def _query(value: object) -> Query:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise ValueError(f"a query is a title or a list that starts with its kind, not {value!r}")
+    name, *fields = value
+    if name not in _KINDS:
+        raise ValueError(f"unknown kind of query {name!r}: known are {sorted(_KINDS)}")
+    kind = _KINDS[name]
+    if kind in (And, Or):
+        if len(fields) < 2:
+            raise ValueError(f"{name!r} needs at least two parts, got {len(fields)}")
+        return kind(tuple(_query(field) for field in fields))
+    if len(fields) != len(_FIELDS[kind]):
+        raise ValueError(f"{name!r} needs {kind.__match_args__}, got {fields!r}")
+    for field, value, wanted in zip(kind.__match_args__, fields, _FIELDS[kind]):
+        if wanted and type(value) is not wanted:
+            raise ValueError(f"{field!r} of {name!r} must be {wanted.__name__}, got {value!r}")
+    return kind(*(value if wanted else _query(value)
+                  for value, wanted in zip(fields, _FIELDS[kind])))  # fmt: skip

@@ -1,0 +1,153 @@
+"""A world of any size over a store: pages that show their facts in both directions.
+
+A page is the document's text and then its facts, in a form that `read_facts` reads back: what can
+be asked of the graph can be read, and an oracle needs no other source. A page with many facts goes
+on in parts, as a long list does on the web.
+
+Left out: links inside the text are the document's own; they are not made from names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from functools import cached_property
+
+from drlib.worlds.graph import VALUE, Graph, Node
+from drlib.worlds.store import FACTS_PER_PAGE, Store, words
+from drlib.worlds.world import Hit, Page
+
+SNIPPET = 160  # characters
+ENGINES = ("fts5", "bm25s")
+MORE = "more facts"
+PART = re.compile(r"\?part=(\d{1,9})$")
+# a title may hold brackets: a link ends where its title has come a second time
+VALUES = re.compile(r"(?:\[(.+?)\]\([^\s:]+:\1\)|(.+?))(?:; |$)")
+
+
+class Library:
+    """The pages, facts and index of a `store` that was updated; URLs begin with `scheme`.
+
+    `changes` are those of its last update. `graph` is None without facts. `engine` ranks: "fts5"
+    (SQLite), or "bm25s" (extra `search`), which takes all pages into memory at its first use and is
+    faster from then on. ValueError: an engine that is not known.
+    """
+
+    def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
+        if engine not in ENGINES:
+            raise ValueError(f"unknown engine {engine!r}: known engines are {', '.join(ENGINES)}")
+        self.name, self.store, self.scheme, self.engine = name, store, scheme, engine
+        self.changes, self.version = store.changes, store.version
+
+    @cached_property
+    def graph(self) -> Graph | None:
+        """For making and checking questions, never shown to a policy. Of a node that two sources
+        tell about, the first one's kind and aliases (in the order of the sources' names)."""
+        facts = self.store.rows("SELECT subject, relation, value FROM facts")
+        rows = self.store.rows("SELECT title, kind, aliases FROM nodes ORDER BY source DESC")
+        nodes = {subject: Node(subject, VALUE) for subject, *_ in facts}  # if no source has it
+        nodes |= {title: Node(title, kind, tuple(json.loads(more))) for title, kind, more in rows}
+        return Graph(nodes.values(), facts) if facts else None
+
+    def find(self, text: str) -> str | None:
+        """The title or URL `text` (of any part, in any case) as a known title, or None."""
+        name = PART.sub("", text.strip()).removeprefix(f"{self.scheme}:").strip()
+        found = self.store.names(name)[:1]
+        return found[0] if found and found[0].casefold() == name.casefold() else None
+
+    def search(self, query: str, k: int = 10) -> list[Hit]:
+        """The `k` best pages: those that `query` is a title or another name of, then by BM25."""
+        if k < 1:
+            raise ValueError(f"search needs k >= 1, got {k}")
+        titles = [t for t in (self.find(query),) if t] + self.store.names(query.strip())
+        if len(titles) < k:
+            ranked = self._bm25s if self.engine == "bm25s" else self.store.search
+            titles += ranked(query, k + len(titles))
+        return [self._hit(title) for title in list(dict.fromkeys(titles))[:k]]
+
+    def _hit(self, title: str) -> Hit:
+        text = " ".join(self._document(title)[0][: 9 * SNIPPET].split())
+        cut = text if len(text) <= SNIPPET else text[:SNIPPET].rsplit(" ", 1)[0] + " ..."
+        return Hit(title, f"{self.scheme}:{title}", cut)
+
+    def _document(self, title: str) -> tuple[str, str]:
+        sql = "SELECT text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
+        return self.store.rows(f"{sql} WHERE d.title = ?", title)[0]
+
+    def page(self, title_or_url: str) -> Page:
+        """A part of the page of a title or URL; KeyError names it when there is none."""
+        title, part = self.find(title_or_url), PART.search(title_or_url.strip())
+        start = (int(part[1]) - 1) * FACTS_PER_PAGE if part else 0
+        facts = [] if title is None else self.store.facts(title)
+        if title is None or start and not 0 < start < len(facts):
+            raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
+        end, url = start + FACTS_PER_PAGE, f"{self.scheme}:{title}"
+        shown, (text, links) = facts[start:end], self._document(title)
+        # only the block at the end may look like one
+        blocks = [] if start else [f"\n{text}".replace("\nFacts about ", "\n Facts about ")[1:]]
+        if shown:
+            blocks.append(f"Facts about {title}:\n" + "\n".join(self._lines(shown)))
+        if end < len(facts):
+            number = end // FACTS_PER_PAGE + 1
+            blocks[-1] += f"\n- {MORE}: [{title}, part {number}]({url}?part={number})"
+        known = [t for t in json.loads(links) if not start and t in self.store.names(t)]
+        known += [value for _, value, has_page in shown if has_page]
+        url += f"?part={end // FACTS_PER_PAGE}" if start else ""
+        return Page(title, url, "\n\n".join(blocks), tuple(dict.fromkeys(known)))
+
+    def _lines(self, facts: list[tuple[str, str, int]]) -> list[str]:
+        found = defaultdict(list)
+        for relation, value, has_page in facts:
+            found[relation].append(f"[{value}]({self.scheme}:{value})" if has_page else value)
+        return [f"- {relation}: {'; '.join(values)}" for relation, values in found.items()]
+
+    def links(self, title_or_url: str) -> tuple[str, ...]:
+        """The titles that this part of the page links to; KeyError as `page`."""
+        return self.page(title_or_url).links
+
+    def _bm25s(self, query: str, k: int) -> list[str]:
+        titles, index = self._memory
+        found, scores = index.retrieve([_tokens(query)], k=min(k, len(titles)), show_progress=False)
+        return [titles[i] for i, score in zip(found[0], scores[0]) if score > 0]
+
+    @cached_property
+    def _memory(self):
+        """(titles, bm25s index): a title counts four times, as in the store."""
+        try:
+            import bm25s
+        except ImportError as error:
+            raise ImportError('bm25s is missing: pip install "drlib[search]"') from error
+        rows = self.store.rows("SELECT title, text, facts FROM pages ORDER BY title")
+        index = bm25s.BM25()
+        texts = [" ".join([title] * 4 + [text, facts or ""]) for title, text, facts in rows]
+        index.index([_tokens(text) for text in texts], show_progress=False)
+        return [title for title, *_ in rows], index
+
+    def __len__(self) -> int:
+        return self.store.rows("SELECT COUNT(*) FROM documents")[0][0]
+
+
+def _tokens(text: str) -> list[str]:
+    return [word.casefold() for word in words(text)]
+
+
+def read_facts(page_text: str) -> dict[str, list[str]]:
+    """The facts that (a part of) a page shows: relation -> values; {} when there are none."""
+    lines = _facts_block(page_text)
+    rows = [line[2:].split(": ", 1) for line in lines if not line.startswith(f"- {MORE}: ")]
+    return {relation: [a or b for a, b in VALUES.findall(values)] for relation, values in rows}
+
+
+def next_part(page_text: str) -> str | None:
+    """The URL at which the facts of a page go on, or None."""
+    last = _facts_block(page_text)[-1:] or [""]
+    return last[0].rsplit("](", 1)[1][:-1] if last[0].startswith(f"- {MORE}: ") else None
+
+
+def _facts_block(page_text: str) -> list[str]:
+    """The lines after the last "Facts about ...:" that are facts."""
+    _, head, block = ("\n" + page_text).rpartition("\nFacts about ")
+    lines = block.split("\n")[1:] if head else []
+    ends = [i for i, line in enumerate(lines) if not line.startswith("- ") or ": " not in line]
+    return lines[: min(ends, default=len(lines))]

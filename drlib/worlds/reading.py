@@ -1,0 +1,315 @@
+"""What turns the bytes of a file or page into text, or into Markdown that keeps its structure.
+
+Strangers' bytes can hang a parser or make it eat all memory. So every format but plain text is read
+by a fresh interpreter (this file run as a script) with limits on processor time, memory and clock,
+and without our environment. Archives are checked first and unpacked in memory only. A `Parser`
+reads many files with one such child, because its start costs more than most files.
+
+`OUTLINES` are readers for worlds: headings, links and tables stay. Left out: a wall against code
+that takes over a parser in C; OCR, sound, doc, xls, pptx; headers and notes.
+"""
+
+import codecs
+import importlib.util
+import io
+import json
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import suppress
+from xml.etree import ElementTree
+
+MAX_FILE, MAX_CHARS = 20_000_000, 100_000  # bytes of a file, characters kept of its text
+# What the archives of a file may hold together: members, unpacked bytes, archives in one another.
+ALLOWED = {"members": 1_000, "bytes": 100_000_000, "archives": 2}
+MAX_RATIO = 200  # of unpacked to packed bytes, for a member above 1 MB
+CPU_S, MEMORY = 20, 1 << 30  # processor seconds of one file, bytes of address space of its parser
+# How a parser's process ended -> what that says; SIGALRM is its clock.
+ENDS = {-signal.SIGALRM: "timeout", -signal.SIGXCPU: "too_large", -signal.SIGKILL: "too_large"}
+
+
+class Unreadable(Exception):
+    """(kind, detail): why a file gives no text, in the kinds of `drlib.tools.backends`."""
+
+
+def require_libraries() -> None:
+    """ImportError that names the remedy when a parsing library is missing."""
+    wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl")
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f'{", ".join(missing)} missing: pip install "drlib[docs]"')
+
+
+class Parser:
+    """One child that reads file after file; `close` it.
+
+    A file that fails in a child that has read others is tried once more in a new child: it may be
+    their doing.
+    """
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen | None = None
+
+    def parse(
+        self, suffix: str, data: bytes, timeout_s: float, charset: str = "", *,
+        outline: bool = False, chars: int = 0,
+    ) -> dict[str, str]:  # fmt: skip
+        """{"title", "text"} of a file of type `suffix` (".pdf"); or `Unreadable`.
+
+        `charset` is the encoding that a server declared for a text or HTML page, if it did;
+        `outline` asks for Markdown. Of a text above `chars` characters (0: `MAX_CHARS`) head and
+        tail come back.
+        """
+        readers = OUTLINES if outline else READERS
+        if suffix not in readers:
+            known = f"files of type {suffix!r:.40} are not read; known: {' '.join(readers)}"
+            raise Unreadable("refused", known)
+        order = [suffix, charset, chars, outline]
+        plain = readers[suffix] is _text
+        reply = reply_to(order, data) if plain else self._ask([*order, timeout_s, len(data)], data)
+        if "fault" in reply:
+            raise Unreadable(*reply["fault"])
+        return reply
+
+    def _ask(self, order: list, data: bytes) -> dict:
+        """The child's reply; `Unreadable` where it ended."""
+        used = self._child is not None
+        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
+        command = [sys.executable, "-I", "-Xutf8", os.path.abspath(__file__)]
+        child = self._child = self._child or subprocess.Popen(
+            command, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL)  # fmt: skip
+        with suppress(BrokenPipeError, ValueError):  # ValueError: no line of JSON, or half of one
+            child.stdin.write(json.dumps(order).encode() + b"\n" + data)
+            child.stdin.flush()
+            return json.loads(child.stdout.readline())
+        self.close()
+        if used:
+            return self._ask(order, data)
+        kind = ENDS.get(child.returncode, "malformed")
+        raise Unreadable(kind, f"the parser of {order[0]} ended with {child.returncode}")
+
+    def close(self) -> None:
+        """End the child, if there is one: it ends with its input."""
+        if self._child is not None:
+            self._child.communicate()
+            self._child = None
+
+
+def shorten(text: str, chars: int = 0) -> str:
+    """`text`, or head and tail of `chars` (0: `MAX_CHARS`) characters and how much is left out."""
+    chars = chars or MAX_CHARS
+    half = chars // 2
+    shown = f"{text[:half]}\n[... {len(text) - half * 2} characters left out ...]\n{text[-half:]}"
+    return text if len(text) <= chars else shown
+
+
+def clean(text: str) -> str:
+    """`text` without lone surrogates, which break whoever writes it out; JSON and PDF hold them."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def codec(charset: str) -> str:
+    """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
+    with suppress(LookupError, ValueError):
+        name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
+        return "" if name in ("idna", "punycode") else name
+    return ""
+
+
+def decode(data: bytes, charset: str = "") -> str:
+    """Bytes as text: by the declared encoding, a byte order mark, as UTF-8, else as Latin-1."""
+    marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    for name in filter(None, (codec(charset), marked)):
+        with suppress(UnicodeError, LookupError):
+            return data.decode(name)
+    return data.decode("latin-1")
+
+
+def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
+    """{"title", "text"}, or {"fault": (kind, detail)} whatever happens.
+
+    `order` is what `Parser.parse` was asked for; `allowed` what is left of `ALLOWED`.
+    """
+    suffix, charset, chars, outline = order
+    try:
+        reader = (OUTLINES if outline else READERS)[suffix]
+        title, text = reader(data, charset, dict(ALLOWED) if allowed is None else allowed)
+    except Unreadable as fault:
+        return {"fault": fault.args}
+    except (MemoryError, RecursionError):
+        return {"fault": ("too_large", f"the {suffix} needs too much memory")}
+    except Exception as broken:  # on broken bytes the parsers raise anything
+        why = clean(f"{type(broken).__name__}: {broken!s:.200}")
+        return {"fault": ("malformed", f"not a readable {suffix} ({why})")}
+    text = clean(shorten(text.strip(), chars))
+    return {"title": clean(" ".join(title.split())[:300]), "text": text}
+
+
+def _text(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
+    text = decode(data, charset)
+    if "\0" in text:
+        raise Unreadable("malformed", "binary bytes, not text")
+    return "", text
+
+
+def _soup(data: bytes, charset: str):
+    """The page's title, its text as Unicode, and its tree without what no reader sees."""
+    import bs4
+
+    declared = list(filter(None, [codec(charset)]))
+    html = bs4.UnicodeDammit(data, declared, is_html=True).unicode_markup
+    soup = bs4.BeautifulSoup(html or decode(data), "lxml")
+    title = soup.title.get_text() if soup.title else ""
+    for hidden in soup(["script", "style", "noscript", "template", "title"]):
+        hidden.decompose()
+    return title, html, soup
+
+
+def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
+    """The article as trafilatura finds it; where it finds none, all the visible text."""
+    import trafilatura
+
+    title, html, soup = _soup(data, charset)
+    return title, (html and trafilatura.extract(html)) or soup.get_text("\n", strip=True)
+
+
+def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
+    """All the visible text as Markdown: headings with their ids, links, fences, simple tables."""
+    title, _, soup = _soup(data, charset)
+    for link in soup("a", href=True):
+        target = re.sub(r"[\s()<>]", lambda m: f"%{ord(m[0]):02X}", link["href"])
+        words = " ".join(link.get_text().split())
+        link.replace_with("" if words in ("¶", "#") else f"[{words}]({target})")  # to its own place
+    for fence in soup("pre"):
+        fence.replace_with(f"\n```\n{fence.get_text()}\n```\n")
+    for head in soup(re.compile("^h[1-6]$")):
+        words, name = " ".join(head.get_text().split()), head.get("id") or head.parent.get("id")
+        anchor = f" {{#{name}}}" if name else ""
+        head.replace_with(f"\n\n{'#' * int(head.name[1])} {words}{anchor}\n\n")
+    for row in soup("tr"):
+        cells = [cell.get_text(" ").replace("|", "/") for cell in row(["th", "td"])]
+        rule = "|---" * len(cells) + "|\n" if row.th and not row.td else ""
+        row.replace_with(f"|{'|'.join(' '.join(cell.split()) for cell in cells)}|\n{rule}")
+    for block in soup(["p", "div", "li", "br", "dt", "dd", "section"]):
+        block.append("\n")
+    return title, re.sub(r"\n\s*\n", "\n\n", soup.get_text())
+
+
+def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
+    """The cells of a notebook: Markdown as it is, code fenced, without outputs."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(data)["cells"]]
+    return "", "\n\n".join(f"```\n{text}\n```" if kind == "code" else text for kind, text in cells)
+
+
+def _pdf(data: bytes, _charset: str, _allowed: dict) -> tuple[str, str]:
+    import pypdf
+
+    reader = pypdf.PdfReader(io.BytesIO(data))
+    title = (reader.metadata and reader.metadata.title) or ""
+    return title, "\n\n".join(page.extract_text() for page in reader.pages)
+
+
+def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.ZipFile:
+    """An opened archive of few, small members inside it; of `office`, with XML free of entities."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    for info in archive.infolist():
+        name, size = info.filename.replace("\\", "/"), info.file_size
+        allowed["members"] -= 1
+        allowed["bytes"] -= size
+        link = stat.S_ISLNK(info.external_attr >> 16)
+        if link or re.match(r"/|[A-Za-z]:", name) or ".." in name.split("/"):
+            raise Unreadable("refused", f"member {name!r:.200} points outside the archive")
+        bomb = size > 1_000_000 and size > MAX_RATIO * info.compress_size
+        if bomb or min(allowed.values()) < 0:
+            raise Unreadable("too_large", f"at member {name!r:.200} the archive is above {ALLOWED}")
+        # no document type, no entities; without zero bytes UTF-16 reads like ASCII
+        if office and b"<!DOCTYPE" in archive.read(info).replace(b"\0", b""):
+            raise Unreadable("refused", f"{name!r:.200} declares a document type (entities)")
+    return archive
+
+
+def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
+    inner = {**allowed, "archives": allowed["archives"] - 1}
+    parts = []
+    with _archive(data, inner) as archive:
+        for info in (info for info in archive.infolist() if not info.is_dir()):
+            suffix = os.path.splitext(info.filename)[1].lower()
+            reply = {"text": f"[type {suffix!r} is not read]"}
+            if suffix in READERS:
+                reply = reply_to([suffix, "", 0, False], archive.read(info), inner)
+            kind, detail = reply.get("fault", ("", ""))
+            if kind not in ("", "malformed"):
+                raise Unreadable(kind, detail)
+            parts.append(f"=== {info.filename} ===\n{reply.get('text', f'[{detail}]')}")
+    allowed.update(inner, archives=allowed["archives"])
+    return "", "\n\n".join(parts)
+
+
+def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
+    """A paragraph a line, a row of a table a line with tabs between its cells."""
+    with _archive(data, allowed, office=True) as archive:
+        root = ElementTree.fromstring(archive.read("word/document.xml"))
+    for unwanted in ("Fallback", "tabs"):  # a drawing's text once more; positions of tab stops
+        for node in root.iterfind(f".//{{*}}{unwanted}"):
+            node.clear()
+    for cell in root.iterfind(".//{*}tc"):
+        for i, paragraph in enumerate(cell.findall(".//{*}p")):
+            paragraph.tag = "another in its cell" if i else "in its cell"
+    marks = {"p": "\n", "br": "\n", "cr": "\n", "tr": "\n", "tc": "\t", "tab": "\t",
+             "another in its cell": " "}  # fmt: skip
+    nodes = ((node.tag.rpartition("}")[2], node.text or "") for node in root.iter())
+    text = "".join(words if tag == "t" else marks.get(tag, "") for tag, words in nodes)
+    return "", text.replace("\n\t", "\n")
+
+
+def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
+    """The values, a row a line with tabs between the cells, empty rows left out."""
+    sys.modules.setdefault("numpy", None)  # openpyxl would load it: slow, and hungry for memory
+    import openpyxl
+
+    _archive(data, allowed, office=True).close()
+    book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+    lines = []
+    for sheet in book.worksheets:
+        lines.append(f"=== {sheet.title} ===")
+        sheet.reset_dimensions()  # the file's own word for its size may be a lie
+        for row in sheet.iter_rows(values_only=True):
+            lines.append("\t".join("" if v is None else str(v) for v in row).rstrip("\t"))
+    return "", "\n".join(filter(None, lines))
+
+
+READERS = {
+    **dict.fromkeys((".txt", ".md", ".csv", ".tsv", ".json", ".jsonl"), _text),
+    ".html": _html, ".htm": _html, ".pdf": _pdf, ".docx": _docx, ".xlsx": _xlsx, ".zip": _zip,
+}  # fmt: skip
+OUTLINES = {
+    **dict.fromkeys((".txt", ".md", ".rst"), _text), ".html": _outline, ".htm": _outline,
+    ".ipynb": _notebook, ".pdf": _pdf, ".docx": _docx,
+}  # fmt: skip
+
+
+def _serve() -> None:
+    """Be the child of a `Parser`: a line of JSON for each order, within its limits."""
+    out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no reply
+    with suppress(ValueError):  # a lower limit holds, or macOS, which has none on memory
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    for line in sys.stdin.buffer:
+        *order, timeout_s, size = json.loads(line)
+        data = sys.stdin.buffer.read(size)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        with suppress(ValueError):
+            limit, hard = int(time.process_time()) + CPU_S, resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, hard[1]))
+        print(json.dumps(reply_to(order, data)), file=out, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,133 @@
+"""Facts that a language model finds in chunks, kept only where they are quoted.
+
+A model of any OpenAI-compatible endpoint is asked for triples with evidence. Each must be a quote:
+the evidence stands in the chunk letter by letter, and subject and object in the evidence. What is
+not so is dropped and counted. An endpoint that fails (time-out, error, no connection) costs the
+triples of one file, which is named in `Changes.skipped`; after `PATIENCE` such files in a row no
+other is asked about. The texts themselves are sources of their own and not touched by any of this.
+
+Left out: names of one thing that are written differently.
+"""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from drlib.worlds.graph import Fact, Node
+from drlib.worlds.reading import clean
+from drlib.worlds.store import Document, Part, Skip, Store, one_line
+
+PATIENCE, WORKERS, MAX_REPLY, LONGEST = 3, 8, 1_000_000, 80  # files, requests, bytes, characters
+SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths; the second is read last of all
+KEYS = ("subject", "relation", "object", "evidence")
+OWN = ("link", "section", "heading", "table", "mentioned in")  # the world's relations
+PROMPT = (
+    "List the facts that the user's text states, as a JSON array of objects with the keys subject, "
+    "relation, object and evidence. evidence is copied from the text letter by letter and contains "
+    "subject and object. relation is a short noun, such as author. Reply with the array only."
+)
+
+
+def relation_name(name: object) -> str:
+    """`name` as a forward relation that is not one of the world's own; "" if nothing is left."""
+    name = one_line(clean(str(name)).replace("`", "").strip("* ")).replace(": ", " ").rstrip(":")
+    while name.endswith(" of"):
+        name = name.removesuffix(" of").rstrip()
+    return f"{name} field" if name in OWN else name if name != "of" else ""
+
+
+class Endpoint:
+    """An OpenAI-compatible server at the base URL `url`, which has `timeout_s` seconds a chunk.
+
+    `counts` are of triples, but for "junk", which are replies. ValueError: one of both is missing.
+    """
+
+    def __init__(self, url: str, model: str = "", timeout_s: float = 60.0, api_key: str = ""):
+        if bool(url) != bool(model):
+            raise ValueError(f"give endpoint=URL ({url!r}) and model=NAME ({model!r}) together")
+        self.url, self.model, self.counts = url.rstrip("/"), model, Counter()
+        self._timeout_s, self._failed = timeout_s, 0
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(timeout=timeout_s, headers=headers)
+
+    def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
+        """`store.update` with a source of triples for each source, and one of entities' pages,
+        because many files may name an entity. What failed in an earlier update is asked again."""
+        more = {f"{SOURCE}{source}": f"{stamp} {self.url} {self.model}"
+                for source, stamp in stamps.items()}  # fmt: skip
+        more[ENTITIES] = " ".join(sorted(more.values()))
+
+        def both(source: str) -> Part:
+            if source == ENTITIES:
+                rows = store.rows("SELECT DISTINCT title FROM nodes WHERE kind = 'entity'")
+                text = "An entity that pages of this folder mention."
+                return Part([Document(name, text) for (name,) in rows if not store.names(name)])
+            if source.startswith(SOURCE):
+                return self._triples(source.removeprefix(SOURCE), read)
+            return read(source)
+
+        changes = store.update({**stamps, **more}, both)
+        failed = any(source.startswith(SOURCE) for source in changes.skipped)
+        if failed and not any(changes[:3]):
+            store.update({**stamps, **more, ENTITIES: "again"}, both)
+
+    def _triples(self, source: str, read: Callable[[str], Part]) -> Part:
+        """The quoted triples of a file's chunks, and where each entity is mentioned."""
+        if self._failed >= PATIENCE:
+            raise Skip(f"not asked about: {self.url} failed {PATIENCE} times in a row")
+        try:
+            documents = list(read(source).documents)
+            with ThreadPoolExecutor(WORKERS) as pool:
+                replies = list(pool.map(self._ask, [document.text for document in documents]))
+        except Skip:  # the file itself, which says so
+            return Part()
+        except httpx.HTTPError as error:
+            self._failed += 1
+            raise Skip(f"{self.url}: {type(error).__name__}: {error}") from None
+        self._failed, facts, nodes = 0, set(), set()
+        for document, reply in zip(documents, replies, strict=True):
+            for subject, relation, value in self._quoted(document.text, reply):
+                named = [subject, value] if re.search(r"[^\W\d]", value) else [subject]
+                facts |= {(subject, relation, value)}
+                facts |= {(name, "mentioned in", document.title) for name in named}
+                nodes |= {Node(name, "entity") for name in named}
+        return Part((), sorted(nodes), sorted(facts))
+
+    def _ask(self, text: str) -> object:
+        """The JSON of a reply, None for junk; httpx.HTTPError."""
+        body, end = b"", time.monotonic() + self._timeout_s
+        order = {"model": self.model, "temperature": 0, "messages": [
+            {"role": "system", "content": PROMPT}, {"role": "user", "content": text}]}  # fmt: skip
+        with self._client.stream("POST", f"{self.url}/chat/completions", json=order) as reply:
+            reply.raise_for_status()
+            for piece in reply.iter_bytes():
+                body += piece
+                if time.monotonic() > end or len(body) > MAX_REPLY:
+                    raise httpx.ReadTimeout(f"no end within {self._timeout_s} s, {MAX_REPLY} bytes")
+        try:
+            words = json.loads(body)["choices"][0]["message"]["content"]
+            return json.loads(words[words.index("[") : words.rindex("]") + 1])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def _quoted(self, text: str, rows: object) -> list[Fact]:
+        """The triples of a reply that are quotes; all others are counted."""
+        self.counts["junk"] += not isinstance(rows, list)
+        found = []
+        for row in rows if isinstance(rows, list) else ():
+            parts = [row.get(key) if isinstance(row, dict) else None for key in KEYS]
+            good = all(isinstance(part, str) and one_line(part) for part in parts)
+            if not good or max(map(len, parts[:3])) > LONGEST or not relation_name(parts[1]):
+                self.counts["malformed"] += 1
+                continue
+            subject, relation, value, evidence = parts
+            quoted = evidence in text and subject in evidence and value in evidence
+            self.counts["kept" if quoted else "not quoted"] += 1
+            if quoted:
+                found.append((one_line(subject), relation_name(relation), one_line(value)))
+        return found

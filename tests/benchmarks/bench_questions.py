@@ -1,0 +1,110 @@
+"""The question engine: verified questions a second, and what two engines say about all of them.
+
+For each world: CPU time of `--timed` questions of `--depth` look-ups (every one of them checked
+while it is made), then `--questions` of the train split at mixed depths, whose faults are counted
+by sets and by SQLite; answers, split and work; and the edges that the three orders of expansion
+make (WebShaper, arXiv 2507.15061, figure 4). The world is loaded, and its graph's tables are made,
+before the clock starts. One JSON object a world; CPU seconds, one core. `loop_s` is the CPU time of
+a fixed loop, taken before and after: it says how busy the machine was.
+
+Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_questions.py [--worlds cldr pydocs]
+"""
+
+import argparse
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from statistics import quantiles
+
+from drlib.synthesis.checks import constant_edges, effort, faults, target_edges
+from drlib.synthesis.engine import expand, explain, known_by, side_of, synthesize_questions
+from drlib.synthesis.queries import SqlEngine, canonical, constants, depth, from_text, to_text, walk
+from drlib.worlds import load_world
+
+FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")
+
+
+def timed(world, n: int, depth: int) -> dict:
+    """Questions of exactly `depth` look-ups, made and verified by sets."""
+    graph = world.graph
+    _ = graph.relations, graph.neighbours, graph.kinds
+    loops, started = [fixed_loop()], time.process_time()
+    synthesize_questions(world, n, "timed", hops={depth: 1})
+    seconds = time.process_time() - started
+    return {"questions": n, "depth": depth, "cpu_s": round(seconds, 2),
+            "a_second": round(n / seconds), "loop_s": [*loops, fixed_loop()]}  # fmt: skip
+
+
+def fixed_loop() -> float:
+    started, total = time.process_time(), 0
+    for i in range(3_000_000):
+        total += i
+    return round(time.process_time() - started, 3)
+
+
+def verified(tasks, graph) -> dict:
+    """Share of the questions with each fault, by both engines."""
+    rows, queries = {}, [from_text(task.query) for task in tasks]
+    for name, engine in (("sets", None), ("sql", SqlEngine(graph))):
+        started = time.process_time()
+        found = Counter(fault for query in queries for fault in faults(query, graph, engine))
+        rows[name] = {fault: found[fault] / len(tasks) for fault in FAULTS}
+        rows[name]["checked_a_second"] = round(len(tasks) / (time.process_time() - started))
+    return rows
+
+
+def described(tasks, graph) -> dict:
+    queries = [from_text(task.query) for task in tasks]
+    work = quantiles([effort(query, graph) for query in queries], n=10)
+    kinds = Counter(type(part).__name__ for query in queries
+                    for part in {type(p): p for p in walk(query)}.values())  # fmt: skip
+    return {
+        "different": len({to_text(canonical(query)) for query in queries}),
+        "answers": len({task.answer for task in tasks}),
+        "largest_answer_share": max(Counter(t.answer for t in tasks).values()) / len(tasks),
+        "answers_of_the_other_side": sum(side_of(task.answer) != "train" for task in tasks),
+        "depth": dict(sorted(Counter(map(depth, queries)).items())),
+        "constants": dict(sorted(Counter(len(constants(q)) for q in queries).items())),
+        "questions_with": dict(sorted(kinds.items())),
+        "pages_p10_p50_p90": [work[0], work[4], work[8]],
+        "digest": hashlib.sha256("".join(t.id + t.question for t in tasks).encode()).hexdigest(),
+    }  # fmt: skip
+
+
+def orders(graph, n: int = 300) -> dict:
+    """Edges a query after two expansions in each order, from the same starts."""
+    rows = {}
+    for order in ("layer", "sequential", "random"):
+        rng, found = random.Random("orders"), []
+        titles = [t for t in sorted(graph.nodes) if len(known_by(t, graph)) > 2]
+        while len(found) < n:
+            answer = rng.choice(titles)
+            query = explain(answer, graph, rng, frozenset((answer,)), 2, 3)
+            for _ in range(2):
+                query = query and expand(query, graph, rng, order)
+            found += [query] if query else []
+        rows[order] = {"constant_constant": sum(constant_edges(q, graph) for q in found) / n,
+                       "constant_target": sum(map(target_edges, found)) / n}  # fmt: skip
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", nargs="+", default=["cldr", "pydocs"])
+    parser.add_argument("--questions", type=int, default=5000)
+    parser.add_argument("--timed", type=int, default=2000)
+    parser.add_argument("--depth", type=int, default=3)
+    args = parser.parse_args()
+    for name in args.worlds:
+        world = load_world(name)
+        row = {"world": name, "version": world.version, "nodes": len(world.graph),
+               "facts": len(world.graph.facts), "timed": timed(world, args.timed, args.depth)}
+        tasks = synthesize_questions(world, args.questions, 0, depth=args.depth, split="train")
+        row |= {"verified": verified(tasks, world.graph)} | described(tasks, world.graph)
+        print(json.dumps(row | {"edges_after_expansion": orders(world.graph)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Demonstrations: the funnel rejects at the right stage, and the other forms keep what they must.
+
+Attempts are made by hand, or by the solver in a hand-made world.
+
+Run: python -m pytest tests/test_synthesis_demonstrations.py
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from drlib.chat import parse, render_answer, render_call
+from drlib.synthesis.demonstrations import (
+    STAGES, Funnel, from_trajectories, length_stages, managed, observations, reconstruct, required,
+    seeking, soft_f,
+)  # fmt: skip
+from drlib.synthesis.oracle import Episode
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj
+from drlib.synthesis.questions import Task
+from drlib.synthesis.solver import Solver
+from drlib.tools import Toolbox
+from drlib.trajectory import Termination, Trajectory
+from tests.solver_examples import MILLS, ON_5, task, tiny
+
+
+@pytest.fixture(scope="module")
+def world():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def toolbox(world):
+    with Toolbox(world, calculator=True) as tools:
+        yield tools
+
+
+# ---------------------------------------------------------------- the funnel
+
+LOOK = render_call("search", {"query": ["Somalia"]})
+SEEN = "1. [Somalia](tiny:Somalia)\nSomalia has the currency Somali Shilling. Its zone is 3."
+GIVEN = Task("q", "Which currency?", "Somali Shilling", "search", "w", aliases=("Shilling",))
+RIGHT = f"<think>I have it.</think>{render_answer('Somali Shilling')}"
+
+
+def episode(*contents, task=GIVEN, roles=None):
+    """Turns after the question, assistant and tool in turn; the answer is that of the last."""
+    made = Episode(task, None, None)
+    roles = roles or ["tool" if at % 2 else "assistant" for at in range(len(contents))]
+    made.messages += [{"role": r, "content": text} for r, text in zip(roles, contents)]
+    made.answer = getattr(parse(contents[-1]), "text", None)
+    return made
+
+
+def search(n, thought="I look."):
+    return f"<think>{thought}</think>{render_call('search', {'query': [f'Somalia {n}']})}"
+
+
+LOOP = "I must look at it again and again and once more now."
+BAD = {
+    "says nothing": ("format", episode("I wonder.", SEEN, RIGHT)),
+    "broken call": ("format", episode('<tool_call>{"name": "search"</tool_call>', SEEN, RIGHT)),
+    "invents a response": ("format", episode(
+        f"{LOOK}<tool_response>{SEEN}</tool_response>", SEEN, RIGHT)),
+    "never answers": ("format", episode(LOOK, SEEN)),
+    "goes on": ("format", episode(RIGHT, SEEN, RIGHT)),
+    "wrong": ("correct", episode(LOOK, SEEN, render_answer("Euro"))),
+    "guessed": ("grounded", episode(LOOK, "No results.", RIGHT)),
+    "part of a word": ("grounded", episode(
+        LOOK, "Somalia and 1960.", render_answer("Mali"),
+        task=dataclasses.replace(GIVEN, answer="Mali"))),
+    "same call twice": ("redundant", episode(LOOK, SEEN, LOOK, SEEN, RIGHT)),
+    "loops in thought": ("redundant", episode(
+        *[x for n in range(4) for x in (search(n, LOOP), SEEN)], RIGHT)),
+    "no tool at all": ("grounded", episode(RIGHT)),
+    "too long": ("bounds", episode(LOOK, SEEN + " word" * 40_000, RIGHT)),
+}  # fmt: skip
+
+
+def test_twelve_bad_attempts_are_rejected_each_at_its_stage():
+    assert len(BAD) == 12
+    for name, (stage, attempt) in BAD.items():
+        verdict = Funnel().fault(attempt)
+        assert verdict is not None and verdict[0] == stage, (name, verdict)
+
+
+def test_the_report_counts_every_stage():
+    good = episode(LOOK, SEEN, RIGHT)
+    kept, report = Funnel().run([good, *[attempt for _, attempt in BAD.values()], good])
+    assert kept == [good, good] and list(report) == list(STAGES)
+    assert [(r["in"], r["kept"]) for r in report.values()] == [
+        (14, 9), (9, 8), (8, 5), (5, 3), (3, 2), (2, 2)]  # fmt: skip
+    assert report["format"]["reasons"] == {
+        "goes on after its answer": 1, "no answer": 1, "no tool call or answer.": 1,
+        "policy wrote a tool response.": 1, "tool call is not valid JSON.": 1}  # fmt: skip
+    assert report["redundant"]["reasons"] == {"identical call": 1, "repeats itself": 1}
+
+
+def test_an_alias_must_be_seen_as_it_was_said():
+    assert Funnel().fault(episode(LOOK, SEEN, render_answer("shilling."))) is None
+    odd = dataclasses.replace(GIVEN, aliases=("Scellino",))
+    hidden = episode(LOOK, SEEN, render_answer("Scellino"), task=odd)
+    assert Funnel().fault(hidden) == ("grounded", "answer never seen")
+
+
+def test_bounds_of_websailor():
+    def attempt(n):
+        return episode(*[x for i in range(n) for x in (search(i), SEEN)], RIGHT)
+
+    funnel = Funnel(min_calls=6, max_calls=8)
+    assert funnel.fault(attempt(5)) == ("bounds", "too few calls")
+    assert funnel.fault(attempt(6)) is None is funnel.fault(attempt(8))
+    assert funnel.fault(attempt(9)) == ("bounds", "too many calls")
+    size = sum(len(m["content"]) for m in attempt(6).messages)
+    assert Funnel(max_tokens=size, size=len).fault(attempt(6)) is None
+    assert Funnel(max_tokens=size - 1, size=len).fault(attempt(6)) == ("bounds", "too long")
+
+
+# ---------------------------------------------------------------- ISR, ISE, soft F
+
+
+def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
+    graph = world.graph
+    query = And((MILLS, ON_5))  # the two constants and the answer; the other mills are not needed
+    assert required(query, graph) == {"Old Mill", "River 5", "Town 005"}
+    nested = Proj("zone", Proj("country", query))
+    assert required(nested, graph) == {"Zone North", "Bigland", "Town 005", "Old Mill", "River 5"}
+    assert required(Extreme("people", MILLS, True), graph) == {
+        "Old Mill", "Town 005", "Town 012", "Town 019"}  # fmt: skip
+    assert required(Count(MILLS), graph) == required(Extreme("people", MILLS, True), graph) | {"3"}
+    assert required(Diff(MILLS, ON_5), graph) == {"Old Mill", "Town 012", "Town 019"}
+
+
+def test_isr_and_ise_by_hand(world, toolbox):
+    attempt = episode(LOOK, SEEN, search(1), "Nothing here.", RIGHT)
+    assert seeking(attempt, {"Somalia", "Somali Shilling", "Mali", "Kenya"}) == (0.5, 2.0)
+    assert seeking(episode(RIGHT), {"Kenya"}) == (0.0, 1.0)  # no call: counted as one
+    solved = Solver(toolbox).solve(task(And((MILLS, ON_5)), "Town 005"))
+    isr, ise = seeking(solved, required(And((MILLS, ON_5)), world.graph))
+    assert isr == 1.0 and ise == 3 / len(solved.tool_results)
+    lazy = Funnel(graph=world.graph, min_ise=ise + 0.01)
+    assert lazy.fault(solved) == ("efficient", "low ISE")
+    assert Funnel(graph=world.graph, min_isr=1.0, min_ise=ise).fault(solved) is None
+    blind = episode(LOOK, "Town 005", render_answer("Town 005"), task=solved.task)
+    assert Funnel(graph=world.graph, min_isr=0.5).fault(blind) == ("efficient", "low ISR")
+
+
+def test_soft_f_by_hand():
+    assert soft_f(["Oslo", "bergen."], ["Bergen", "Oslo"]) == 1.0
+    # "abcd" against "abce": 2 * 3 / 8 = 0.75 alike; the second of R is like nothing
+    assert soft_f(["abcd"], ["abce", "xyz"]) == pytest.approx(2 * 0.75 * 0.375 / (0.75 + 0.375))
+    assert soft_f(["abcd"], ["abce", "xyz"], 2) == pytest.approx(
+        5 * 0.75 * 0.375 / (4 * 0.75 + 0.375))  # fmt: skip
+    assert soft_f([], ["x"]) == soft_f(["x"], ["y"]) == 0.0 and soft_f([], []) == 1.0
+
+
+# ---------------------------------------------------------------- other forms
+
+
+def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(toolbox):
+    before = Solver(toolbox).solve(task(And((MILLS, ON_5)), "Town 005"))
+    asked = []
+
+    def think(history, action, observation):
+        asked.append((history, action, observation))
+        return f"Step {len(asked)}."
+
+    after = reconstruct(before, think)
+    assert observations(after) == observations(before) and after.correct
+    turns = [(a["content"], b["content"]) for a, b in zip(before.messages, after.messages)
+             if a["role"] == "assistant"]  # fmt: skip
+    for number, (old, new) in enumerate(turns, 1):
+        assert new == f"<think>Step {number}.</think>" + old.partition("</think>")[2]
+    for number, (history, action, observation) in enumerate(asked):
+        assert len(history) == 2 * number + 1 and "think>" not in str(history)
+        assert action == parse(turns[number][0])
+    assert [o for *_, o in asked] == [*observations(before), ""]
+    assert Funnel().fault(reconstruct(before)) is None  # the templated thoughts
+    assert all(len(m["content"].partition("</think>")[0]) < 120 for m in
+               reconstruct(before).messages if m["role"] == "assistant")  # fmt: skip
+    for bad in ("", "so <answer>x</answer>", "a</think>b", "<|im_end|>"):
+        with pytest.raises(ValueError, match="is no thought"):
+            reconstruct(before, lambda *_: bad)
+
+
+def test_a_managed_round_sees_question_report_last_action_and_observation_only(toolbox):
+    query = Proj("zone", Proj("country", And((MILLS, ON_5))))
+    solved = Solver(toolbox).solve(task(query, "Zone North", "Which zone is it?"))
+    rounds, seen = managed(solved), observations(solved)
+    assert len(rounds) == len(seen) + 1 >= 4
+    said = [m["content"] for m in solved.messages if m["role"] == "assistant"]
+    for number, (state, answer) in enumerate(rounds):
+        text = state["content"]
+        assert text.startswith("Question: Which zone is it?\nReport: ")
+        assert [o in text for o in seen] == [at == number - 1 for at in range(len(seen))]
+        thought, action = (s.strip() for s in said[number].split("</think>"))
+        assert parse(answer["content"]) == parse(said[number])
+        assert answer["content"].endswith(action)
+        report = answer["content"].partition("<report>")[2].partition("</report>")[0]
+        assert report.endswith(thought.removeprefix("<think>"))
+        if number + 1 < len(rounds):
+            assert f"Report: {report}\nLast action: {action}\n" in rounds[number + 1][0]["content"]
+    assert "Left: Town 005" in rounds[-1][0]["content"]  # the report alone carries it on
+
+
+def test_length_stages_put_the_short_first_and_keep_a_share():
+    react, rounds = [3, 9, 4, 12, 40, 5, 11, 10], ["r1", "r2"]
+    first, second = length_stages(react, rounds, lambda n: n, 8, 12, share=0.5)
+    assert first == ["r1", "r2", 3, 4, 5]
+    assert second[:4] == [9, 12, 11, 10] and len(second) == 6  # 40 is longer than all
+    assert set(second[4:]) < {3, 4, 5}
+    assert length_stages(react, rounds, lambda n: n, 8, 12, share=0.5) == (first, second)
+
+
+def test_attempts_of_other_policies_become_the_same_rows():
+    own = episode(LOOK, SEEN, RIGHT)
+    rows = [
+        {"task_id": "q", "messages": own.messages},
+        {"messages": [{"role": "system", "content": "Use tools."}, {"role": "user", "content":
+         "Which currency?\n"}, {"role": "assistant", "content": LOOK}, {"role": "user", "content":
+         f"<tool_response>\n{SEEN}\n</tool_response>"}, {"role": "assistant", "content": RIGHT}]},
+        {"task_id": "q", "messages": own.messages[:2]},
+    ]  # fmt: skip
+    first, second, third = from_trajectories(rows, [GIVEN])
+    assert first.messages == own.messages and first.answer == "Somali Shilling"
+    assert [m["role"] for m in second.messages] == ["user", "assistant", "tool", "assistant"]
+    assert observations(second) == [SEEN] and second.correct
+    assert third.answer is None
+    assert [Funnel().fault(e) for e in (first, second)] == [None, None]
+    n = 3
+    record = Trajectory(
+        "a", "q", "g", "w", 0, np.zeros(n, np.int32), np.zeros(n, bool), np.zeros(n, np.float32),
+        None, np.zeros(n, np.uint8), np.zeros(n, np.uint16), np.zeros(n, np.int32), None, [],
+        Termination.ANSWERED, "Somali Shilling", None, {}, own.messages, {})  # fmt: skip
+    (again,) = from_trajectories([record], [GIVEN])
+    assert again.messages == own.messages and again.correct
+    assert again.record is record and not hasattr(first, "record")
+    with pytest.raises(ValueError, match="row 2 .*not given: .'x', 'Which currency"):
+        other = dataclasses.replace(GIVEN, question="Another?")
+        from_trajectories([rows[0], rows[0] | {"task_id": "x"}], [other])
+    with pytest.raises(ValueError, match="row 1 has no messages"):
+        from_trajectories([{"task_id": "q"}], [GIVEN])

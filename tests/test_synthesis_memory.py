@@ -1,0 +1,137 @@
+"""The entity-anchored memory: what is kept at which entity, merged, recalled, saved and read."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from drlib.synthesis.memory import FACT, Memory, Statement
+from drlib.trajectory import ToolResult
+
+
+def result(text, ok=True, tool="search"):
+    return ToolResult(tool, {}, text, ok, None if ok else "timeout")
+
+
+def test_a_document_is_kept_at_every_entity_that_it_names():
+    memory = Memory(["Guinea", "Papua New Guinea", "Mali"])
+    text = "Papua New Guinea is an island state. Guinea borders Mali.\nSomalia does not count."
+    assert memory.read(text, "page:1", "2020-01-02") == 3
+    assert memory.entities == ["Guinea", "Mali", "Papua New Guinea"]
+    # the longest name wins: the first sentence says nothing about Guinea
+    assert [s.text for s in memory.about("Guinea")] == ["Guinea borders Mali."]
+    assert memory.about("Mali") == [Statement("Guinea borders Mali.", "2020-01-02", ("page:1",))]
+    assert memory.about("Atlantis") == [] and memory.entities == sorted(memory.entities)
+
+
+def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
+    memory = Memory(["Norway"])
+    assert memory.add("Norway", "Norway  has a king.", "b", "2021")
+    assert not memory.add("Norway", "norway has a King", "a", "2019")
+    assert not memory.add("Norway", "Norway has a king.", "c")
+    assert memory.add("Norway", "Norway has a queen.", "a")
+    (queen, king) = memory.about("Norway")  # an unknown time comes first
+    assert (king.time, king.sources) == ("2019", ("a", "b", "c"))
+    assert (queen.time, queen.sources) == ("", ("a",))
+    assert memory.sources() == {"a": 2, "b": 1, "c": 1}
+
+
+def test_the_order_of_telling_changes_nothing(tmp_path):
+    told = [("X", "It is old.", "p", "2001"), ("X", "it is OLD", "q", ""),
+            ("Y", "Y is X.", "p", ""), ("X", "Y is X.", "r", "1999")]  # fmt: skip
+    files = set()
+    for order in itertools.permutations(told):
+        memory = Memory()
+        for entity, text, source, time in order:
+            memory.add(entity, text, source, time)
+        memory.save(tmp_path / "m.jsonl")
+        files.add((tmp_path / "m.jsonl").read_bytes())
+    assert len(files) == 1
+
+
+def test_facts_and_tables_are_recalled_by_relation():
+    memory = Memory()
+    assert memory.fact("Norway", "currency", "Norwegian Krone", "graph")
+    rows = [{"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
+            {"name": "Iran", "language": "Persian", "area": "", "king": None}]  # fmt: skip
+    assert memory.table(rows, "name", "table:1") == 3
+    assert memory.table(rows, "name", "table:2") == 0
+    assert [value for value, _ in memory.recall("Norway", "language")] == ["Norwegian"]
+    assert memory.recall("Norway", "area")[0][1].sources == ("table:1", "table:2")
+    assert memory.recall("Norway", "script") == memory.recall("Atlantis", "area") == []
+    # the fact stands at its other end too, but is no fact *of* it
+    assert [s.text for s in memory.about("Norwegian Krone")] == [
+        FACT.format(relation="currency", entity="Norway", value="Norwegian Krone")]  # fmt: skip
+    assert memory.recall("Norwegian Krone", "currency") == []
+
+
+def test_a_value_keeps_its_own_full_stop():
+    memory = Memory()
+    memory.fact("Acme", "name", "Acme Inc.", "g")
+    memory.add("Acme", "The name of Acme is Acme Inc", "h")
+    assert [value for value, _ in memory.recall("Acme", "name")] == ["Acme Inc."]
+
+
+def test_logs_of_tools_are_read_and_failures_are_not():
+    memory = Memory(["Oslo"])
+    log = [result("Oslo is a city."), result("Oslo could not be reached.", ok=False),
+           result("Oslo has trams.", tool="visit")]  # fmt: skip
+    assert memory.tools(log, "trajectory-7", "2024-05-01") == 2
+    assert memory.sources() == {"trajectory-7/0-search": 1, "trajectory-7/2-visit": 1}
+
+
+@pytest.mark.parametrize("entity, text, source", [("", "a", "b"), ("a", "  ", "b"), ("a", "b", "")])
+def test_an_empty_statement_is_refused(entity, text, source):
+    memory = Memory()
+    with pytest.raises(ValueError, match="entity, text and source"):
+        memory.add(entity, text, source)
+    assert memory.entities == []
+
+
+def test_a_file_gives_the_same_memory_back(tmp_path):
+    rng, memory = random.Random("memory-0"), Memory()
+    for _ in range(300):
+        memory.fact(f"é{rng.randrange(9)}", f"r{rng.randrange(5)}", f"v\u2028{rng.randrange(9)}",
+                    f"s{rng.randrange(4)}", str(rng.randrange(1990, 2000)))  # fmt: skip
+    memory.save(tmp_path / "a.jsonl")
+    again = Memory().load(tmp_path / "a.jsonl")
+    again.save(tmp_path / "b.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert [again.about(e) for e in again.entities] == [memory.about(e) for e in memory.entities]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_damaged_file_is_named_with_its_line(tmp_path):
+    good = json.dumps({"entity": "a", "text": "b", "time": "", "sources": ["c"]})
+    for bad in ("{", "[1]", '{"entity": "a"}', good.replace('"b"', '""')):
+        (tmp_path / "bad.jsonl").write_text(f"{good}\n{bad}\n")
+        with pytest.raises(ValueError, match=r"bad.jsonl, line 2"):
+            Memory().load(tmp_path / "bad.jsonl")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    memory = Memory()
+    memory.add("a", "b", "c")
+    memory.save(tmp_path / "m.jsonl")
+    before = (tmp_path / "m.jsonl").read_bytes()
+    memory.add("a", "lone surrogate \udc80", "c")
+    with pytest.raises(UnicodeEncodeError):
+        memory.save(tmp_path / "m.jsonl")
+    assert (tmp_path / "m.jsonl").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_equal_under_any_hash_seed():
+    program = (
+        "from drlib.synthesis.memory import Memory\n"
+        "m = Memory({'Ada', 'Bob', 'Ada Bob', 'Cy'})\n"
+        "m.read('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
+        "print([(e, m.about(e)) for e in m.entities], m.sources())"
+    )
+    told = {subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed,
+            "PYTHONPATH": "."}, capture_output=True, text=True, check=True).stdout
+            for seed in ("0", "1", "77")}  # fmt: skip
+    assert len(told) == 1

@@ -1,0 +1,151 @@
+"""The report: each number against a set of questions whose faults are known.
+
+Run: python -m pytest tests/test_synthesis_quality.py
+"""
+
+import dataclasses
+import json
+
+import pytest
+
+from drlib.analysis import data_plots
+from drlib.analysis.plots import png_bytes
+from drlib.synthesis import synthesize_questions
+from drlib.synthesis.quality import (
+    contaminated, near_duplicates, overlap, quality_report, save_report, search_rates, shape,
+)  # fmt: skip
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, from_text, to_text
+from drlib.synthesis.questions import Task
+from drlib.worlds import load_world
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def tasks(cldr):
+    return synthesize_questions(cldr, 60, 5)
+
+
+def spoiled(task, query):
+    return dataclasses.replace(task, query=to_text(query))
+
+
+def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
+    report = quality_report(tasks, cldr)
+    assert report["questions"] == 60 and report["version"] == cldr.version
+    assert set(report["by_sets"].values()) == set(report["by_sql"].values()) == {0.0}
+    assert report["duplicates"]["queries"] == 0
+    assert sum(report["depth"].values()) == sum(report["constants"].values()) == 60
+    assert report["answers"]["different"] == len({t.answer for t in tasks})
+
+
+def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
+    """One in three is made ambiguous by keeping a single condition."""
+    whole = [from_text(t.query) for t in tasks[:30]]
+    bad = [spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
+           for i, t in enumerate(tasks[:30])]  # fmt: skip
+    report = quality_report(bad, cldr)
+    assert report["by_sets"]["not unique"] == report["by_sql"]["not unique"] == pytest.approx(1 / 3)
+    assert report["duplicates"]["queries"] == 9 and len(whole) == 30
+
+
+def test_near_duplicates_against_brute_force():
+    long = "the quick brown fox jumps over the lazy dog near the old river bank today"
+    texts = [long, long + " again", "short one", "Short one", "short two",
+             "quite another text that shares nothing with the first of them at all"]
+
+    def grams(text):
+        words = text.casefold().split()
+        return {tuple(words[i : i + 8]) for i in range(len(words) - 7)} or {text.casefold()}
+
+    brute = []
+    for i in range(len(texts)):
+        for j in range(i + 1, len(texts)):
+            a, b = grams(texts[i]), grams(texts[j])
+            if len(a & b) / len(a | b) >= 0.7:
+                brute.append((i, j))
+    assert near_duplicates(texts) == brute == [(0, 1), (2, 3)]
+
+
+def test_overlap_names_what_two_sides_share(tasks):
+    assert overlap(tasks[:20], tasks[20:40])["queries"] == 0
+    same = overlap(tasks[:20], tasks[10:20])
+    assert same["queries"] == 10
+    assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
+def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
+    words = "which land has a coin that was first struck in the year of the great comet".split()
+    question, file = " ".join(words).capitalize() + "?", tmp_path / f"bench.{suffix}"
+    rows = [{"meta": {"n": 1}, "turns": [{"text": "nothing"}]},
+            {"turns": [{"text": f"Q: {question} A: no"}]}]  # fmt: skip
+    text = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
+    file.write_text(text.get(suffix, f"id,question\n1,nothing\n2,{question}\n"))
+    other = "which land has a coin that was first struck in another year, long before that?"
+    assert contaminated([question, other, "too short"], file) == [0]
+    short = "first struck in the year of the great"
+    assert contaminated([short], file) == [0]
+
+
+def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
+    file = tmp_path / "bench.jsonl"
+    file.write_text('{"question": "half')
+    with pytest.raises(ValueError):
+        quality_report(tasks, cldr, benchmarks=[file])
+    with pytest.raises(OSError, match="absent"):
+        quality_report(tasks, cldr, benchmarks=[tmp_path / "absent.txt"])
+
+
+def test_questions_without_queries_are_refused(cldr):
+    with pytest.raises(ValueError, match="synthesize_questions"):
+        quality_report([], cldr)
+    with pytest.raises(ValueError, match="synthesize_questions"):
+        quality_report([Task("t", "q", "a", "search", "w")], cldr)
+
+
+def test_search_rates_count_places(cldr):
+    tasks = [Task("a", "Norway", "Norway", "search", "w"),  # an exact title comes first
+             Task("b", "Norway", "Norwegian Krone", "search", "w"),
+             Task("c", "?!", "Norway", "search", "w")]  # fmt: skip
+    rates = search_rates(tasks, cldr)
+    assert rates["@1"] == pytest.approx(1 / 3, abs=1e-4) and rates["@5"] >= rates["@1"]
+
+
+def test_shape_forgets_names_and_order():
+    one = And((Proj("a", "x"), Proj("b", Proj("c", "y"))))
+    two = And((Proj("d", Proj("e", "z")), Proj("f", "u")))
+    assert shape(one) == shape(two) != shape(And((Proj("a", "x"), Proj("b", "y"))))
+    assert shape(Range("since", 1, 2)) == ["Range"]
+    assert shape(Extreme("n", Or((Proj("a", "x"), Proj("a", "y"))), True)) == [
+        "Extreme", ["Or", ["Proj", ""], ["Proj", ""]]
+    ]
+    assert shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
+
+
+def test_the_report_is_written_whole_or_not_at_all(tmp_path):
+    path = save_report({"a": 1}, tmp_path / "deep" / "quality_report.json")
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        save_report({"a": object()}, path)
+    assert json.loads(path.read_text()) == {"a": 1} and len(list(path.parent.iterdir())) == 1
+
+
+def test_figures_are_the_same_bytes_twice(cldr, tasks):
+    reports = [quality_report(tasks, cldr), quality_report(tasks[:20], cldr)]
+    for draw in (
+        lambda: data_plots.quality_figure(reports),
+        lambda: data_plots.question_graph(from_text(tasks[0].query), tasks[0].answer),
+        lambda: data_plots.funnel_figure({"sampled": 30, "valid": 20, "kept": 5}),
+    ):
+        assert png_bytes(draw()) == png_bytes(draw())
+
+
+def test_a_question_is_drawn_with_all_that_it_names():
+    query = And((Proj("currency of", Proj("home of", "A")), Range("since", 1950, 1970),
+                 Diff(Proj("p", "B"), Proj("p", "C"))))  # fmt: skip
+    drawn = {text.get_text() for text in data_plots.question_graph(query, "X").axes[0].texts}
+    assert {"X", "A", "B", "C", "currency", "home", "since", "1950 to 1970", "not p of"} <= drawn

@@ -1,0 +1,209 @@
+"""Dense subgraphs with cycles, and questions from them: the acceptance tests of section 2.4."""
+
+import random
+from collections import Counter
+
+import networkx as nx
+import pytest
+from query_examples import answers
+
+from drlib.synthesis.checks import conditions, constant_edges, faults
+from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate
+from drlib.synthesis.subgraphs import (
+    bridge_question, cut, cycle_rank, cyclic_question, dense_subgraph, focuses, joins,
+    one_of_each_shape, orbits, with_distractors,
+)  # fmt: skip
+from drlib.worlds import load_world
+from drlib.worlds.graph import Graph, Node
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return load_world("cldr").graph
+
+
+@pytest.fixture(scope="module")
+def subgraphs(graph):
+    rng = random.Random("subgraphs")
+    return [dense_subgraph(graph, rng) for _ in range(12)]
+
+
+def drawn(*edges, kind="n"):
+    """A subgraph by hand; (a, relation, b)."""
+    found = nx.Graph()
+    for a, relation, b in edges:
+        found.add_edge(a, b, relation=relation)
+    nx.set_node_attributes(found, kind, "kind")
+    return found
+
+
+# ------------------------------------------------------------------------------------- the walk
+
+
+def test_subgraphs_are_connected_dense_and_true(graph, subgraphs):
+    for found in subgraphs:
+        assert nx.is_connected(found) and len(found) == 12
+        assert cycle_rank(found) == len(nx.cycle_basis(found)) >= 3
+        for a, b, data in found.edges(data=True):
+            assert a != b
+            assert data["relation"].split("/") in (joins(a, b, graph), joins(b, a, graph))
+            assert b in graph.neighbours[a]
+        assert not any(graph.is_value(title) for title in found)
+
+
+def test_the_tour_has_them_too_and_the_same_seed_the_same():
+    tour = load_world("tour").graph
+    first, second = (dense_subgraph(tour, random.Random(3), 10, 2) for _ in range(2))
+    assert list(first.edges(data=True)) == list(second.edges(data=True))
+    assert nx.is_connected(first) and cycle_rank(first) >= 2
+
+
+def test_a_graph_without_cycles_is_refused():
+    tree = Graph([Node(c, "n") for c in "abcd"], [("a", "r", b) for b in "bcd"])
+    with pytest.raises(ValueError, match="no subgraph of 3 pages and 1 cycles"):
+        dense_subgraph(tree, random.Random(0), 3, 1)
+    assert len(dense_subgraph(tree, random.Random(0), 3, 0)) == 3
+
+
+# --------------------------------------------------------------------------------------- shapes
+
+
+def test_shapes_are_unique(subgraphs):
+    kept = one_of_each_shape([*subgraphs, *subgraphs])
+    hashes = [nx.weisfeiler_lehman_graph_hash(s, node_attr="kind", edge_attr="relation",
+                                              iterations=4) for s in kept]  # fmt: skip
+    assert len(set(hashes)) == len(hashes) and 1 < len(kept) <= len(subgraphs)
+
+
+def test_renamed_copies_are_one_shape_and_other_relations_are_another():
+    first = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"))
+    copy = nx.relabel_nodes(first, {"a": "x", "b": "y", "c": "z"})
+    other = drawn(("a", "s", "b"), ("b", "r", "c"), ("c", "s", "a"))
+    kinds = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"), kind="m")
+    assert one_of_each_shape([first, copy, other, kinds]) == [first, other, kinds]
+
+
+def test_orbits_hold_what_an_automorphism_exchanges():
+    square = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d"), ("d", "r", "a"))
+    assert orbits(square) == [["a", "b", "c", "d"]]
+    square.add_edge("a", "tail", relation="r")
+    square.nodes["tail"]["kind"] = "n"
+    assert orbits(square) == [["a"], ["b", "d"], ["c"], ["tail"]]
+
+
+def test_orbits_are_never_finer_than_the_true_ones(subgraphs):
+    for found in subgraphs[:6]:
+        classes = {node: i for i, members in enumerate(orbits(found)) for node in members}
+        same = nx.isomorphism.categorical_node_match("kind", None)
+        edge = nx.isomorphism.categorical_edge_match("relation", None)
+        for mapping in nx.vf2pp_all_isomorphisms(found, found, node_label="kind"):
+            if all(found.edges[a, b]["relation"] == found.edges[mapping[a], mapping[b]]["relation"]
+                   for a, b in found.edges):  # fmt: skip
+                assert all(classes[a] == classes[b] for a, b in mapping.items())
+        assert nx.is_isomorphic(found, found, same, edge)
+
+
+@pytest.mark.parametrize("n", [1, 5, 30])
+def test_focuses_are_spread_over_the_orbits(subgraphs, n):
+    for i, found in enumerate(subgraphs):
+        classes = orbits(found)
+        chosen = focuses(found, n, random.Random(i))
+        counts = [sum(node in members for node in chosen) for members in classes]
+        assert len(chosen) == n == sum(counts) and max(counts) - min(counts) <= 1
+
+
+# ------------------------------------------------------------------------------------ questions
+
+
+def questions(make, subgraphs, graph):
+    for i, found in enumerate(subgraphs):
+        for focus in focuses(found, 6, random.Random(f"focus-{i}")):
+            if (made := make(found, focus, graph)) is not None:
+                yield focus, made
+
+
+def test_a_cycle_is_asked_as_two_paths_that_meet(graph, subgraphs):
+    made = list(questions(cyclic_question, subgraphs[:8], graph))
+    assert len(made) >= 3
+    for focus, query in made:
+        assert answers(query, graph) == {focus}  # brute force over all nodes
+        assert {*faults(query, graph)} <= {"redundant", "shortcut"}
+        assert constant_edges(query, graph) == 0
+        twice = [c for c, n in Counter(constants(query)).items() if n > 1]
+        assert twice and focus not in constants(query)
+        inner = query.left if isinstance(query, Diff) else query
+        assert isinstance(inner, And) and all(isinstance(part.of, Proj) for part in inner.parts)
+        assert all(len(evaluate(part, graph)) > 1 for part in inner.parts)  # no shortcut
+
+
+def island():
+    """Two squares of towns, guilds and lords; one road joins them."""
+    nodes = [Node(t, "town") for t in ("A", "B", "C", "D", "E", "F")]
+    nodes += [Node(t, "body") for t in ("g", "h", "i", "j")]
+    facts = [("A", "guild", "g"), ("A", "lord", "h"), ("B", "guild", "g"), ("B", "lord", "h"),
+             ("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j"), ("D", "guild", "i"),
+             ("D", "lord", "j")]  # fmt: skip
+    graph = Graph(nodes, [*facts, ("E", "guild", "g"), ("F", "lord", "h")])
+    found = drawn(*facts)
+    nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
+    return graph, found
+
+
+def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
+    graph, found = island()
+    assert cycle_rank(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
+    assert set(nx.articulation_points(found)) == {"B", "C"}
+    query = cyclic_question(found, "A", graph)
+    assert isinstance(query, Diff) and query.right == "B"
+    assert set(query.left.parts) == {Proj("guild of", Proj("guild", "B")),
+                                     Proj("lord of", Proj("lord", "B"))}  # fmt: skip
+    query, bridge = bridge_question(found, "B", graph)
+    assert bridge == ("B", "C") and evaluate(query, graph) == {"B"}
+    assert evaluate(query, cut(graph, {"B", "C"})) == set()
+    assert cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
+
+
+def test_a_structural_question_has_no_answer_without_its_bridge(graph, subgraphs):
+    made = list(questions(bridge_question, subgraphs[:6], graph))
+    assert len(made) >= 5
+    for focus, (query, bridge) in made:
+        assert answers(query, graph) == {focus} and faults(query, graph) == []
+        assert focus not in evaluate(query, cut(graph, {*bridge}))  # the fact is gone
+        for page in {*bridge} - {focus}:  # the page is gone
+            assert focus not in evaluate(query, cut(graph, {page}))
+
+
+def test_cutting_takes_only_what_it_names():
+    graph, _ = island()
+    assert set(graph.facts) - set(cut(graph, {"B", "C"}).facts) == {("B", "road", "C")}
+    gone = set(graph.facts) - set(cut(graph, {"C"}).facts)
+    assert gone == {("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j")}
+
+
+def test_distractors_come_near_and_never_fit(graph, subgraphs):
+    rng, done = random.Random("distract"), 0
+    for focus, query in questions(cyclic_question, subgraphs, graph):
+        try:
+            noisy = with_distractors(query, graph, 2, rng)
+        except ValueError:
+            continue
+        done += 1
+        invented = sorted(noisy.nodes.keys() - graph.nodes.keys())
+        assert len(invented) == 2 and set(graph.facts) <= set(noisy.facts)
+        assert answers(query, noisy) == {focus}
+        for title in invented:
+            assert noisy.nodes[title].kind == graph.nodes[focus].kind
+            assert any(title in evaluate(part, noisy) for part in conditions(query))
+        if done == 3:
+            break
+    assert done == 3
+
+
+def test_where_no_distractor_can_come_near_it_says_so():
+    graph = Graph([Node("A B", "n"), Node("C D", "n")], [("A B", "next", "C D")])
+    with pytest.raises(ValueError, match="only 0 of 1 distractors for 'A B'"):
+        with_distractors(Proj("next of", "C D"), graph, 1, random.Random(0))
+    with pytest.raises(ValueError, match="need a question with one node"):
+        with_distractors(Proj("next", "C D"), graph, 1, random.Random(0))
+    with pytest.raises(ValueError, match="no subgraph"):
+        dense_subgraph(Graph([], []), random.Random(0))

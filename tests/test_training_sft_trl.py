@@ -1,0 +1,179 @@
+"""TRL's trainer on our rows: masks are ours, packed rows do not see each other, the loss is ours.
+
+A real SFTTrainer on a tiny Qwen3-MoE. The load-balancing loss is off, so that the loss is the
+cross-entropy alone.
+
+Run: python -m pytest tests/test_training_sft_trl.py
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drlib.chat import ChatIds, render_answer, render_call, train_tokenizer
+from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.synthesis.actions import Sample, episode_sample
+from drlib.synthesis.demonstrations import from_trajectories, managed
+from drlib.synthesis.questions import Task
+from drlib.training.sft_trl import IGNORED, sft_dataset, train, trainer_of
+from drlib.trajectory import Termination, Trajectory
+
+OPTIONS = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 0.0, "seed": 0}
+
+
+def conversation(n):
+    call = render_call("search", {"query": [f"page {n}"]})
+    return [
+        {"role": "user", "content": f"What is number {n}?"},
+        {"role": "assistant", "content": f"<think>I look.</think>{call}"},
+        {"role": "tool", "content": f"page {n} says {n * 7}. It says <answer>9</answer> too."},
+        {"role": "assistant", "content": f"<think>Read.</think>{render_answer(str(n * 7))}"},
+    ]
+
+
+ROWS = [conversation(n) for n in (3, 14, 159)]
+
+
+@pytest.fixture(scope="module")
+def chat():
+    text = [m["content"] for row in ROWS for m in row]
+    return ChatIds(train_tokenizer(text, 350))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(chat, tmp_path_factory):
+    shape = PolicyShape(vocab_size=len(chat.tokenizer), hidden=32, layers=2, heads=4, head_dim=8,
+                        experts=4, expert_hidden=16)  # fmt: skip
+    ends = {"eos_id": chat.end_id, "pad_id": chat.tokenizer.pad_token_id}
+    path = tmp_path_factory.mktemp("policy") / "tiny"
+    return save_policy(build_policy(shape, 0, "plain", **ends), chat.tokenizer, path)
+
+
+def trainer(checkpoint, dataset, tmp_path, length=1000, **options):
+    model, tokenizer = load_policy(checkpoint)
+    return trainer_of(model, tokenizer, dataset, length, str(tmp_path), **OPTIONS | options)
+
+
+def by_hand(model, dataset):
+    """Cross-entropy over the labelled tokens, each sample alone in its forward pass."""
+    total, count = 0.0, 0
+    for row in dataset:
+        labels = torch.tensor(row["labels"])[1:]
+        with torch.no_grad():
+            logits = model(torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1]
+        total += F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum").item()
+        count += int((labels != IGNORED).sum())
+    return total / count
+
+
+def test_rows_are_the_ids_of_a_rollout_with_loss_on_the_model_s_tokens_alone(chat):
+    data = sft_dataset(ROWS, chat)
+    for messages, row in zip(ROWS, data):
+        sample = episode_sample(messages, chat)
+        assert tuple(row["input_ids"]) == sample.ids
+        assert row["labels"] == [i if loss else IGNORED for i, loss in zip(*vars(sample).values())]
+        said = chat.tokenizer.decode([i for i in row["labels"] if i != IGNORED])
+        turns = [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
+        assert said == "".join(turns)
+    # what a tool says never becomes a tag, and never carries loss
+    answer = chat.encode("<answer>")[0]
+    assert [row["labels"].count(answer) for row in data] == [1, 1, 1]
+    assert [row["input_ids"].count(answer) for row in data] == [1, 1, 1]
+
+
+def test_a_rollout_is_trained_on_the_ids_it_sampled_and_a_managed_round_on_its_turn(chat):
+    """Text would be cut into other pieces than the policy sampled."""
+    task = Task("t", ROWS[0][0]["content"], "21", "search", "w")
+    said = chat.encode(ROWS[0][1]["content"])
+    odd = [*said[:-1], *(chat.encode(c)[0] for c in "ab"), said[-1]]  # one by one
+    ids = np.array([*chat.prompt(task.question), *odd, 7], np.int32)
+    generated = np.arange(len(ids)) >= len(ids) - len(odd) - 1
+    generated[-1] = False
+    zeros = {np.dtype(d): np.zeros(len(ids), d) for d in ("f4", "u1", "u2", "i4")}
+    f4, u1, u2, i4 = zeros.values()
+    record = Trajectory("a", "t", "g", "w", 0, ids, generated, f4, None, u1, u2, i4, None, [],
+                        Termination.ANSWERED, "21", None, {}, ROWS[0], {})  # fmt: skip
+    (episode,) = from_trajectories([record], [task])
+    for row in (record, episode):
+        (made,) = sft_dataset([row], chat)
+        assert made["input_ids"] == ids.tolist()
+        assert [i for i in made["labels"] if i != IGNORED] == odd
+    rounds = managed(from_trajectories([{"messages": ROWS[0]}], [task])[0])
+    for messages, made in zip(rounds, sft_dataset(rounds, chat)):
+        kept = chat.tokenizer.decode([i for i in made["labels"] if i != IGNORED])
+        assert kept == messages[1]["content"] + "<|im_end|>" and "<report>" in kept
+        # tags that the state quotes are text: nobody acts in a user's turn
+        assert made["input_ids"].count(chat.encode("<tool_call>")[0]) == kept.count("<tool_call>")
+
+
+def test_packed_loss_is_the_hand_made_one_and_trl_keeps_our_labels(chat, checkpoint, tmp_path):
+    data = sft_dataset(ROWS, chat)
+    made = trainer(checkpoint, data, tmp_path)
+    (packed,) = made.train_dataset  # all three in one row
+    assert sorted(packed["seq_lengths"]) == sorted(map(len, data["input_ids"]))
+    assert sorted(packed["labels"]) == sorted(i for row in data["labels"] for i in row)
+    batch = made.data_collator([packed])
+    assert "attention_mask" not in batch  # a mask of ones would let samples see each other
+    assert int((batch["position_ids"] == 0).sum()) == 3
+    loss = made.train().training_loss
+    assert loss == pytest.approx(by_hand(load_policy(checkpoint)[0], data), abs=1e-5)
+
+
+def test_the_order_of_packing_changes_nothing(chat, checkpoint, tmp_path):
+    """Were a sample to see the one before it, its loss would depend on which that is."""
+    losses = [trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
+              for rows in (ROWS, ROWS[::-1])]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_what_tools_say_is_no_target(chat, checkpoint, tmp_path):
+    """WebDancer's loss: with any other targets in the place of what was only read it is the same,
+    and it changes as soon as one such token is let in."""
+    samples, model = [episode_sample(row, chat) for row in ROWS], load_policy(checkpoint)[0]
+    loss = trainer(checkpoint, sft_dataset(samples, chat), tmp_path).train().training_loss
+
+    def masked(seed):
+        total, count = 0.0, 0
+        for sample in samples:
+            ids, mask = torch.tensor(sample.ids), torch.tensor(sample.loss)
+            other = torch.randint(300, ids.shape, generator=torch.Generator().manual_seed(seed))
+            target = torch.where(mask, ids, other)[1:]
+            with torch.no_grad():
+                logits = model(ids[None], use_cache=False).logits[0, :-1]
+            losses = F.cross_entropy(logits, target, reduction="none")
+            total, count = total + (losses * mask[1:]).sum().item(), count + int(mask[1:].sum())
+        return total / count
+
+    assert masked(1) == pytest.approx(loss, abs=1e-5) and masked(2) == masked(1)
+    data = sft_dataset(samples, chat)
+    rows = [dict(row) for row in data]
+    at = samples[0].loss.index(False, samples[0].loss.index(True)) + 5  # in the observation
+    rows[0]["labels"][at] = rows[0]["input_ids"][at]
+    spoilt = trainer(checkpoint, type(data).from_list(rows), tmp_path).train().training_loss
+    assert abs(spoilt - loss) > 1e-4
+
+
+def test_two_length_stages_train_and_leave_a_folder(chat, checkpoint, tmp_path):
+    short, long = ROWS[:2], [ROWS[2], Sample((5, 6, 7), (False, True, True))]
+    options = {"num_train_epochs": 8, "learning_rate": 3e-3, "router_aux_loss_coef": 0.0, "seed": 0}
+    metrics = train(checkpoint, [(short, 400), (long, 400)], tmp_path / "out", **options)
+    assert len(metrics) == 2
+    folders = tmp_path / "out", checkpoint
+    model, before = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    data = sft_dataset(ROWS, chat)
+    assert by_hand(model, data) < by_hand(before, data) - 0.5
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]  # TRL's own files are gone
+
+
+def test_rows_that_do_not_fit_are_named_and_nothing_is_written(chat, checkpoint, tmp_path):
+    length = max(len(episode_sample(row, chat)) for row in ROWS)
+    with pytest.raises(ValueError, match=f"row 3 has {length} tokens of {length - 1}"):
+        train(checkpoint, [(ROWS, length - 1)], tmp_path / "out", **OPTIONS)
+    with pytest.raises(ValueError, match="no rows to train on"):
+        sft_dataset([], chat)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        train(tmp_path / "nowhere", [(ROWS, 1000)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

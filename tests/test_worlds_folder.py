@@ -1,0 +1,414 @@
+"""A folder as a world: chunks, links, tables and front matter by hand, and every bad file.
+
+The triples of a model are in test_worlds_triples.py.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import pytest
+
+pytest.importorskip("pypdf")
+pytest.importorskip("trafilatura")
+
+from drlib.worlds import folder, load_world  # noqa: E402
+from drlib.worlds.folder import chunks, slug  # noqa: E402
+from tests.test_tools_files import BILLION_LAUGHS, docx, paragraph, pdf, zipped  # noqa: E402
+
+INTRO = """---
+tags: [alpha, beta]
+author: Ada
+nested: {a: 1}
+part of: a series
+link: own name
+---
+# Intro
+
+See [install](#install), [usage](../api.rst#usage), [the web](https://example.org/a.md), an
+![image](a.png), [nothing here](#nowhere) and [up and out](../../../etc/passwd.md).
+
+## Install now!
+
+[It](it%20aly.html) is text.
+
+| City | Country | Notes |
+|------|---------|-------|
+| **Oslo** | Norway | |
+| Rome | [Italy](it%20aly.html#history) | a \\| b |
+
+```
+# no heading
+```
+
+### Details
+
+## Install now!
+
+Again.
+"""
+API = """
+===
+API
+===
+
+Hello :doc:`guide/intro` and `home <guide/intro.md>`_.
+
+Usage
+=====
+
+Some text::
+
+    Indented
+    --------
+
+Details
+-------
+
+Deep.
+
+Other
+=====
+"""
+ITALY = """<html><head><title>Italy</title><script>evil()</script></head><body>
+<h1>Italy</h1><p>Back to <a href="intro.md">intro</a>.</p>
+<section id="history"><h2>History<a href="#history">¶</a></h2><p>Old.</p>
+<pre># code, no heading</pre>
+<table><tr><th>Year</th><th>Ruler</th></tr><tr><td>1861</td><td>Victor</td></tr>
+<tr><td>1878</td><td>Umberto</td></tr></table></section></body></html>"""
+NOTEBOOK = {"cells": [
+    {"cell_type": "markdown", "source": ["# A study\n", "of [Italy](it%20aly.html)"]},
+    {"cell_type": "code", "source": "# a comment\nprint(1)", "outputs": []},
+]}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with a file of most types."""
+    guide = tmp_path / "docs" / "guide"
+    guide.mkdir(parents=True)
+    (guide / "intro.md").write_text(INTRO)
+    (guide / "it aly.html").write_text(ITALY)
+    (guide / "study.ipynb").write_text(json.dumps(NOTEBOOK))
+    (tmp_path / "docs" / "api.rst").write_text(API)
+    (tmp_path / "docs" / "plain.txt").write_text("# no heading\n[no link](api.rst)\n")
+    (tmp_path / "docs" / "paper.pdf").write_bytes(pdf("The first page", "The second page"))
+    (tmp_path / "docs" / "memo.docx").write_bytes(docx(paragraph("A memo about tungsten")))
+    return tmp_path / "docs"
+
+
+def load(path, index=None, **options):
+    return load_world(f"folder:{path}", index, **options)
+
+
+def facts_of(part):
+    return {tuple(fact) for fact in part.facts}
+
+
+def test_chunks_links_tables_and_front_matter_of_markdown():
+    part = chunks("guide/intro.md", INTRO)
+    first, install, details, again = (
+        "guide/intro.md", "guide/intro.md#install-now", "guide/intro.md#details",
+        "guide/intro.md#install-now-1",
+    )  # fmt: skip
+    rows = [f"{install}: Oslo", f"{install}: Rome"]
+    assert [d.title for d in part.documents] == [first, install, *rows, details, again]
+    kinds = {node.title: node.kind for node in part.nodes}
+    assert kinds[first] == "page" and kinds[again] == "section" and kinds[rows[0]] == "table row"
+    assert facts_of(part) == {
+        (first, "tags", "alpha"), (first, "tags", "beta"), (first, "author", "Ada"),
+        (first, "part", "a series"), (first, "link field", "own name"),
+        (first, "heading", "Intro"), (install, "heading", "Install now!"),
+        (details, "heading", "Details"), (again, "heading", "Install now!"),
+        (first, "section", install), (install, "section", details), (first, "section", again),
+        (first, "link", "api.rst#usage"),
+        (install, "link", "guide/it aly.html"),
+        (rows[0], "table", install), (rows[1], "table", install), (rows[0], "Country", "Norway"),
+        (rows[1], "Country", "guide/it aly.html"), (rows[1], "Notes", "a | b"),
+    }  # fmt: skip
+    assert "[usage](folder:api.rst#usage)" in part.documents[0].text
+    assert "[the web](https://example.org/a.md)" in part.documents[0].text
+    assert "tags" not in part.documents[0].text
+
+
+def test_sections_and_links_of_rst():
+    part = chunks("api.rst", API)
+    assert [d.title for d in part.documents] == [
+        "api.rst", "api.rst#usage", "api.rst#details", "api.rst#other"
+    ]  # fmt: skip
+    assert facts_of(part) == {
+        ("api.rst", "heading", "API"), ("api.rst#usage", "heading", "Usage"),
+        ("api.rst#details", "heading", "Details"), ("api.rst#other", "heading", "Other"),
+        ("api.rst", "section", "api.rst#usage"), ("api.rst#usage", "section", "api.rst#details"),
+        ("api.rst", "section", "api.rst#other"),
+        ("api.rst", "link", "guide/intro.rst"), ("api.rst", "link", "guide/intro.md"),
+    }  # fmt: skip
+    assert "Indented\n    --------" in part.documents[1].text
+
+
+def test_slugs_are_those_of_github():
+    assert slug("Getting started!") == "getting-started"
+    assert slug("C++ & `json.dumps` – Ünder") == "c--jsondumps--ünder"
+    assert slug("???") == "section"
+
+
+def test_all_types_are_pages_that_can_be_found(place):
+    world = load(place)
+    assert world.changes.skipped == {} and len(world.changes.added) == 7
+    italy = "guide/it aly.html"
+    assert world.find(f"folder:{italy}#HISTORY") == f"{italy}#history"
+    assert world.links(italy)[0] == "guide/intro.md" and f"{italy}#history" in world.links(italy)
+    text = world.page(f"{italy}#history").text
+    assert "evil" not in text and "# code, no heading" in text
+    graph = world.graph
+    assert graph.values(f"{italy}#history: 1861", "Ruler") == {"Victor"}
+    assert graph.values(f"{italy}#history", "heading") == {"History"}
+    assert graph.values(italy, "link of") >= {"guide/study.ipynb", "guide/intro.md#install-now"}
+    assert graph.values("guide/intro.md", "link of") == {"api.rst", italy}
+    assert world.search("tungsten")[0].title == "memo.docx"
+    assert world.search("second page")[0].title == "paper.pdf"
+    assert world.page("plain.txt").text == "# no heading\n[no link](api.rst)"
+    assert world.search("Umberto", 1)[0].title.startswith(f"{italy}#history")
+    both = graph.values("api.rst#usage", "link of") & graph.values(italy, "link of")
+    assert both == set()  # the intersection behind "the page that links to both"
+    assert graph.values("guide/intro.md", "link of") & graph.values("guide/intro.rst", "link of") \
+        == {"api.rst"}  # fmt: skip
+
+
+def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
+    rng = random.Random("lines-0")
+    lines = ["x" * rng.randrange(1, 300) for _ in range(200)]
+    part = chunks("a.txt", "\n".join(lines))
+    assert [d.title for d in part.documents[:3]] == ["a.txt", "a.txt (2)", "a.txt (3)"]
+    assert "\n".join(d.text for d in part.documents).split("\n") == lines
+    assert all(len(d.text) <= folder.CHUNK for d in part.documents)
+    one = chunks("b.md", "# B\n" + "y" * (3 * folder.CHUNK - 1))
+    assert [len(d.text) for d in one.documents] == [folder.CHUNK + 3, folder.CHUNK + 3,
+                                                    folder.CHUNK + 2]  # "B" and an empty line
+    assert {d.text[:3] for d in one.documents} == {"B\n\n"}
+
+
+@pytest.mark.parametrize("table", [
+    "| a | b |\n|---|---|\n| 1 | 2 |\n| 1 | 3 |",  # two rows of one name
+    "| a | a |\n|---|---|\n| 1 | 2 |",  # two columns of one name
+    "| a |   |\n|---|---|\n| 1 | 2 |",
+    "| a | b |\n|---|---|\n| 1 | 2 | 3 |",
+    "| a | b |\n|---|---|\n|   | 2 |",
+    "| a |\n|---|\n| 1 |",
+    "| a | b |\n| 1 | 2 |\n| 3 | 4 |",
+    "| a | b |\n|---|---|\n| 1 | " + "long " * 30 + " |",
+    "| a | b |\n|---|---|",
+])  # fmt: skip
+def test_a_table_that_is_not_clean_is_only_text(table):
+    part = chunks("a.md", table)
+    assert facts_of(part) == set() and [d.text for d in part.documents] == [table]
+
+
+def test_a_column_never_takes_the_name_of_an_inverse():
+    table = "| City | capital of | x: y of |\n|--|--|--|\n| Oslo | Norway | z |"
+    assert facts_of(chunks("a.md", table)) == {
+        ("a.md: Oslo", "table", "a.md"), ("a.md: Oslo", "capital", "Norway"),
+        ("a.md: Oslo", "x y", "z"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("front", [
+    "a: [", "- 1", "just text", "a: 2026-99-99", "a: " + "9" * 5000, 'a: "\\ud800"',
+    "a: &x [1]\nb: [*x, *x]", "{}",
+])  # fmt: skip
+def test_front_matter_that_is_none_does_no_harm(front, tmp_path):
+    (tmp_path / "a.md").write_text(f"---\n{front}\n---\n# A\n\ntext\n")
+    world = load(tmp_path)
+    assert world.find("a.md") and world.changes.skipped == {}
+
+
+def test_only_the_changed_file_is_read_again_and_the_result_is_that_of_a_new_build(
+    place, tmp_path, monkeypatch
+):
+    index, read = tmp_path / "index.sqlite", []
+    real = folder.chunks
+    monkeypatch.setattr(folder, "chunks", lambda *args: read.append(args[0]) or real(*args))
+    first = load(place, index)
+    assert len(read) == 7
+    again = load(place, index)
+    assert len(read) == 7 and again.changes[:3] == ([], [], []) and again.version == first.version
+    intro = place / "guide" / "intro.md"
+    intro.write_text(INTRO.replace("Install now!", "Set up"))
+    (place / "plain.txt").unlink()
+    (place / "new.md").write_text("A [link](guide/intro.md#set-up)")
+    third = load(place, index)
+    assert read[7:] == ["new.md", "guide/intro.md"]
+    assert third.changes[:3] == (["new.md"], ["guide/intro.md"], ["plain.txt"])
+    fresh = load(place)
+    assert third.version == fresh.version != first.version
+    assert third.graph.version == fresh.graph.version
+    assert third.find("guide/intro.md#install-now") is None
+    assert third.links("new.md") == ("guide/intro.md#set-up",)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_without_permission_files_and_folders_are_named(place):
+    (place / "guide").chmod(0)
+    (place / "plain.txt").chmod(0)
+    try:
+        skipped = load(place).changes.skipped
+    finally:
+        (place / "guide").chmod(0o755)
+    assert set(skipped) == {"guide", "plain.txt"} and "denied" in skipped["plain.txt"]
+
+
+def test_the_folder_is_not_written_to(place, tmp_path):
+    def state():
+        return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in place.rglob("*")}
+
+    before = state()
+    load(place)
+    load(place, tmp_path / "elsewhere" / "index.sqlite")
+    assert state() == before
+
+
+# ---------------------------------------------------------------------------------------------
+# what may lie in a folder
+
+
+def test_missing_and_empty_folders_and_files_name_the_remedy(tmp_path):
+    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
+        load(tmp_path / "none")
+    (tmp_path / "a.md").write_text("x")
+    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
+        load(tmp_path / "a.md")
+    (tmp_path / "a.md").unlink()
+    with pytest.raises(ValueError, match=r"put files of type .*\.md .*into it; it holds {}"):
+        load(tmp_path)
+    (tmp_path / "a.exe").write_bytes(b"MZ")
+    with pytest.raises(ValueError, match=r"put files .*it holds {'a.exe': 'no regular file"):
+        load(tmp_path)
+
+
+def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(
+    place, tmp_path, monkeypatch
+):
+    rng = random.Random("bytes-0")
+    outside = tmp_path / "secret.txt"
+    outside.write_text("secret")
+    (place / "broken link.md").symlink_to(place / "nothing.md")
+    (place / "leaves.txt").symlink_to(outside)
+    (place / "cycle").symlink_to(place)
+    (place / "loop.md").symlink_to(place / "loop.md")
+    os.mkfifo(place / "pipe.md")
+    monkeypatch.chdir(place)  # the name of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.txt")
+    (place / "folder.md").mkdir()
+    (place / "folder.md" / "inside.md").write_text("inside a folder called like a file")
+    (place / ".git").mkdir()
+    (place / ".git" / "config.md").write_text("hidden")
+    (place / "binary.txt").write_bytes(b"\x7fELF\0\1\2" + rng.randbytes(100))
+    (place / "broken.pdf").write_bytes(pdf("x")[:50])
+    (place / "broken.ipynb").write_text('{"cells": [{"cell_type"')
+    (place / "strange.ipynb").write_text("[1]")
+    (place / "bomb.docx").write_bytes(docx("<w:p/>" * 9_000_000))
+    (place / "entities.docx").write_bytes(docx(paragraph("&j;"), BILLION_LAUGHS))
+    (place / "no.docx").write_bytes(zipped([("a", "b")]))
+    (place / "picture.png").write_bytes(b"\x89PNG")
+    (place / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    (place / "wide.md").write_bytes("# Zürich".encode("utf-16"))
+    (place / "empty.md").write_bytes(b"")
+    with open(os.fsencode(place) + b"/\xff.md", "w") as strange:
+        strange.write("x")
+    world = load(place)
+    reasons = {
+        "broken link.md": "links are not followed", "leaves.txt": "links are not followed",
+        "cycle": "links are not followed", "loop.md": "links are not followed",
+        "pipe.md": "no regular file", "socket.txt": "no regular file", ".git": "hidden and",
+        "binary.txt": "binary bytes", "broken.pdf": "malformed", "broken.ipynb": "malformed",
+        "strange.ipynb": "malformed", "bomb.docx": "too_large", "entities.docx": "entities",
+        "no.docx": "malformed", "picture.png": "no regular file of type .txt .md",
+        "\\udcff.md": "No such file",
+    }  # fmt: skip
+    assert set(world.changes.skipped) == set(reasons)
+    wrong = {name: world.changes.skipped[name] for name, reason in reasons.items()
+             if reason not in world.changes.skipped[name]}  # fmt: skip
+    assert wrong == {}
+    assert world.page("latin.txt").text == world.page("wide.md").text.split("\n")[0] == "Zürich"
+    assert world.page("folder.md/inside.md") and world.page("empty.md").text == ""
+    assert len(world.changes.added) == 7 + 4 and world.find("guide/intro.md")
+    assert "secret" not in str(world.store.rows("SELECT text FROM pages"))
+
+
+def test_a_file_above_the_limit_is_skipped_without_being_read(tmp_path):
+    (tmp_path / "small.md").write_text("small")
+    with open(tmp_path / "huge.txt", "wb") as huge:
+        huge.truncate(200_000_000)
+    tracemalloc.start()
+    world = load(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert world.changes.skipped == {
+        "huge.txt": "200000000 bytes, above the limit of 20000000: split the file"
+    }
+    assert peak < 20_000_000 and len(world) == 1
+
+
+def test_a_large_text_below_the_limit_is_shortened_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "MAX_TEXT", 10_000)
+    (tmp_path / "a.txt").write_text("a line of text\n" * 2_000)
+    texts = [text for (text,) in load(tmp_path).store.rows("SELECT text FROM pages")]
+    assert sum(map(len, texts)) < 11_000 and any("19999 characters left out" in t for t in texts)
+
+
+def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
+    for line in ("[", "[](", "# ", "|-", "`<", "- - ", "[a](" + "b" * 800, "{#", "|--|\n", "---\n",
+                 "a\n---\n", "# a\n", "|a|b|\n|--|--|\n", ":doc:`"):  # fmt: skip
+        for suffix in (".md", ".rst"):
+            start = time.process_time()
+            chunks(f"a{suffix}", line * (200_000 // len(line)))
+            assert time.process_time() - start < 10, (line[:9], suffix)  # quadratic: minutes
+
+
+def test_links_in_a_circle_and_a_world_without_links(tmp_path):
+    (tmp_path / "a.md").write_text("[b](b.md) [a](a.md)")
+    (tmp_path / "b.md").write_text("[a](a.md)")
+    world = load(tmp_path)
+    assert world.links("a.md") == ("b.md", "a.md") and world.links("b.md") == ("a.md",)
+    assert set(world.graph.facts) == {("a.md", "link", "b.md"), ("b.md", "link", "a.md")}
+    for name in "ab":
+        (tmp_path / f"{name}.md").write_text("no link")
+    bare = load(tmp_path)
+    assert bare.graph is None and bare.search("link")
+
+
+def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
+    index = tmp_path / "index.sqlite"
+    before = load(place, index).version
+    for i in range(3_000):
+        (place / f"more{i}.md").write_text(f"# Number {i}\n\n[next](more{i + 1}.md)\n")
+    program = ("import sys; from drlib.worlds import folder; real = folder.chunks\n"
+               "def chunks(*a):\n  print(a[0], flush=True); return real(*a)\n"
+               "folder.chunks = chunks; folder.load(sys.argv[1], sys.argv[2])")  # fmt: skip
+    child = subprocess.Popen([sys.executable, "-c", program, place, index], stdout=subprocess.PIPE)
+    for _ in range(300):
+        child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    for i in range(3_000):
+        (place / f"more{i}.md").unlink()
+    world = load(place, index)
+    assert world.version == before and world.changes[:3] == ([], [], [])
+
+
+def test_the_same_folder_gives_the_same_world_under_any_hash_seed(place):
+    program = ("import sys; from drlib.worlds import folder; w = folder.load(sys.argv[1])\n"
+               "print(w.version, w.graph.version, [h.title for h in w.search('text page')])")
+    outputs = set()
+    for seed in ("0", "77"):
+        environment, command = {**os.environ, "PYTHONHASHSEED": seed}, [sys.executable, "-c"]
+        done = subprocess.run([*command, program, place], env=environment, capture_output=True)
+        outputs.add(done.stdout)
+    assert len(outputs) == 1 and b"" not in outputs

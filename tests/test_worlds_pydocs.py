@@ -1,0 +1,179 @@
+"""The world of Python's standard library: what it says is checked by running Python.
+
+A child process imports the modules and confirms 5,000 sampled facts by other means than those that
+made them: issubclass, compiled code, bytecode.
+"""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from drlib.worlds import load_world, read_facts
+from drlib.worlds import pydocs as module
+from drlib.worlds.graph import Graph
+
+SAMPLE = 5000
+
+CHECK = r"""
+import builtins, dis, importlib, importlib.util, inspect, json, pkgutil, sys
+
+def is_number(thing, n):
+    thing, bound = getattr(thing, "__func__", thing), inspect.ismethod(thing)
+    code = getattr(thing, "__code__", None)
+    if code is None or hasattr(thing, "__wrapped__"):
+        return len(inspect.signature(thing).parameters) == n
+    more = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + more - bound == n
+
+def has_parameter(thing, name):
+    thing, bound = getattr(thing, "__func__", thing), inspect.ismethod(thing)
+    code = getattr(thing, "__code__", None)
+    if code is None or hasattr(thing, "__wrapped__"):
+        return name in inspect.signature(thing).parameters
+    more = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    n = code.co_argcount + code.co_kwonlyargcount + more
+    return name in code.co_varnames[bound:n]
+
+def imports(importer, target):
+    names = set()
+    code = compile(open(importer.__file__, "rb").read(), importer.__file__, "exec")
+    for op in dis.get_instructions(code):
+        if op.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+            names.add(op.argval.rpartition(".")[2])
+            if op.argval == "":  # from . import name
+                names.add((importer.__package__ or importer.__name__).rpartition(".")[2])
+    return target in sys.modules and target.rpartition(".")[2] in names
+
+def raises(thing, title):
+    error, code = pkgutil.resolve_name(title), inspect.unwrap(thing).__code__
+    scope = {**vars(builtins), **inspect.unwrap(thing).__globals__}
+    ops = list(dis.get_instructions(code))
+    loaded = [scope.get(op.argval) for op in ops if op.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    return (issubclass(error, BaseException) and any(x is error for x in loaded)
+            and any(op.opname == "RAISE_VARARGS" for op in ops))
+
+def is_true(subject, relation, value):
+    thing = pkgutil.resolve_name(subject)
+    if relation == "subclass":
+        other = pkgutil.resolve_name(value)
+        protocol = getattr(thing, "_is_protocol", False)  # issubclass refuses some
+        return thing in other.__mro__[1:] if protocol else issubclass(other, thing)
+    if relation == "part":
+        return importlib.util.find_spec(value).parent.startswith(subject)
+    if relation in ("function", "method", "class", "exception"):
+        name, other = value.removeprefix(subject + "."), pkgutil.resolve_name(value)
+        return getattr(thing, name) == other and callable(other) and relation in (
+            ("exception" if issubclass(other, BaseException) else "class",)
+            if isinstance(other, type) else ("method" if isinstance(thing, type) else "function",))
+    return {"number of parameters": lambda: is_number(thing, int(value)),
+            "parameter": lambda: has_parameter(thing, value),
+            "imported module": lambda: imports(thing, value),
+            "raised exception": lambda: raises(thing, value)}[relation]()
+
+wrong = []
+for fact in json.load(sys.stdin):
+    try:
+        good = is_true(*fact)
+    except Exception as error:
+        good, fact = False, [*fact, repr(error)]
+    if not good:
+        wrong.append(fact)
+print("\n" + json.dumps(wrong))
+"""
+
+
+@pytest.fixture(scope="module")
+def world():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", "0")
+        return load_world("pydocs")
+
+
+def test_five_thousand_facts_are_confirmed_by_execution(world):
+    facts = world.graph.facts
+    assert len(facts) > 20_000
+    some = random.Random("pydocs-0").sample(facts, SAMPLE)
+    by_relation = {fact[1]: fact for fact in facts}
+    assert {fact[1] for fact in some} == {*by_relation}  # every relation is in the sample
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CHECK], input=json.dumps(some),
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_check_can_fail():
+    lies = [["builtins.ValueError", "subclass", "builtins.Exception"],
+            ["json.loads", "raised exception", "builtins.TypeErr"],
+            ["json.dumps", "number of parameters", "3"], ["json.dumps", "parameter", "o"],
+            ["json.loads", "raised exception", "builtins.KeyError"],
+            ["json", "imported module", "asyncio"], ["json", "class", "json.dumps"],
+            ["json", "function", "json.loss"]]  # fmt: skip
+    truths = [["builtins.Exception", "subclass", "builtins.ValueError"],
+              ["json.dumps", "number of parameters", "11"],
+              ["json", "function", "json.dumps"]]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", CHECK], input=json.dumps(lies + truths),
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert [fact[:3] for fact in json.loads(done.stdout.splitlines()[-1])] == lies
+
+
+def test_what_everyone_knows_is_there(world):
+    graph = world.graph
+    assert "json.decoder" in graph.values("json", "part")
+    assert graph.values("json.decoder.JSONDecodeError", "subclass of") == {"builtins.ValueError"}
+    assert "json.decoder.JSONDecodeError" in graph.values("json.loads", "raised exception")
+    assert graph.values("bisect.insort_left", "parameter") == {"a", "x", "lo", "hi", "key"}
+    assert "heapq.heappush" in graph.values("heapq", "function")  # C code under its public name
+    assert "os.getcwd" in graph.values("os", "function")
+    assert "collections" in graph.values("functools", "imported module")
+    ordered = "collections.OrderedDict"
+    assert f"{ordered}.move_to_end" in graph.values(ordered, "method")
+    kinds = {"module", "class", "exception", "function", "method", "value"}
+    assert {*graph.kinds} == kinds
+    assert not any(fact[1].endswith(" of") for fact in graph.facts)
+
+
+def test_nothing_private_and_nothing_twice(world):
+    titles = [node.title for node in world.graph.nodes.values() if node.kind != "value"]
+    assert len(titles) == len(world) == len({*titles})
+    assert not any(part.startswith("_") for title in titles for part in title.split("."))
+    assert not any(title.split(".")[0] in module.SKIP for title in titles)
+
+
+def test_pages_are_prose_and_facts(world):
+    page = world.page("json.dumps")
+    assert page.text.startswith("json.dumps is a function of json.\n\nSerialize ``obj`` to a JSON")
+    facts = read_facts(page.text)
+    assert facts["number of parameters"] == ["11"] and facts["function of"] == ["json"]
+    for relation in ("parameter", "function of"):
+        assert {*facts[relation]} == world.graph.values("json.dumps", relation)
+    assert world.page("pydocs:json").links and "json.dumps" in world.links("json")
+    assert world.search("ValueError", 3)[0].title == "builtins.ValueError"
+    assert "textwrap" in {hit.title.split(".")[0] for hit in world.search("wrap a paragraph", 5)}
+
+
+def test_the_same_under_another_hash_seed_and_without_touching_this_process(world, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    loaded = {*sys.modules}
+    part = module.read()
+    assert Graph(part.nodes, part.facts).version == world.graph.version
+    assert [d.text for d in part.documents[:50]] == [world.page(d.title).text.partition(
+        "\n\nFacts about")[0] for d in part.documents[:50]]  # fmt: skip
+    assert not {*sys.modules} - loaded & {"turtle", "tkinter", "antigravity"}
+
+
+def test_it_is_read_once(tmp_path, monkeypatch):
+    """A second load with the same Python does not read; a failing child leaves nothing."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="reading the standard library failed"):
+        load_world("pydocs", tmp_path / "index.db")
+    monkeypatch.setattr(module, "read", lambda: module.Part([module.Document("a", "b")]))
+    assert len(load_world("pydocs", tmp_path / "index.db")) == 1
+    monkeypatch.setattr(module, "read", lambda: pytest.fail("read again"))
+    assert len(load_world("pydocs", tmp_path / "index.db")) == 1
+
+
+def test_nothing_follows_the_name():
+    with pytest.raises(ValueError, match="pydocs"):
+        load_world("pydocs:3.14")

@@ -1,0 +1,327 @@
+"""The store and its library: pages that read back, updates all or nothing, readers undisturbed.
+
+Run: python -m pytest tests/test_worlds_store.py
+"""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from drlib.worlds import Node
+from drlib.worlds.library import Library, next_part, read_facts
+from drlib.worlds.store import FACTS_PER_PAGE, Changes, Document, Part, Skip, Store
+
+CODES = [("json.dumps", "Serialize to text. Pass max_length."), ("dumps", "Nothing of it."),
+         ("json", "A module; json, dumps apart.")]  # fmt: skip
+
+
+def place(name, *facts, links=(), aliases=()):
+    """A source of one page."""
+    text = f"{name} is a place.\nIt has a page."
+    return Part([Document(name, text, links)], [Node(name, "place", aliases)],
+                [(name, *fact) for fact in facts])  # fmt: skip
+
+
+def library(parts, path=None):
+    store = Store(path)
+    store.update({source: "1" for source in parts}, parts.__getitem__)
+    return Library("test", store, "t")
+
+
+@pytest.fixture(scope="module")
+def world():
+    many = [("number", str(i)) for i in range(2 * FACTS_PER_PAGE + 5)]
+    return library({
+        "a": place("Gabon", ("money", "Franc (CFA)"), ("since", "1960"), ("neighbour", "Chad"),
+                   links=("Chad", "nowhere", "Gabon"), aliases=("Gabun", "Габон")),
+        "b": place("Chad", ("money", "Franc (CFA)"), ("odd", "a; b: [c](t:d)\n e"),
+                   links=("Gabon",)),
+        "c": place("Franc (CFA)", *many),
+        "d": Part([Document(title, text) for title, text in CODES]),
+    })  # fmt: skip
+
+
+def test_a_page_shows_both_directions_and_reads_back(world):
+    page = world.page("gabon")
+    assert page.title == "Gabon" and page.url == "t:Gabon"
+    assert page.text == (
+        "Gabon is a place.\nIt has a page.\n\nFacts about Gabon:\n"
+        "- money: [Franc (CFA)](t:Franc (CFA))\n- neighbour: [Chad](t:Chad)\n- since: 1960"
+    )
+    assert page.links == ("Chad", "Gabon", "Franc (CFA)") == world.links("t:Gabon")
+    assert read_facts(page.text) == {"money": ["Franc (CFA)"], "neighbour": ["Chad"],
+                                     "since": ["1960"]}  # fmt: skip
+    chad = read_facts(world.page("Chad").text)
+    assert chad["neighbour of"] == ["Gabon"] and chad["odd"] == ["a, b: [c](t:d) e"]
+    with pytest.raises(KeyError, match="Atlantis"):
+        world.page("Atlantis")
+
+
+def test_every_fact_of_the_graph_reads_back_from_some_part(world):
+    for title in world.graph.nodes:
+        if not world.graph.is_value(title):
+            assert all_facts(world, title) == expected(world.graph, title)
+    assert next_part(world.page("Gabon").text) is None
+    assert next_part(world.page("Franc (CFA)").text) == "t:Franc (CFA)?part=2"
+    for number in (0, 4, "9" * 5000):
+        with pytest.raises(KeyError, match=f"part={number}"):
+            world.page(f"t:Franc (CFA)?part={number}")
+
+
+def all_facts(world, title):
+    """relation -> values, read from all parts of a page."""
+    found, url = {}, title
+    while url:
+        page = world.page(url)
+        shown = read_facts(page.text)
+        assert 0 < sum(map(len, shown.values())) <= FACTS_PER_PAGE and page.title == title
+        for relation, values in shown.items():
+            found.setdefault(relation, []).extend(values)
+        url = next_part(page.text)
+    return {relation: sorted(values) for relation, values in found.items()}
+
+
+def expected(graph, title):
+    return {relation: sorted(graph.values(title, relation))
+            for relation in graph.relations.get(title, ())}  # fmt: skip
+
+
+def test_only_the_block_at_the_end_is_read():
+    text = "Facts about X:\n- a: false\n\nFacts about X:\n- money: false"
+    world = library({"x": Part([Document("X", text)], [Node("X", "k")], [("X", "money", "true")])})
+    assert read_facts(world.page("X").text) == {"money": ["true"]}
+    world = library({"x": Part([Document("X", text)])})
+    assert read_facts(world.page("X").text) == {} and "- a: false" in world.page("X").text
+    assert read_facts("no facts here") == {} and next_part("") is None
+    assert read_facts("Facts about X:\n- a: 1; 2\n=======\n- b: 3") == {"a": ["1", "2"]}
+
+
+def test_search_finds_titles_aliases_names_with_dots_and_facts(world):
+    def first(query):
+        return world.search(query, 1)[0].title
+
+    for title in ("Gabon", "json.dumps", "dumps", "json", "Franc (CFA)"):
+        assert first(title) == first(f" t:{title.upper()} ") == title
+    assert first("Gabun") == first("габон") == "Gabon"
+    assert first("call json.dumps for text") == "json.dumps"
+    assert first("max_length") == "json.dumps"
+    assert first("money neighbour") == "Gabon"
+    assert world.search("Gabon", 1)[0].snippet == "Gabon is a place. It has a page."
+    assert [h.title for h in world.search("?!", 3)] == [] == world.search('" NEAR(', 3)
+    with pytest.raises(ValueError, match="k >= 1"):
+        world.search("Gabon", 0)
+
+
+def test_what_hubs_say_is_searchable_up_to_a_limit(world):
+    assert world.search("number 1", 1)[0].title == "Franc (CFA)"
+    ((facts,),) = world.store.rows("SELECT facts FROM pages WHERE title = 'Franc (CFA)'")
+    assert facts.count("; ") == FACTS_PER_PAGE - 1
+
+
+def test_bm25s_finds_the_same_pages(world):
+    other = Library("test", world.store, "t", "bm25s")
+    for query in ("money neighbour", "call json.dumps for text", "place", "?!", "Gabun"):
+        assert {h.title for h in other.search(query)} == {h.title for h in world.search(query)}
+    assert other.search("call json.dumps for text", 1)[0].title == "json.dumps"
+    with pytest.raises(ValueError, match="lucene.*fts5, bm25s"):
+        Library("test", world.store, "t", "lucene")
+
+
+def test_a_world_without_facts_has_no_graph():
+    world = library({"x": Part([Document("X", "text", ("Y",)), Document("Y", "more")])})
+    assert world.graph is None and world.page("X").text == "text" and world.links("X") == ("Y",)
+    assert len(world) == 2
+
+
+def test_version_is_the_data_and_not_its_order_stamp_or_place(tmp_path):
+    a, b = place("A", ("r", "B"), ("q", "1")), place("B", aliases=("b",))
+    one = library({"a": a, "b": b}).version
+    turned = Part(a.documents, a.nodes, a.facts[::-1])
+    store = Store(tmp_path / "index")
+    store.update({"b": "x"}, {"b": b}.get)
+    store.update({"a": "y", "b": "x"}, {"a": turned}.get)
+    assert store.version == one
+    others = [place("A", ("r", "B"), ("q", "2")), place("A", ("r", "B"), ("q", "1"), links=("B",)),
+              place("A", ("r", "B"), ("q", "1"), aliases=("x",))]  # fmt: skip
+    assert len({one, *(library({"a": other, "b": b}).version for other in others)}) == 4
+
+
+def test_only_what_changed_is_read(tmp_path):
+    path, reads = tmp_path / "index", []
+    parts = {"a": place("A", ("r", "C")), "b": place("B", ("r", "C")), "c": place("C")}
+
+    def update(stamps):
+        store, reads[:] = Store(path), []
+        changes = store.update(stamps, lambda s: reads.append(s) or parts[s])
+        assert reads == sorted(changes.added + changes.updated)
+        return changes, Library("test", store, "t")
+
+    assert update(dict.fromkeys("abc", "1"))[0] == Changes(["a", "b", "c"], [], [], {})
+    assert update(dict.fromkeys("abc", "1"))[0] == Changes([], [], [], {})
+    parts["b"] = place("B", ("s", "C"))
+    changes, world = update({"a": "1", "b": "2", "c": "1"})
+    assert changes == Changes([], ["b"], [], {})
+    assert read_facts(world.page("C").text) == {"r of": ["A"], "s of": ["B"]}
+    assert {h.title for h in world.search("s")} == {"B", "C"}
+    changes, world = update({"b": "2", "c": "1"})
+    assert changes == Changes([], [], ["a"], {}) and world.find("A") is None
+    assert read_facts(world.page("C").text) == {"s of": ["B"]} and len(world) == 2
+    fresh = library({"b": parts["b"], "c": parts["c"]})
+    assert world.version == fresh.version
+    columns = "SELECT title, text, facts FROM pages ORDER BY title"
+    assert world.store.rows(columns) == fresh.store.rows(columns)
+
+
+def test_a_bad_source_is_named_and_the_rest_goes_on():
+    store, parts = Store(), {"a": place("A"), "b": place("B"), "copy": place("A")}
+
+    def read(source):
+        if source == "bad":
+            raise Skip("no text in it")
+        return parts[source]
+
+    changes = store.update(dict.fromkeys(("a", "b", "bad", "copy"), "1"), read)
+    assert changes.added == ["a", "b"] and changes.skipped["bad"] == "no text in it"
+    assert "'A' is already a page of 'a'" in changes.skipped["copy"]
+    assert len(Library("test", store, "t")) == 2
+    assert store.version == library({"a": parts["a"], "b": parts["b"]}).version
+    # the page that gave way comes back when the other has gone
+    changes = store.update(dict.fromkeys(("b", "bad", "copy"), "1"), read)
+    assert (changes.added, changes.removed) == (["copy"], ["a"]) and [*changes.skipped] == ["bad"]
+
+
+@pytest.mark.parametrize("fact", [("A", "r of", "B"), ("A", " ", "B"), ("A", "r", ""),
+                                  ("A", "a: b", "B")])  # fmt: skip
+def test_a_fact_that_a_page_cannot_show_is_refused_and_nothing_changes(tmp_path, fact):
+    store = Store(tmp_path / "index")
+    store.update({"a": "1"}, lambda _: place("A"))
+    with pytest.raises(ValueError, match="b: "):
+        store.update({"a": "1", "b": "1"}, lambda _: Part([Document("B", "")], [], [fact]))
+    again = Store(tmp_path / "index")
+    assert again.update({"a": "1"}, None) == Changes([], [], [], {})
+
+
+def test_facts_may_come_before_and_outlive_what_they_are_about():
+    """A page's source may change while the facts about it stay; a subject may lose its page."""
+    parts = {"a": place("A", ("money", "Franc")), "b": Part([Document("Franc", "x")])}
+    store = Store()
+    store.update({"a": "1"}, parts.get)
+    assert Library("test", store, "t").page("A").links == ()
+    for stamp in "12":
+        store.update({"a": "1", "b": stamp}, parts.get)
+        world = Library("test", store, "t")
+        assert world.page("A").links == ("Franc",)
+        assert {h.title for h in world.search("money")} == {"A", "Franc"}
+    parts["c"] = Part((), (), [("A", "size", "7")])
+    store.update({"b": "2", "c": "1"}, parts.get)
+    world = Library("test", store, "t")
+    assert world.graph.is_value("A") and world.graph.values("7", "size of") == {"A"}
+    assert read_facts(world.page("Franc").text) == {} and world.find("A") is None
+
+
+def test_a_foreign_or_damaged_file_is_named_and_kept(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path.name} cannot be used"):  # a folder
+        library({"a": place("A")}, tmp_path)
+    text, foreign, cut = (tmp_path / name for name in ("text", "foreign", "cut"))
+    text.write_text("my thesis " * 100)
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE mine (x)")
+    library({str(i): place(f"Page {i}", ("r", str(i))) for i in range(200)}, cut)
+    cut.write_bytes(cut.read_bytes()[:20000])
+    for path in (text, foreign, cut):
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=f"{path.name} cannot be used.*move it away"):
+            store = Store(path)
+            store.update({"0": "1"}, lambda _: place("Page 0"))
+            Library("test", store, "t").page("Page 0")
+        assert path.read_bytes() == before
+
+
+def test_a_reader_keeps_its_state_and_a_new_one_sees_the_update(tmp_path):
+    path = tmp_path / "index"
+    old = library({"a": place("A", ("r", "1"))}, path)
+    version = old.version
+    new = library({"a": place("A", ("r", "1")), "b": place("B", ("r", "A"))}, path)
+    assert read_facts(old.page("A").text) == {"r": ["1"]} and old.find("B") is None
+    assert old.version == version == old.store.version != new.version
+    assert read_facts(new.page("A").text) == {"r": ["1"], "r of": ["B"]}
+
+
+WRITER = """
+import os, sys
+sys.path.insert(0, "tests")
+from test_worlds_store import Store, place
+def read(source):
+    if source == "999":
+        print("nearly done", flush=True)
+        sys.stdin.readline()
+    return place(f"New {source}", ("r", "A"))
+store = Store(sys.argv[1])
+store.update({str(i): "2" for i in range(1000)} | {"a": "1"}, read)
+print(store.version, flush=True)
+"""
+
+
+def writer(path):
+    """A process that has written all but the last source of an update when this returns."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, path], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout.readline() == "nearly done\n"
+    return process
+
+
+def test_readers_are_not_disturbed_by_a_writer(tmp_path):
+    path = tmp_path / "index"
+    version = library({"a": place("A", ("r", "1"))}, path).version
+    process, faults, shown = writer(path), [], set()
+
+    def look():
+        world = library({"a": place("A", ("r", "1"))}, path)
+        found = {(world.version, len(world), world.search("A")[0].title) for _ in range(20)}
+        faults.extend(found - {(version, 1, "A")})
+
+    one = library({"a": place("A", ("r", "1"))}, path)  # shared by the threads below
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    threads += [threading.Thread(target=lambda: shown.update(one.page("A").text for _ in range(50)))
+                for _ in range(2)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    out, _ = process.communicate("\n")
+    assert not faults and shown == {one.page("A").text} and process.returncode == 0
+    after = Store(path)
+    after.update({str(i): "2" for i in range(1000)} | {"a": "1"}, None)
+    assert after.version == out.strip() != version == one.store.version
+
+
+def test_a_killed_writer_leaves_the_old_state(tmp_path):
+    path = tmp_path / "index"
+    version = library({"a": place("A", ("r", "1"))}, path).version
+    process = writer(path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    world = library({"a": place("A", ("r", "1"))}, path)
+    assert (world.version, len(world)) == (version, 1)
+    assert world.store.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_processes_that_build_the_same_index_at_once_read_it_once(tmp_path):
+    code = """
+import sys
+sys.path.insert(0, "tests")
+from test_worlds_store import Store, place
+store = Store(sys.argv[1])
+changes = store.update({str(i): "1" for i in range(50)}, lambda s: place(f"Page {s}", ("r", s)))
+print(len(changes.added), store.version)
+"""
+    run = [sys.executable, "-c", code, tmp_path / "index"]
+    processes = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = [process.communicate()[0].split() for process in processes]
+    assert sorted(int(read) for read, _ in found) == [0, 0, 0, 50]
+    assert len({version for _, version in found}) == 1

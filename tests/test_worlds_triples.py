@@ -1,0 +1,235 @@
+"""Triples of a model: a real server on loopback that answers rightly, lies, hangs and breaks."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from drlib.worlds import load_world, triples
+from drlib.worlds.triples import Endpoint, relation_name
+
+ADA = "Ada Lovelace wrote the first program. It ran on the Analytical Engine of Charles Babbage."
+BABBAGE = "# Engine\n\nThe Analytical Engine was designed by Charles Babbage in 1837."
+RIGHT = {
+    "Ada": [("Ada Lovelace", "work", "first program", "Ada Lovelace wrote the first program"),
+            ("Analytical Engine", "owner", "Charles Babbage",
+             "Analytical Engine of Charles Babbage")],
+    "designed": [("Analytical Engine", "designer", "Charles Babbage",
+                  "Analytical Engine was designed by Charles Babbage"),
+                 ("Analytical Engine", "year of", "1837",
+                  "The Analytical Engine was designed by Charles Babbage in 1837.")],
+}  # fmt: skip
+
+
+class Model(BaseHTTPRequestHandler):
+    """Answers `server.replies(text)`: rows, or bytes as the whole body, or a number as the status,
+    or None for no answer at all."""
+
+    def do_POST(self):
+        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = order["messages"][-1]["content"]
+        self.server.seen.append((self.path, order["model"], self.headers["Authorization"], text))
+        reply = self.server.replies(text)
+        if reply is None:
+            self.server.over.wait(20)
+            return
+        if isinstance(reply, int):
+            self.send_error(reply)
+            return
+        if isinstance(reply, list):
+            rows = [dict(zip(triples.KEYS, row, strict=True)) if isinstance(row, tuple) else row
+                    for row in reply]  # fmt: skip
+            content = f"Here you are:\n```json\n{json.dumps(rows)}\n```"
+            reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_):
+        pass
+
+
+def right(text):
+    return [row for word, rows in RIGHT.items() if word in text for row in rows]
+
+
+@pytest.fixture
+def model():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    server.daemon_threads, server.seen, server.over = True, [], threading.Event()
+    server.replies = right
+    server.url = f"http://127.0.0.1:{server.server_port}/v1"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ada.txt").write_text(ADA)
+    (tmp_path / "docs" / "engine.md").write_text(BABBAGE)
+    return tmp_path / "docs"
+
+
+def load(place, model, index=None, **options):
+    return load_world(f"folder:{place}", index, endpoint=model.url, model="tiny", **options)
+
+
+def test_quoted_triples_become_facts_between_entities_of_many_files(place, model):
+    world = load(place, model, api_key="key")
+    graph = world.graph
+    assert graph.values("Charles Babbage", "designer of") == {"Analytical Engine"}
+    assert graph.values("Analytical Engine", "owner") == {"Charles Babbage"}
+    assert graph.values("Analytical Engine", "mentioned in") == {"ada.txt", "engine.md"}
+    assert graph.values("Analytical Engine", "year") == {"1837"} and graph.is_value("1837")
+    assert graph.nodes["Ada Lovelace"].kind == "entity"
+    page = world.page("analytical engine")
+    assert "- designer: [Charles Babbage](folder:Charles Babbage)" in page.text
+    assert "ada.txt" in page.links and world.search("Ada Lovelace")[0].title == "Ada Lovelace"
+    assert +world.extraction == {"kept": 4}
+    assert world.changes.skipped == {}
+    assert {row[:3] for row in model.seen} == {("/v1/chat/completions", "tiny", "Bearer key")}
+    assert sorted(row[3] for row in model.seen) == sorted([ADA, BABBAGE.replace("# ", "")])
+
+
+LIES = [
+    ("Ada Lovelace", "work", "second program", "Ada Lovelace wrote the first program"),
+    ("Ada Lovelace", "work", "Ada wrote it", "Ada wrote it all by herself"),
+    ("Charles Babbage", "friend", "Ada Lovelace", "Ada Lovelace wrote the first program"),
+    ("Ada  Lovelace", "work", "first program", "Ada  Lovelace wrote the first program"),
+    ("ada lovelace", "work", "first program", "Ada Lovelace wrote the first program"),
+]
+BROKEN = [
+    ("Ada Lovelace", "", "first program", "Ada Lovelace wrote the first program"),
+    ("Ada Lovelace", "of", "first program", "Ada Lovelace wrote the first program"),
+    ("", "work", "first program", "Ada Lovelace wrote the first program"),
+    ("Ada Lovelace", "x" * 100, "first program", "Ada Lovelace wrote the first program"),
+    ("Ada Lovelace", 7, "first program", "Ada Lovelace wrote the first program"),
+    {"subject": "Ada Lovelace"}, "Ada Lovelace", 3, None, [1, 2],
+]  # fmt: skip
+
+
+def test_lies_and_broken_rows_are_dropped_and_counted(place, model):
+    model.replies = lambda text: LIES + BROKEN + right(text) if "Ada" in text else []
+    world = load(place, model)
+    assert +world.extraction == {"kept": 2, "not quoted": len(LIES), "malformed": len(BROKEN)}
+    subjects = {fact[0] for fact in world.graph.facts if fact[1] != "mentioned in"}
+    assert subjects == {"Ada Lovelace", "Analytical Engine", "engine.md"}
+    assert world.changes.skipped == {}
+
+
+@pytest.mark.parametrize("junk", [
+    b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null}]}', b"\xff",
+    b'{"choices": [{"message": {"content": "no array"}}]}', b"[" * 100_000,
+    b'{"choices": [{"message": {"content": "][ "}}]}',
+], ids=range(10))  # fmt: skip
+def test_junk_replies_are_counted_and_the_texts_stay(place, model, junk):
+    model.replies = lambda text: junk if "Ada" in text else right(text)
+    world = load(place, model)
+    assert +world.extraction == {"junk": 1, "kept": 2} and world.changes.skipped == {}
+    assert world.find("ada.txt") and world.find("Charles Babbage")
+
+
+@pytest.mark.parametrize(("reply", "reason"), [
+    (None, "Timeout"), (500, "500 Internal Server Error"), (401, "401"),
+    (b"x" * 2_000_000, "bytes"),
+])  # fmt: skip
+def test_an_endpoint_that_fails_is_named_and_asked_again_at_the_next_load(
+    place, model, tmp_path, reply, reason
+):
+    model.replies = lambda text: reply if "Ada" in text else right(text)
+    index, start = tmp_path / "index.sqlite", time.monotonic()
+    world = load(place, model, index, timeout_s=1.0)
+    assert time.monotonic() - start < 15
+    assert list(world.changes.skipped) == ["~triples//ada.txt"]
+    assert model.url in world.changes.skipped["~triples//ada.txt"]
+    assert reason in world.changes.skipped["~triples//ada.txt"]
+    assert world.find("ada.txt") and not world.find("Ada Lovelace")
+    assert world.find("Charles Babbage")
+    asked = len(model.seen)
+    model.replies = right
+    again = load(place, model, index, timeout_s=5.0)
+    assert again.changes.skipped == {} and again.find("Ada Lovelace")
+    assert [row[3] for row in model.seen[asked:]] == [ADA]
+    asked = len(model.seen)
+    third = load(place, model, index)
+    assert len(model.seen) == asked and third.version == again.version == load(place, model).version
+
+
+def test_a_slow_drip_ends_in_time(place, model):
+    def drip(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(200):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            if model.over.wait(0.1):
+                return
+
+    class Dripping(Model):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            drip(self)
+
+    model.RequestHandlerClass = Dripping
+    start = time.monotonic()
+    world = load(place, model, timeout_s=0.5)
+    assert time.monotonic() - start < 10 and len(world.changes.skipped) == 2
+    assert all("no end within 0.5 s" in why for why in world.changes.skipped.values())
+
+
+def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
+    model.shutdown()
+    model.server_close()
+    for i in range(5):
+        (place / f"{i}.txt").write_text(ADA)
+    world = load(place, model, timeout_s=5.0)
+    skipped = world.changes.skipped
+    assert len(skipped) == 7 and len(world) == 7
+    assert sum("ConnectError" in why for why in skipped.values()) == triples.PATIENCE
+    assert sum("failed 3 times in a row" in why for why in skipped.values()) == 4
+
+
+def test_one_changed_file_is_asked_about_again_and_nothing_else(place, model, tmp_path):
+    index = tmp_path / "index.sqlite"
+    load(place, model, index)
+    assert len(model.seen) == 2
+    (place / "engine.md").write_text("An Ada Lovelace fan. Ada Lovelace wrote the first program.")
+    world = load(place, model, index)
+    assert len(model.seen) == 3
+    assert world.find("Ada Lovelace") and world.graph.values("Charles Babbage", "owner of")
+    assert not world.graph.values("Charles Babbage", "designer of")
+    plain = load_world(f"folder:{place}", index)  # no endpoint: no triples
+    assert plain.graph is None and plain.find("ada.txt") and not plain.find("Ada Lovelace")
+
+
+def test_a_file_that_cannot_be_read_is_named_once(place, model):
+    (place / "binary.txt").write_bytes(b"\0")
+    world = load(place, model)
+    assert list(world.changes.skipped) == ["binary.txt"] and len(model.seen) == 2
+
+
+def test_relation_names():
+    assert relation_name("capital of") == "capital" and relation_name(" part  of of ") == "part"
+    assert relation_name("of") == relation_name("") == relation_name(" ** ") == ""
+    assert relation_name("link") == "link field" and relation_name("a: b") == "a b"
+    assert relation_name("x; of") == "x," and relation_name("x: of:") == "x"
+    assert relation_name(1999) == "1999" and relation_name("\ud800") == "?"
+    for name in ("a: b of", "of of", "x of: of", "; of", ": ", " of", "a of; of"):
+        found = relation_name(name)
+        assert not found.endswith(" of") and ": " not in found and found == found.strip()
+
+
+def test_endpoint_and_model_come_together(place, model):
+    for options in ({"endpoint": model.url}, {"model": "tiny"}):
+        with pytest.raises(ValueError, match="endpoint=URL .* and model=NAME .* together"):
+            load_world(f"folder:{place}", **options)
+    assert Endpoint("http://x/v1/", "m").url == "http://x/v1"
