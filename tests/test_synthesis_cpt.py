@@ -217,6 +217,17 @@ def test_too_few_alternatives_are_named():
         higher_order(trajectory(1), True, "t", teacher, 500, random.Random(0))
 
 
+def test_a_task_that_is_no_chain_is_named(invented):
+    """Engine tasks carry a query and no relations."""
+    _, memory, _ = invented
+    task, rng = Task("engine-7", "Which?", "x", "search", "w", query='"x"'), random.Random(0)
+    teacher = teacher_of(invented)
+    for run in (lambda: plans(task, memory, teacher, 4, rng),
+                lambda: reasoning(task, memory, teacher, rng)):  # fmt: skip
+        with pytest.raises(ValueError, match="engine-7 is no chain .*chain_questions"):
+            run()
+
+
 def test_length_stages_and_replay():
     rows = [Sample((1,) * n, (True,) * n) for n in (5, 50, 10, 11, 60)]
     short, long = length_stages(rows, 10, 50)

@@ -103,6 +103,63 @@ def test_an_alias_must_be_seen_as_it_was_said():
     assert Funnel().fault(hidden) == ("grounded", "answer never seen")
 
 
+def named(answer):
+    return dataclasses.replace(GIVEN, answer=answer, aliases=())
+
+
+def test_an_echo_is_no_evidence(toolbox):
+    """The header repeats the goal, a call repeats its arguments, a failed one says anything."""
+    told = render_call("python", {"code": "print('Somali Shilling')"})
+    verdict = ("grounded", "answer never seen")
+    assert Funnel().fault(episode(LOOK, "Nothing.", told, "Somali Shilling", RIGHT)) == verdict
+    sought = render_call("search", {"query": ["Somali Shilling"]})
+    assert Funnel().fault(episode(sought, SEEN, RIGHT)) == verdict
+    assert Funnel().fault(episode(sought, SEEN, LOOK, SEEN, RIGHT)) is None  # told by the second
+    assert Funnel().fault(episode(LOOK, f"Error: {SEEN}", RIGHT)) == verdict
+    town, guild = And((MILLS, ON_5)), {"url": ["tiny:Guild 1"], "goal": "Is it Town 007?"}
+    guess = Episode(task(town, "Town 007"), toolbox, None)
+    assert "Town 007" in guess.call("I guess.", "visit", guild)
+    assert Funnel().fault(guess.finish("So.", "Town 007")) == verdict
+    lost = Episode(task(town, "Town 005"), toolbox, None)
+    lost.call("I guess.", "visit", {"url": ["tiny:No Town 005"], "goal": "x"})
+    assert Funnel().fault(lost.finish("So.", "Town 005")) == verdict
+    mill = {"url": ["tiny:Old Mill"], "goal": "Is it Town 005?"}  # the page itself says so
+    right = Episode(task(town, "Town 005"), toolbox, None)
+    right.call("I read.", "visit", mill)
+    assert Funnel().fault(right.finish("So.", "Town 005")) is None
+    right.tool_results[0].ok = False
+    assert Funnel().fault(right) == verdict
+
+
+@pytest.mark.parametrize("shown, seen", [
+    ("1.5 high", False), ("15 of them", False), ("-5 low", False), ("(-5)", False),
+    ("1,5", False), ("5.25", False), ("5,000", False), ("there are 5.", True), ("5, or so", True),
+    ("from 2-5", True), ("= 5", True), ("x5", False),
+])  # fmt: skip
+def test_a_number_is_not_seen_inside_another(shown, seen):
+    verdict = Funnel().fault(episode(LOOK, shown, render_answer("5"), task=named("5")))
+    assert (verdict is None) == seen
+    negative = Funnel().fault(episode(LOOK, "at -5 or -1.5", render_answer("-5"), task=named("-5")))
+    assert negative is None
+
+
+def test_a_turn_ends_with_its_first_action():
+    verdict, end = ("format", "goes on after its action"), "<|im_end|>\n"
+    more = f"{LOOK} The page says Somali Shilling. {render_answer('Somali Shilling')}"
+    for turns in ((more, SEEN, RIGHT), (LOOK + LOOK, SEEN, RIGHT), (LOOK + "So.", SEEN, RIGHT),
+                  (LOOK, SEEN, RIGHT + " or perhaps the Euro.")):  # fmt: skip
+        assert Funnel().fault(episode(*turns)) == verdict
+    assert Funnel().fault(episode(f"{LOOK}\n{end}", SEEN, RIGHT + end)) is None
+
+
+def test_the_order_of_arguments_makes_no_other_call():
+    one, two = ({"url": ["u"], "goal": "g"}, {"goal": "g", "url": ["u"]})
+    calls = [render_call("visit", arguments) for arguments in (one, two)]
+    assert calls[0] != calls[1]
+    twice = episode(calls[0], SEEN, calls[1], SEEN, RIGHT)
+    assert Funnel().fault(twice) == ("redundant", "identical call")
+
+
 def test_bounds_of_websailor():
     def attempt(n):
         return episode(*[x for i in range(n) for x in (search(i), SEEN)], RIGHT)
@@ -240,3 +297,16 @@ def test_attempts_of_other_policies_become_the_same_rows():
         from_trajectories([rows[0], rows[0] | {"task_id": "x"}], [other])
     with pytest.raises(ValueError, match="row 1 has no messages"):
         from_trajectories([{"task_id": "q"}], [GIVEN])
+    openai = {"role": "assistant", "content": None, "tool_calls": []}
+    with pytest.raises(ValueError, match="row 2 .* content is no text"):
+        from_trajectories([rows[0], {"messages": [own.messages[0], openai]}], [GIVEN])
+
+
+def test_only_the_wrappers_own_newline_goes():
+    own = [{"role": "user", "content": "Which currency?"}, {"role": "assistant", "content": LOOK}]
+    wrapped = {"role": "user", "content": "<tool_response>\n  5\n\n</tool_response>"}
+    (made,) = from_trajectories([{"messages": [*own, wrapped]}], [GIVEN])
+    assert observations(made) == ["  5\n"]
+    plain = {"role": "tool", "content": "\n5 "}
+    (made,) = from_trajectories([{"messages": [*own, plain]}], [GIVEN])
+    assert observations(made) == ["\n5 "]

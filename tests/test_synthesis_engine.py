@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_synthesis_engine.py
 """
 
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -78,7 +79,7 @@ def test_layer_wise_expansion_as_in_webshaper(world):
     """arXiv 2507.15061, section 3.3 and figure 4: n = 0..3 expansions keep the answer, the
     shortest path from a constant to the target grows by each, and nothing becomes redundant."""
     graph, grown = world.graph, 0
-    for i, (answer, query) in enumerate(starts(graph, 60, 2)):
+    for i, (answer, query) in enumerate(starts(graph, 100, 2)):
         rng = random.Random(i)
         for n in range(1, 4):
             nearest = min(layers(query))[0]
@@ -114,7 +115,7 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
 def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
     graph, rng, found = world.graph, random.Random(4), 0
     titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
-    for answer in rng.sample(titles, 120):
+    for answer in rng.sample(titles, 300):
         query = draft(answer, graph, rng, 3)
         if query is None:
             continue
@@ -189,6 +190,38 @@ def test_questions_are_verified_by_two_engines(world, tasks):
         assert task.kind == "search" and task.world == world.version
         assert task.aliases == world.graph.nodes[task.answer].aliases
         assert task.start == "" and task.relations == ()
+
+
+def dropped(lists):
+    """Every query (as JSON lists) that lacks one condition, at any depth."""
+    if isinstance(lists, str):
+        return
+    kind, *fields = lists
+    if kind == "and":
+        for i in range(len(fields)):
+            rest = fields[:i] + fields[i + 1 :]
+            yield [kind, *rest] if len(rest) > 1 else rest[0]
+    if kind in ("diff", "extreme"):
+        yield fields[0] if kind == "diff" else fields[1]
+    for i, field in enumerate(fields):
+        if isinstance(field, list):
+            yield from ([kind, *fields[:i], less, *fields[i + 1 :]] for less in dropped(field))
+
+
+def test_no_condition_at_any_depth_can_go(world, tasks):
+    """By surgery on the JSON and the second engine: no code of the checks is used."""
+    engine, tried = SqlEngine(world.graph), 0
+    for task in tasks[:200]:
+        for less in dropped(json.loads(task.query)):
+            assert engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
+            tried += 1
+    assert tried > 400
+
+
+def test_a_set_of_answers_may_be_prescribed(world):
+    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::3]
+    asked = {task.answer for task in synthesize_questions(world, 60, 1, asked=some)}
+    assert asked <= {*some} and len(asked) > 20
 
 
 def test_questions_are_different_and_no_answer_is_a_good_guess(tasks):

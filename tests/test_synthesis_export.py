@@ -13,6 +13,7 @@ from datasets import Dataset, load_dataset
 from drlib.chat import parse
 from drlib.synthesis import export
 from drlib.synthesis.demonstrations import Funnel
+from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Or, Proj, evaluate, from_text, to_text
 from drlib.synthesis.questions import Task
 from drlib.synthesis.solver import Solver
@@ -81,6 +82,20 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
         assert one.messages[1:] == episode.messages[1:] and one.correct
         assert one.task.question == episode.task.question.strip()
         assert Funnel().fault(one) is None
+
+
+def test_attempts_find_their_task_by_its_id(tmp_path):
+    """Two tasks share a question; an answer by an alias stays right where the task is given."""
+    twins = [Task(n, "Which?", "Somali Shilling", "search", "w", aliases=(a,))
+             for n, a in (("one", "Shilling"), ("two", "Soomaali"))]  # fmt: skip
+    episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
+    export.write(export.attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
+    back = export.read_attempts(tmp_path / "traj.jsonl", twins)
+    assert [e.task for e in back] == twins and all(e.correct for e in back)
+    alone = export.read_attempts(tmp_path / "traj.jsonl")
+    assert not any(e.correct for e in alone) and len({e.task.id for e in alone}) == 2
+    mixed = export.read_attempts(tmp_path / "traj.jsonl", twins[1:])
+    assert [e.correct for e in mixed] == [False, True]
 
 
 def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):

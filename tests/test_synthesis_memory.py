@@ -75,6 +75,38 @@ def test_a_value_keeps_its_own_full_stop():
     assert [value for value, _ in memory.recall("Acme", "name")] == ["Acme Inc."]
 
 
+def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter(tmp_path):
+    for order in itertools.permutations(["fact", "the currency of X is euro.", "cut"]):
+        memory = Memory(["X"])
+        for told in order:
+            if told == "fact":
+                memory.fact("X", "currency", "Euro", "g")
+            elif told == "cut":
+                memory.save(tmp_path / "m")
+                memory = Memory(["X"]).load(tmp_path / "m")
+            else:
+                memory.read(told, "p")
+        assert [value for value, _ in memory.recall("X", "currency")] == ["Euro"]
+    memory.read("The capital of X is Oslo\nMore", "p")
+    assert memory.recall("X", "capital")[0][0] == "Oslo"
+
+
+@pytest.mark.parametrize("change", [
+    lambda line: line[:-1], lambda line: line[:20],
+    lambda line: line.replace('["s"]', '"graph"'), lambda line: line.replace('"t"', "7"),
+    lambda line: line.replace('"t"', '""'), lambda line: "[]\n",
+])
+def test_a_cut_or_wrong_file_is_refused_as_a_whole(change, tmp_path):
+    memory, path = Memory(), tmp_path / "m"
+    memory.add("e", "t", "s")
+    memory.save(path)
+    path.write_text(path.read_text() + change(path.read_text()))
+    again = Memory()
+    with pytest.raises(ValueError, match="line 2 is no statement"):
+        again.load(path)
+    assert again.entities == []
+
+
 def test_logs_of_tools_are_read_and_failures_are_not():
     memory = Memory(["Oslo"])
     log = [result("Oslo is a city."), result("Oslo could not be reached.", ok=False),

@@ -99,8 +99,9 @@ def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
 
 def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cldr):
     """2.3 (a): by brute force over the corpus; the whole question as a search lacks the page."""
-    found, hidden, vague = 0, 0, 0
-    for i, (query, answer) in enumerate(queries[:40]):
+    found, hidden, vague, drawn_queries = 0, 0, 0, queries[:40]
+    assert len(drawn_queries) == 40  # one that got no hard question counts as found by the search
+    for i, (query, answer) in enumerate(drawn_queries):
         question = hard_question(query, cldr, random.Random(f"hard-{i}"))
         if question is None:
             continue
@@ -112,7 +113,7 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
         hidden += all(hit.title != answer for hit in cldr.search(text, 10))
         said = [c for c in constants(query) if says(text, c)]
         vague += len(said) < len(set(constants(query)))
-    assert found >= 30 and hidden >= 0.8 * found and vague == found
+    assert hidden >= 0.8 * 40 and vague == found, (found, hidden, vague)
 
 
 def test_a_merge_that_would_admit_a_second_answer_is_not_made():

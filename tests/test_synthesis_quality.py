@@ -5,17 +5,23 @@ Run: python -m pytest tests/test_synthesis_quality.py
 
 import dataclasses
 import json
+import re
 
+import matplotlib.pyplot as plt
 import pytest
 
 from drlib.analysis import data_plots
 from drlib.analysis.plots import png_bytes
+from drlib.analysis.widgets import QuestionPanel
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.quality import (
     contaminated, near_duplicates, overlap, quality_report, save_report, search_rates, shape,
 )  # fmt: skip
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, from_text, to_text
+from drlib.synthesis.queries import (
+    And, Count, Diff, Extreme, Or, Proj, Range, constants, from_text, to_text,
+)  # fmt: skip
 from drlib.synthesis.questions import Task
+from drlib.tools import Toolbox
 from drlib.worlds import load_world
 
 
@@ -52,6 +58,20 @@ def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
     assert report["duplicates"]["queries"] == 9 and len(whole) == 30
 
 
+def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
+    bad = [dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
+           for i, t in enumerate(tasks[:30])]  # fmt: skip
+    report = quality_report(bad, cldr)
+    assert report["by_sets"]["wrong answer"] == report["by_sql"]["wrong answer"]
+    assert report["by_sql"]["wrong answer"] == pytest.approx(1 / 3) and not report["by_sql"]["told"]
+    told = [dataclasses.replace(t, question=f"Is it {t.answer.upper()}?") for t in tasks[:20]]
+    told[0] = dataclasses.replace(tasks[0], question="Is it Xyland?", aliases=("Xyland",))
+    told[1] = dataclasses.replace(tasks[1], question=f"Is it {tasks[1].answer}ish?")
+    report = quality_report(told, cldr)
+    assert report["by_sets"]["told"] == report["by_sql"]["told"] == 19 / 20
+    assert report["by_sets"]["wrong answer"] == 0
+
+
 def test_near_duplicates_against_brute_force():
     long = "the quick brown fox jumps over the lazy dog near the old river bank today"
     texts = [long, long + " again", "short one", "Short one", "short two",
@@ -75,6 +95,11 @@ def test_overlap_names_what_two_sides_share(tasks):
     same = overlap(tasks[:20], tasks[10:20])
     assert same["queries"] == 10
     assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
+    names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
+    one, two, other = (dataclasses.replace(tasks[i], answer=a, aliases=b)
+                       for i, (a, b) in enumerate(names))  # fmt: skip
+    assert overlap([one], [two])["answers"] == overlap([two, two], [one])["answers"] == 1
+    assert overlap([one, two], [other])["answers"] == 0
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
@@ -89,6 +114,17 @@ def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
     assert contaminated([question, other, "too short"], file) == [0]
     short = "first struck in the year of the great"
     assert contaminated([short], file) == [0]
+    tiny = ["Year of the GREAT comet?", "year of the small comet", "the of", "", "?", "great comet"]
+    assert contaminated(tiny, file) == [0, 5]  # all of their words, in this order
+
+
+def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
+    files = [tmp_path / name / "test.txt" for name in "ab"]
+    for file, text in zip(files, (tasks[0].question, "nothing")):
+        file.parent.mkdir()
+        file.write_text(text)
+    report = quality_report(tasks[:5], cldr, benchmarks=files)
+    assert report["contaminated"] == {str(files[0]): 1, str(files[1]): 0}
 
 
 def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
@@ -142,6 +178,66 @@ def test_figures_are_the_same_bytes_twice(cldr, tasks):
         lambda: data_plots.funnel_figure({"sampled": 30, "valid": 20, "kept": 5}),
     ):
         assert png_bytes(draw()) == png_bytes(draw())
+
+
+def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
+    reports = [quality_report(tasks[:4], cldr), quality_report(tasks[4:8], cldr)]
+    reports[0]["depth"], reports[1]["depth"] = {"3": 4}, {"2": 1, "3": 3, "10": 0}
+    ax = data_plots.quality_figure(reports).axes[1]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "3", "10"]
+    heights = [[round(bar.get_height(), 3) for bar in bars] for bars in ax.containers]
+    assert heights == [[0, 1, 0], [0.25, 0.75, 0]]
+    centres = [bars[1].get_x() + bars[1].get_width() / 2 for bars in ax.containers]
+    assert centres == pytest.approx([0.8, 1.2])
+
+
+def lines_of(query):
+    """(text at the left end, label, text at the right end) of every line of a question's graph."""
+    ax = data_plots.question_graph(query, "X").axes[0]
+    places = {t.get_position(): t.get_text() for t in ax.texts}
+    found = []
+    for line in ax.lines:
+        (x, right), (y, below) = line.get_xdata(), line.get_ydata()
+        label = places[(x + 0.58, y + 0.58 * (below - y))]
+        found.append((places[x, y], label, places[right, below]))
+    plt.close(ax.figure)
+    return found
+
+
+def test_a_named_thing_is_drawn_wherever_it_stands():
+    union = Proj("p of", Or(("A", "B")))
+    assert sorted(lines_of(union)) == [(" ", "or is", "A"), (" ", "or is", "B"), ("X", "p", " ")]
+    assert lines_of(Diff(Proj("p of", "A"), "B")) == [("X", "p", "A"), ("X", "not is", "B")]
+    assert lines_of(And(("A", Proj("q of", "B")))) == [("X", "is", "A"), ("X", "q", "B")]
+    assert lines_of(Extreme("n", "A", True)) == [("X", "is", "A"), ("X", "n", "most")]
+
+
+def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
+    both, either = And((Proj("q of", "B"), Proj("r of", "C"))), Or((Proj("q of", "B"), "C"))
+    assert sorted(lines_of(Diff(Proj("p of", "A"), both))) == [
+        (" ", "q", "B"), (" ", "r", "C"), ("X", "not", " "), ("X", "p", "A")]  # fmt: skip
+    assert sorted(lines_of(Or((Proj("p of", "A"), both)))) == [
+        (" ", "q", "B"), (" ", "r", "C"), ("X", "or", " "), ("X", "or p", "A")]  # fmt: skip
+    assert sorted(lines_of(Diff("A", either))) == [
+        (" ", "or is", "C"), (" ", "or q", "B"), ("X", "is", "A"), ("X", "not", " ")]  # fmt: skip
+
+
+def test_the_pictures_of_engine_questions_lose_no_name(tasks):
+    for task in tasks:
+        query = from_text(task.query)
+        figure = data_plots.question_graph(query, task.answer)
+        drawn = {text.get_text() for text in figure.axes[0].texts}
+        plt.close(figure)
+        assert {*constants(query)} <= drawn, task.query
+
+
+def test_the_panel_says_how_the_solver_fared(cldr, tasks):
+    spoiled_task = dataclasses.replace(tasks[0], answer="Wrong", aliases=())
+    for task, closed, said in ((tasks[0], False, "right"), (spoiled_task, False, "wrong"),
+                               (tasks[0], True, "none")):  # fmt: skip
+        with Toolbox(cldr, closed_book=closed) as toolbox:
+            text = QuestionPanel(cldr, [task], toolbox).text.value
+        assert re.search(rf"<td>\d+ calls, {said}</td>", text), text
 
 
 def test_a_question_is_drawn_with_all_that_it_names():

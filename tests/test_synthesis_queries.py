@@ -12,6 +12,7 @@ from functools import lru_cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from query_examples import small_graph
 
 from drlib.synthesis.queries import (
     And, Count, Diff, Extreme, Or, Proj, Range, SqlEngine, canonical, children, constants, depth,
@@ -239,6 +240,26 @@ def test_what_is_no_query_is_refused():
             evaluate(wrong, SMALL)
         with pytest.raises(TypeError, match="not a query"):
             SqlEngine(SMALL).answers(wrong)
+
+
+def test_the_limits_of_sqlite_are_one_named_error():
+    """Each is fine for sets; just below a limit SQLite answers as they do."""
+    graph, deep, rivers = small_graph(), "Rin", Proj("river of", "Rin")
+    engine = SqlEngine(graph)
+    fine = Proj("river", Proj("river of", Proj("river", rivers)))
+    for query in (fine, And((rivers,) * 400), Range("length", -(2**63), 2**63 - 1)):
+        assert engine.answers(query) == evaluate(query, graph) != frozenset()
+    for at in range(60):
+        deep = Proj("river" if at % 2 else "river of", deep)
+    for query in (deep, And((rivers,) * 600), Or((rivers,) * 600), Range("length", 0, 10**30)):
+        assert evaluate(query, graph)
+        with pytest.raises(ValueError, match="SQLite cannot answer this query .*64 bits"):
+            engine.answers(query)
+    for _ in range(3000):
+        deep = Proj("river", deep)
+    with pytest.raises(ValueError, match="SQLite cannot answer"):
+        engine.answers(deep)
+    assert engine.answers(rivers) == evaluate(rivers, graph)  # it goes on
 
 
 def test_parts_of_a_query():

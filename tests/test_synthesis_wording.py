@@ -66,7 +66,13 @@ def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
     (Range("length", 900, 999),
      "Which river is the one with a length between 900 and 999?"),
     (Extreme("founding year", RIVER, True),
-     "Which town is the one with the largest founding year of all towns (that has the river Rin)?"),
+     "Which town is the one with the latest founding year of any town that has the river Rin?"),
+    (Extreme("founding year", NORDIC, False),
+     "Which town is the one with the earliest founding year of any town that has the river Rin and "
+     "that has the region Nord?"),
+    (And((Extreme("length", Proj("river", "Alba"), True), Proj("length of", "940"))),
+     "Which thing is the one with the largest length of any river (that is a river of Alba) and "
+     "that has the length 940?"),
 ])  # fmt: skip
 def test_each_node_has_its_words(query, text):
     assert render(query, SMALL) == text

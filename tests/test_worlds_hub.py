@@ -1,6 +1,7 @@
 """Data sets of the hub as worlds, from local files of the same schemas; nothing is downloaded."""
 
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,6 +92,23 @@ def test_the_longest_title_is_the_one_that_is_mentioned():
 def test_a_known_column_with_something_else_in_it_is_an_unknown_schema(tmp_path, row):
     with pytest.raises(ValueError, match="unknown schema: found columns"):
         load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', [row])}")
+
+
+def test_json_beside_parquet_and_empty_files_are_left_out_and_no_rows_are_an_error(tmp_path):
+    pq.write_table(pa.Table.from_pylist(WIKI), tmp_path / "train.parquet")
+    (tmp_path / "dataset_infos.json").write_text('{"a": 1}')
+    (tmp_path / "empty.jsonl").touch()
+    assert len(load_world(f"hub:{tmp_path}")) == 3
+    with pytest.raises(ValueError, match="no pages in it"):
+        load_world(f"hub:{tmp_path}", limit=0)
+
+
+def test_a_file_that_is_written_within_the_same_second_is_read_again(tmp_path):
+    file = tmp_path / "a.jsonl"
+    for title in ("Oslo", "Rome"):
+        file.write_text(json.dumps({"title": title, "text": "x"}) + "\n")
+        os.utime(file, ns=(10**18, 10**18))  # of one size and one time of change
+        assert load_world(f"hub:{file}", tmp_path / "index").find(title)
 
 
 def test_a_folder_of_files_in_their_order_and_the_limit(tmp_path):

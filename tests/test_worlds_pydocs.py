@@ -69,7 +69,7 @@ def is_true(subject, relation, value):
             ("exception" if issubclass(other, BaseException) else "class",)
             if isinstance(other, type) else ("method" if isinstance(thing, type) else "function",))
     return {"number of parameters": lambda: is_number(thing, int(value)),
-            "parameter": lambda: has_parameter(thing, value),
+            "parameter": lambda: has_parameter(thing, value.removesuffix(" (parameter)")),
             "imported module": lambda: imports(thing, value),
             "raised exception": lambda: raises(thing, value)}[relation]()
 
@@ -101,6 +101,17 @@ def test_five_thousand_facts_are_confirmed_by_execution(world):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CHECK], input=json.dumps(some),
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_parameter_is_no_module_and_self_is_no_fact(world):
+    graph = world.graph
+    shown = {value for _, relation, value in graph.facts if relation == "parameter"}
+    assert len(shown) > 1000 and "self" not in shown
+    assert not [value for value in shown if not graph.is_value(value)]
+    assert "string (parameter)" in graph.values("re.match", "parameter")
+    assert "parameter of" not in graph.relations["string"]
+    assert "2" in graph.values("argparse.ArgumentParser.error", "number of parameters")  # with self
+    assert graph.values("argparse.ArgumentParser.error", "parameter") == {"message"}
 
 
 def test_the_check_can_fail():
@@ -161,6 +172,24 @@ def test_the_same_under_another_hash_seed_and_without_touching_this_process(worl
     assert [d.text for d in part.documents[:50]] == [world.page(d.title).text.partition(
         "\n\nFacts about")[0] for d in part.documents[:50]]  # fmt: skip
     assert not {*sys.modules} - loaded & {"turtle", "tkinter", "antigravity"}
+
+
+def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkeypatch):
+    """Only the modules' names are asked for; the child is started as `read` does it."""
+    for name in ("code", "zlib", "chunk"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RUN')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    seen, real = [], subprocess.run
+    names = "from drlib.worlds.pydocs import modules; print(len(modules()))"
+
+    def run(command, **options):
+        seen.append(real([*command[:-2], "-c", names], check=True, **options))
+        return subprocess.CompletedProcess(command, 0, "\n[[], [], []]")
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert module.read() == ([], [], []) and int(seen[0].stdout.splitlines()[-1]) > 200
+    assert not (tmp_path / "RUN").exists()
 
 
 def test_it_is_read_once(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from drlib.worlds import load_world, triples
+from drlib.worlds import load_world, read_facts, triples
 from drlib.worlds.triples import Endpoint, relation_name
 
 ADA = "Ada Lovelace wrote the first program. It ran on the Analytical Engine of Charles Babbage."
@@ -217,7 +217,29 @@ def test_a_file_that_cannot_be_read_is_named_once(place, model):
     assert list(world.changes.skipped) == ["binary.txt"] and len(model.seen) == 2
 
 
+def test_every_entity_has_a_page_of_its_own_name(place, model):
+    (place / "ada.txt").unlink()
+    text = "# É\n\n|City|Land|\n|--|--|\n|Oslo|Norway|\n\nOslo is led by Bob."
+    (place / "é.md").write_text(text)
+    rows = [("Oslo", "mayor", "Bob", "Oslo is led by Bob")]
+    model.replies = lambda text: rows if "led" in text else []
+    world = load(place, model)
+    assert world.find("Oslo") == "Oslo" and world.find("Bob") == "Bob"
+    assert read_facts(world.page("Oslo").text)["mayor"] == ["Bob"]
+
+
+def test_a_dead_endpoint_keeps_the_triples_of_unchanged_files(place, model, tmp_path):
+    before = load(place, model, tmp_path / "index")
+    gone = {"endpoint": "http://127.0.0.1:9/v1", "model": "tiny"}
+    after = load_world(f"folder:{place}", tmp_path / "index", **gone)
+    assert after.version == before.version and after.changes.skipped == {}
+
+
 def test_relation_names():
+    for name in ("part of :", "part: of :", " * part of of:* ", "part of `:` of"):
+        assert relation_name(name) == "part", name
+    assert relation_name("of :") == relation_name(": of") == "" != relation_name("more facts")
+    assert relation_name("more facts") == "more facts field"
     assert relation_name("capital of") == "capital" and relation_name(" part  of of ") == "part"
     assert relation_name("of") == relation_name("") == relation_name(" ** ") == ""
     assert relation_name("link") == "link field" and relation_name("a: b") == "a b"

@@ -24,16 +24,24 @@ def edges(query: Query) -> list[Edge]:
         case And(parts):
             return [edge for part in parts for edge in edges(part)]
         case Or(parts):
-            return [(f"or {label}", *rest) for part in parts for label, *rest in edges(part)]
+            return [edge for part in parts for edge in _marked("or", part)]
         case Diff(left, right):
-            return edges(left) + [(f"not {label}", *rest) for label, *rest in edges(right)]
+            return edges(left) + _marked("not", right)
         case Range(relation, low, high):
             return [(relation, None, f"{low} to {high}")]
         case Extreme(relation, of, most):
             return [*edges(of), (relation, None, "most" if most else "least")]
         case Count(of):
             return [("number of", of, "")]
-    return []
+    return [("is", query, "")]
+
+
+def _marked(word: str, query: Query) -> list[Edge]:
+    """The edges of `query` with `word`; several hold together, so they hang on a node of theirs."""
+    found = edges(query)
+    if len(found) > 1:
+        return [(word, query, "")]
+    return [(f"{word} {label}", *rest) for label, *rest in found]
 
 
 def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
@@ -67,7 +75,7 @@ def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
     label, query, leaf = edge
     here, below = len(nodes), row
     nodes.append(())
-    for inside in edges(query):
+    for inside in edges(query) if query is not None and not isinstance(query, str) else ():
         below = _place(inside, x + 1, below, here, nodes)
     text = query if isinstance(query, str) else leaf
     nodes[here] = (text, x, max(row, (row + below - 1) / 2), parent, label)
@@ -80,12 +88,13 @@ def quality_figure(reports: Sequence[dict]) -> Figure:
         1, 4, figsize=(11, 2.9), layout="constrained", width_ratios=(1.5, 1, 0.8, 0.8)
     )
     width = 0.8 / len(reports)
+    depths = sorted({key for report in reports for key in report["depth"]}, key=int)
     for i, report in enumerate(reports):
         shift = (i - (len(reports) - 1) / 2) * width
         sql, sets, n = report["by_sql"], report["by_sets"], report["questions"]
         label = f"{report['world']}, {n:,} questions"
         _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, f"C{i}", label)
-        _bars(depth, {k: v / n for k, v in report["depth"].items()}, shift, width, f"C{i}")
+        _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, f"C{i}")
         _bars(search, report["search_finds"], shift, width, f"C{i}")
         rates = {"largest\nshare": report["answers"]["largest_share"],
                  "different\na question": report["answers"]["different"] / n}  # fmt: skip

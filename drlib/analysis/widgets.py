@@ -193,7 +193,8 @@ class QuestionPanel(_Panel):
                  "look-ups": depth(query), "pages": effort(query, self._graph)}  # fmt: skip
         if self._solver:
             episode = self._solver.solve(task)
-            cells["solver"] = f"{len(episode.tool_results)} calls, {episode.correct and 'right'}"
+            outcome = "right" if episode.correct else "wrong" if episode.answer else "none"
+            cells["solver"] = f"{len(episode.tool_results)} calls, {outcome}"
         head, row = ("".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
                      for tag, some in (("th", cells), ("td", cells.values())))  # fmt: skip
         question = html.escape(render(query, self._graph, 0))

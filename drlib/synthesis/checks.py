@@ -18,7 +18,7 @@ from itertools import combinations
 
 from drlib.synthesis.queries import (
     And, Count, Diff, Extreme, Or, Proj, Query, Range, SqlEngine, children, constants, depth,
-    evaluate, walk,
+    evaluate, rebuilt, walk,
 )  # fmt: skip
 from drlib.worlds.graph import Graph, Node, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
@@ -38,10 +38,10 @@ def faults(query: Query, graph: Graph, engine: SqlEngine | None = None) -> list[
     "shallow": fewer than two look-ups follow each other. "redundant": a constant named twice, or
     two constants that a fact joins. "shortcut": a constant stands next to the target (other than to
     say its kind), or one of several conditions has no other answer. "not unique": not exactly one
-    answer. "leak": a constant or an alias of one holds the answer or an alias of it, or the other
-    way round, as whole words without regard to case. "not minimal": a condition (`weakened`) can go
-    and what it stands in still has the same members: on the outside, the same answer; inside, the
-    same thing on the way to it.
+    answer. "leak": a name of the answer, or of a single thing on the way to it, holds a name of a
+    constant or the other way round, as whole words without regard to case. "not minimal": without
+    one condition, at any depth, the answers are still the same (`weakened`), or a branch of a union
+    adds nothing.
     """
     ask = engine.answers if engine else lambda part: evaluate(part, graph)
     return list(dict.fromkeys(_faults(query, graph, ask)))
@@ -64,29 +64,54 @@ def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
     found = ask(query)
     if len(found) != 1:
         yield "not unique"
-    if any(leaks(answer, name, graph) for answer in sorted(found) for name in named):
+    numbers = [str(part.low) for part in walk(query)
+               if isinstance(part, Range) and part.low == part.high]  # fmt: skip
+    if any(leaks(thing, name, graph) for thing in sorted(_singles(query, ask) | found)
+           for name in (*named, *numbers)):  # fmt: skip
         yield "leak"
-    if any(ask(weaker) == ask(part) for part in walk(query) for weaker in weakened(part)):
+    if any(ask(weaker) == found for weaker in weakened(query)) or any(_idle(query, ask)):
         yield "not minimal"
     if len(several := conditions(query)) > 1 and any(ask(part) == found for part in several):
         yield "shortcut"
 
 
 def weakened(query: Query) -> Iterator[Query]:
-    """`query` with one condition less, in all ways: without a part of an And, the exception of a
-    Diff, the choice of an Extreme."""
+    """`query` with one condition less, in all ways and at any depth: without a part of an And, the
+    exception of a Diff, the choice of an Extreme."""
     if isinstance(query, And):
-        for i in range(len(query.parts)):
-            rest = query.parts[:i] + query.parts[i + 1 :]
-            yield And(rest) if len(rest) > 1 else rest[0]
+        yield from without_one(query)
     elif isinstance(query, Diff | Extreme):
         yield children(query)[0]
+    for child in children(query):
+        for weaker in weakened(child):
+            yield rebuilt(query, lambda part: weaker if part is child else part)
+
+
+def without_one(query: And | Or) -> Iterator[Query]:
+    """`query` without each of its parts."""
+    for i in range(len(query.parts)):
+        rest = query.parts[:i] + query.parts[i + 1 :]
+        yield type(query)(rest) if len(rest) > 1 else rest[0]
+
+
+def _idle(query: Query, ask: Callable) -> Iterator[bool]:
+    """For every branch of every union, whether what holds the union is the same without it."""
+    for part in walk(query):
+        union = part.of if isinstance(part, Proj) else part
+        for rest in without_one(union) if isinstance(union, Or) else ():
+            yield ask(part) == ask(rest if part is union else Proj(part.relation, rest))
+
+
+def _singles(query: Query, ask: Callable) -> frozenset[str]:
+    """The things on the way that are the only ones of their description."""
+    found = [ask(part) for part in walk(query) if not isinstance(part, str)]
+    return frozenset().union(*(some for some in found if len(some) == 1))
 
 
 def conditions(query: Query) -> tuple[Query, ...]:
     """What the target itself must fulfil or not fulfil; nothing for a number that is counted."""
     match query:
-        case And(parts):
+        case And(parts) | Or(parts) if not _is_constant(query):
             return tuple(c for part in parts for c in conditions(part))
         case Diff(left, right):
             return conditions(left) + conditions(right)
@@ -178,10 +203,10 @@ def _solve(
         case Diff(left, right):
             _solve(right, graph, read, _solve(left, graph, read, among))
         case Range():
-            if among is None:
+            if among is None or any(map(graph.is_value, among)):
                 raise LookupError("no page lists what has a number in a range")
             read |= among
-        case Proj(relation, of) if among is not None and (
+        case Proj(relation, of) if among is not None and not any(map(graph.is_value, among)) and (
             not _listable(query, graph) or len(among - read) < len(evaluate(of, graph))
         ):
             read |= among

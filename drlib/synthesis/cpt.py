@@ -115,8 +115,16 @@ class Teacher:
         return KEPT if task.answer in reached else "does not lead to the answer"
 
 
+def _check_chain(task: Task) -> None:
+    if not task.relations:
+        raise ValueError(f"task {task.id} is no chain of look-ups (its relations are empty): take "
+                         "search questions of chain_questions")  # fmt: skip
+
+
 def plans(task: Task, memory: Memory, teacher: Teacher, k: int, rng: random.Random) -> list[Row]:
-    """Up to `k` different plans for one question, judged (rejected ones too)."""
+    """Up to `k` different plans for one question, judged (rejected ones too).
+    ValueError: the task is no chain question."""
+    _check_chain(task)
     found = dict.fromkeys(teacher.plan(task, rng) for _ in range(4 * k))
     about = tuple(sorted({source for s in memory.about(task.start) for source in s.sources}))
     return [Row("fas_plan", (("user", task.question), ("own", plan + END)), (task.start,), about,
@@ -125,7 +133,8 @@ def plans(task: Task, memory: Memory, teacher: Teacher, k: int, rng: random.Rand
 
 def reasoning(task: Task, memory: Memory, teacher: Teacher, rng: random.Random) -> Row:
     """A draft, the mapped facts in any order, the refined answer; judged.
-    ValueError: the memory does not know the chain."""
+    ValueError: the task is no chain question, or the memory does not know the chain."""
+    _check_chain(task)
     values, facts = [task.start], {}
     for relation in task.relations:
         if not (known := memory.recall(values[-1], relation)):

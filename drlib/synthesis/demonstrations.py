@@ -9,6 +9,7 @@ thoughts, WebLeaper for ISR, ISE and soft F, Tongyi DeepResearch's report (2510.
 contexts and the length stages. Left out: a model's judgement of quality, OpenAI's `tool_calls`.
 """
 
+import json
 import random
 import re
 from collections import Counter
@@ -16,16 +17,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from drlib.chat import Answer, FormatError, ToolCall, parse
+from drlib.chat import END, Answer, FormatError, ToolCall, parse
 from drlib.synthesis.answers import answers_match, normalise_answer
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Query, evaluate, from_text
 from drlib.synthesis.questions import Task
 from drlib.synthesis.solver import Solver, name_list  # noqa: F401
+from drlib.synthesis.wording import says
 from drlib.trajectory import Trajectory
 from drlib.worlds.graph import Graph
 
 STAGES = ("format", "correct", "grounded", "redundant", "bounds", "efficient")
+_HEADER = re.compile(r"^The useful information in .+ for user goal .*", re.MULTILINE)
+_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
 
 
 def from_trajectories(
@@ -36,13 +40,17 @@ def from_trajectories(
     A record's task is found by its `task_id`, else by what the user says first. System turns are
     dropped; a tool speaks as "tool" or as a user's `<tool_response>`. A rollout stays beside its
     text as `episode.record`, so that the sampled ids are those that are trained. ValueError: no
-    messages, or the task is not among `tasks`.
+    messages, a message without text, or the task is not among `tasks`; it names the row.
     """
     known = {key: task for task in tasks for key in (task.id, task.question.strip())}
     episodes = []
     for number, record in enumerate(records, 1):
         row = vars(record) if isinstance(record, Trajectory) else record
-        said = [_plain(m) for m in row.get("messages") or () if m["role"] != "system"]
+        said = [m for m in row.get("messages") or () if m["role"] != "system"]
+        if not all(isinstance(m["content"], str) for m in said):
+            raise ValueError(f"row {number} has a message whose content is no text: write its calls"
+                             " into the text, as <tool_call>")  # fmt: skip
+        said = [_plain(m) for m in said]
         names = [row.get("task_id"), *(m["content"] for m in said[:1])]
         task = next((known[name] for name in names if name in known), None)
         if not said or task is None:
@@ -59,11 +67,10 @@ def from_trajectories(
 
 def _plain(message: Mapping) -> dict:
     """The message as our own is: what a user says for a tool, the tool says."""
-    role, text = message["role"], message["content"].strip()
-    if role == "user" and text.startswith("<tool_response>"):
-        text = text.removeprefix("<tool_response>").removesuffix("</tool_response>").strip()
-        role = "tool"
-    return {"role": role, "content": text}
+    role, text = message["role"], message["content"]
+    if role == "user" and (wrapped := _RESPONSE.fullmatch(text)):
+        role, text = "tool", wrapped[1]
+    return {"role": role, "content": text if role == "tool" else text.strip()}
 
 
 def observations(episode: Episode) -> list[str]:
@@ -77,7 +84,27 @@ def _said(episode: Episode) -> list[str]:
 
 def _mentions(text: str, name: str) -> bool:
     """Whether `name` stands in a normalised text as whole words."""
-    return re.search(rf"(?<!\w){re.escape(normalise_answer(name))}(?!\w)", text) is not None
+    return says(text, normalise_answer(name))
+
+
+def _calls(episode: Episode) -> list[ToolCall]:
+    return [act for act in map(parse, _said(episode)) if isinstance(act, ToolCall)]
+
+
+def _grounded(episode: Episode) -> bool:
+    """Whether a tool told the answer: in a call that worked and did not itself say it.
+
+    A goal is no question to the tool and comes back in the header only, which does not count.
+    """
+    shown = observations(episode)
+    worked = [result.ok for result in episode.tool_results] or [
+        not text.startswith("Error:") for text in shown]  # fmt: skip  # of a chat row
+    for call, text, ok in zip(_calls(episode), shown, worked):
+        asked = " ".join(str(x) for name, x in call.arguments.items() if name != "goal")
+        told = (normalise_answer(t) for t in (_HEADER.sub("", text), asked))
+        if ok and [_mentions(t, episode.answer) for t in told] == [True, False]:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -115,10 +142,11 @@ class Funnel:
             return "format", wrong
         if not episode.correct:
             return "correct", "wrong answer"
-        if not _mentions(normalise_answer("\n".join(observations(episode))), episode.answer):
+        if not _grounded(episode):
             return "grounded", "answer never seen"
         turns, grams = _said(episode), Counter()
-        if len({repr(parse(text)) for text in turns}) < len(turns):
+        calls = [(c.name, json.dumps(c.arguments, sort_keys=True)) for c in _calls(episode)]
+        if len({*calls}) < len(calls):
             return "redundant", "identical call"
         for thought, _ in map(_parts, turns):
             words = thought.split()
@@ -146,6 +174,10 @@ def _misfit(turns: list[dict]) -> str:
             return action.reason
         if at % 2 == 0 and isinstance(action, Answer) and at < len(turns) - 1:
             return "goes on after its answer"
+        tag = "</answer>" if isinstance(action, Answer) else "</tool_call>"
+        # what follows an action is invented, and would be trained on
+        if at % 2 == 0 and _parts(message["content"])[1].partition(tag)[2].strip() not in ("", END):
+            return "goes on after its action"
     return "" if len(turns) % 2 and isinstance(action, Answer) else "no answer"
 
 

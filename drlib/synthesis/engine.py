@@ -17,12 +17,12 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Literal
 
-from drlib.synthesis.checks import constant_edges, effort, is_faulty
+from drlib.synthesis.checks import constant_edges, effort, is_faulty, leaks, without_one
 from drlib.synthesis.queries import (
     And, Count, Diff, Extreme, Or, Proj, Query, Range, canonical, children, constants, evaluate,
     numbers, substitute, to_text, walk,
@@ -32,23 +32,25 @@ from drlib.synthesis.questions import Split, Task
 from drlib.synthesis.wording import TEMPLATES, render
 from drlib.worlds.graph import Graph, inverse
 
-HUB, SOME = 100, 40  # a condition that more things fulfil is no clue; conditions looked at a title
+HUB, SOME = 50, 40  # a condition that more things fulfil is no clue; conditions looked at a title
 SEVERAL = 10  # things that a vague description may fit
-WAYS = (1, 1), (2, 1), (1, SEVERAL)  # conditions at least, things that may fulfil them
+ONE, SOME_OF, BOTH = (1, 1), (1, SEVERAL), (2, 1)  # conditions at least, things that may fulfil them
+WAYS = (SOME_OF, ONE), (SOME_OF, ONE), (ONE, SOME_OF), (BOTH, ONE)  # tried in turn
 MAX_CONSTANTS = 8
-TRIES, PATIENCE = 3, 25  # constants that an operator tries; misses until an answer is given up
+TRIES, PATIENCE = 3, 100  # constants that an operator tries; misses until an answer is given up
 Order = Literal["layer", "random", "sequential"]
 
 
 @lru_cache(maxsize=1 << 15)
 def known_by(title: str, graph: Graph) -> tuple[tuple[Proj, frozenset[str]], ...]:
     """Conditions R(constant) that `title` fulfils, each with all that fulfil it: SOME of those that
-    at most HUB things do. A value that one thing alone has, like a code, leads nowhere: left out.
-    """
+    at most HUB things do. Left out: a value that one thing alone has, like a code, which leads
+    nowhere, and a name that tells the title."""
     found = [(Proj(inverse(relation), value), graph.values(value, inverse(relation)))
              for relation in graph.relations.get(title, ())
              for value in sorted(graph.values(title, relation)) if value != title]  # fmt: skip
-    found = [row for row in found if graph.is_value(row[0].of) < len(row[1]) <= HUB]
+    found = [row for row in found if graph.is_value(row[0].of) < len(row[1]) <= HUB
+             and not leaks(title, row[0].of, graph)]  # fmt: skip
     return tuple(random.Random(f"known-{title}").sample(found, min(SOME, len(found))))
 
 
@@ -70,10 +72,15 @@ def explain(
         if len(fulfil) <= few and (chosen or least > 1):
             continue
         rest = left & fulfil if chosen else fulfil
-        if len(rest) <= few and len(chosen) + 1 >= least:
-            return And((*chosen, part)) if chosen else part
-        if few < len(rest) and len(chosen) + 1 < most and (not chosen or len(rest) < len(left)):
-            chosen, left = [*chosen, part], rest
+        rows = [*chosen, (part, fulfil)]
+        if len(rest) <= few and len(rows) >= least:
+            parts = tuple(part for part, _ in rows)
+            spare = (frozenset.intersection(*(some for _, some in rows if some is not gone))
+                     for _, gone in rows if len(rows) > 1)  # fmt: skip
+            needed = all(len(some) > few for some in spare)
+            return (And(parts) if len(parts) > 1 else part) if needed else None
+        if few < len(rest) and len(rows) < most and (not chosen or len(rest) < len(left)):
+            chosen, left = rows, rest
     return None
 
 
@@ -99,8 +106,7 @@ def expand(
     `layer` replaces all constants that are nearest to the target, `sequential` only the last one;
     `random` adds a true condition to any constant or to the target and replaces nothing.
     """
-    rows, banned, answers = layers(query), met(query, graph), evaluate(query, graph)
-    new = query
+    rows, banned, new = layers(query), met(query, graph), query
     if order == "random":
         spot = rng.choice([query, *constants(query)])
         options = [part for part, _ in known_by(*evaluate(spot, graph), graph)
@@ -109,14 +115,23 @@ def expand(
             if options else None
     for above, name in rows if order == "layer" else rows[-1:]:
         if order == "sequential" or above == min(rows)[0]:
-            ways = rng.sample(WAYS, len(WAYS))
-            found = (explain(name, graph, rng, banned, least, width, few) for least, few in ways)
-            part = next(filter(None, found), None)
+            part = _told(new, name, graph, rng, banned, width)
             if part is None:
                 return None
             new, banned = substitute(new, name, part), banned.union(constants(part))
-    joined = order == "layer" and constant_edges(new, graph)
-    return None if joined or evaluate(new, graph) != answers else new
+    return None if order == "layer" and constant_edges(new, graph) else new
+
+
+def _told(query, name, graph, rng, banned, width) -> Query | None:
+    """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
+    answers = evaluate(query, graph)
+    for least, few in rng.choice(WAYS):
+        part = explain(name, graph, rng, banned, least, width, few)
+        parts = part and [part, *(without_one(part) if isinstance(part, And) else ())]
+        same = [evaluate(substitute(query, name, p), graph) == answers for p in parts or ()]
+        if same and same[0] and not any(same[1:]):
+            return part
+    return None
 
 
 def draft(
@@ -246,6 +261,7 @@ def _digest(text: str) -> str:
 def synthesize_questions(
     world, n: int, seed: int | str, *, depth: int = 3, width: int = 3, split: Split | None = None,
     max_share: float = 0.02, max_effort: float = 60, hops: Mapping[int, float] | None = None,
+    asked: Collection[str] | None = None,
 ) -> list[Task]:  # fmt: skip
     """`n` verified questions of `world`, all different; the same seed gives the same list.
 
@@ -255,6 +271,7 @@ def synthesize_questions(
         max_share: of the questions that may have the same answer (one always may).
         max_effort: pages that a solver may have to read.
         hops: the share of each depth, 2 and more; by default a depth's share grows with it.
+        asked: titles that may be asked for (say, the train answers of another split); None: all.
     ValueError: the world has no graph, or cannot give `n`.
     """
     graph, hops = world.graph, hops or {d: d for d in range(2, depth + 1)}
@@ -267,7 +284,8 @@ def synthesize_questions(
         raise ValueError(f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(hops)}")
     rng, quota = random.Random(f"engine-{split}-{seed}"), max(1, int(max_share * n))
     answers = [title for title in sorted(graph.nodes) if split in (None, side_of(title))
-               and not graph.is_value(title) and can_be_asked_for(title, graph)]  # fmt: skip
+               and (asked is None or title in asked) and not graph.is_value(title)
+               and can_be_asked_for(title, graph)]  # fmt: skip
     live, misses, used = {d: list(answers) for d in hops}, Counter(), Counter()
     tasks: dict[str, Task] = {}
     wanted = rng.choices(list(hops), list(hops.values()), k=n)

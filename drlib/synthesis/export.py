@@ -69,15 +69,21 @@ def write(rows: Sequence[dict], path: str | Path) -> Dataset:
     ValueError: no rows."""
     if not rows:
         raise ValueError(f"no rows for {path}: a data set needs one at least")
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return Dataset.from_list(list(rows))
+
+
+def write_whole(path: str | Path, text: str) -> Path:
+    """`text` as the file `path`, whole or not at all; its folder is made."""
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        partial.write_text("".join(lines), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return Dataset.from_list(list(rows))
+    return path
 
 
 def read(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
@@ -114,10 +120,15 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     return tasks, unread
 
 
-def read_attempts(path: str | Path) -> list[Episode]:
-    """The attempts of a WebDancer file; the question is what the user says first."""
-    rows, tasks = read(path, ("messages", "answer")), []
+def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
+    """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
+    as id; without one, the question is what the user says first and no alias is known."""
+    rows, known = read(path, ("messages", "answer")), {task.id: task for task in tasks}
     for number, row in enumerate(rows):
-        question = next((m["content"] for m in row["messages"] if m["role"] == "user"), "")
-        tasks.append(Task(f"{path}:{number}", question, str(row["answer"]), "search", ""))
-    return from_trajectories(rows, tasks)
+        said = [m["content"] for m in row["messages"] if m["role"] == "user"]
+        name = str(row.get("task"))
+        if name not in known:
+            name = f"{path}:{number}"
+            known[name] = Task(name, said[0] if said else "", str(row["answer"]), "search", "")
+        row["task_id"] = name
+    return from_trajectories(rows, known.values())

@@ -26,11 +26,13 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 class Statement(NamedTuple):
-    """`time` as it was given (ISO dates sort), "" when unknown; `sources` are sorted."""
+    """`time` as it was given (ISO dates sort), "" when unknown; `sources` are sorted; `fact`:
+    whether the text is that of a fact, whose capitals are to be trusted."""
 
     text: str
     time: str = ""
     sources: tuple[str, ...] = ()
+    fact: bool = False
 
 
 class Memory:
@@ -42,22 +44,25 @@ class Memory:
         names = "|".join(map(re.escape, titles)) or "(?!)"
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
 
-    def add(self, entity: str, text: str, source: str, time: str = "") -> bool:
+    def add(
+        self, entity: str, text: str, source: str, time: str = "", fact: bool = False
+    ) -> bool:
         """Whether that was new. ValueError: an empty entity, statement or source."""
         text = " ".join(text.split())
         if not (entity and text and source):
             raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
         own, key = self._held[entity], text.rstrip(".!?; ").casefold()
-        old = own.get(key, Statement(text))
+        old = own.get(key, Statement(text, fact=fact))
         times, sources = {old.time, time} - {""}, {*old.sources, source}
-        own[key] = Statement(max(old.text, text), min(times, default=""), tuple(sorted(sources)))
+        fact, text = max((old.fact, old.text), (fact, text))
+        own[key] = Statement(text, min(times, default=""), tuple(sorted(sources)), fact)
         return not old.sources
 
     def fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
         """A fact of a graph, kept at both its ends."""
         text = FACT.format(relation=relation, entity=entity, value=value)
-        self.add(value, text, source, time)
-        return self.add(entity, text, source, time)
+        self.add(value, text, source, time, fact=True)
+        return self.add(entity, text, source, time, fact=True)
 
     def table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
         """Each cell is a fact about its row's `key`; returns how many are new."""
@@ -89,7 +94,8 @@ class Memory:
     def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
         """(value, statement) of each fact that gives `entity` a value of `relation`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
-        return [(s.text[len(head) : -1], s) for s in self.about(entity) if s.text.startswith(head)]
+        return [(s.text.removeprefix(head).removesuffix("."), s)
+                for s in self.about(entity) if s.text.startswith(head)]  # fmt: skip
 
     def sources(self) -> dict[str, int]:
         """How many statements each source supports, sorted by its name."""
@@ -108,12 +114,22 @@ class Memory:
             unfinished.unlink(missing_ok=True)
 
     def load(self, path: str | Path) -> "Memory":
-        """Adds what a file holds; returns itself. ValueError names a line that is no statement."""
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], 1):
+        """Adds what a file holds; returns itself. ValueError names a line that is no statement, or
+        has no end: the file was cut. Then nothing is added."""
+        rows = []
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
             try:
                 row = json.loads(line)
-                for source in row["sources"]:
-                    self.add(row["entity"], row["text"], source, row["time"])
+                said, sources = [row["entity"], row["text"]], list(row["sources"])
+                texts = {type(text) for text in (*said, *sources, row["time"])} == {str}
+                good = texts and all(" ".join(text.split()) for text in (*said, *sources))
+                if number == len(lines) or not (good and isinstance(row["sources"], list)):
+                    raise ValueError("it is cut off, or a part is empty or of the wrong type")
+                rows += [(*said, source, row["time"], row.get("fact") is True)
+                         for source in sources]  # fmt: skip
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
+        for row in rows:
+            self.add(*row)
         return self

@@ -5,28 +5,36 @@ condition needed (by two engines), can the answer be guessed or read off the que
 search find it, how deep and how varied are the questions, are train and test apart, and does any
 benchmark that lies on this disk contain them. Rates are shares of the questions in 0..1.
 
+Two engines say more than one only where they answer by themselves: "wrong answer", "not unique",
+"not minimal", the things on the way of "leak" and the single conditions of "shortcut". "shallow",
+"redundant", "told", the words of "leak" and the edges of "shortcut" are the same code in both.
+
 Two texts are near duplicates when their word 8-grams have a Jaccard index of 0.7 or more; a
 question is contaminated when it shares a word 13-gram with a benchmark (8-grams for questions that
-are shorter than that), the thresholds in use since GPT-3. Left out: MinHash (an index of 8-grams
-is exact and fast enough), judging naturalness by a model.
+are shorter than that, all its words below 8), the thresholds in use since GPT-3. Left out: MinHash
+(an index of 8-grams is exact and fast enough), judging naturalness by a model.
 """
 
 import json
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from drlib.synthesis.answers import normalise_answer
 from drlib.synthesis.checks import faults
+from drlib.synthesis.export import write_whole
 from drlib.synthesis.queries import (
-    SqlEngine, canonical, children, constants, depth, from_text, to_text, walk,
+    SqlEngine, canonical, children, constants, depth, evaluate, from_text, to_text, walk,
 )  # fmt: skip
 from drlib.synthesis.questions import Task
+from drlib.synthesis.wording import says
 from drlib.worlds.graph import Graph
 
-FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")
+# "wrong answer": the query has other answers; "told": the question's text says the answer
+FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow",
+          "wrong answer", "told")  # fmt: skip
 NEAR, CONTAMINATED, SHORT = 0.7, 13, 8  # Jaccard index; words of a shared n-gram
 _WORD = re.compile(r"\w+")
 
@@ -51,8 +59,8 @@ def quality_report(
     texts = [task.question for task in tasks]
     return {
         "world": world.name, "version": world.version, "questions": len(tasks),
-        "by_sets": _fault_rates(queries, world.graph, None),
-        "by_sql": _fault_rates(queries, world.graph, SqlEngine(world.graph)),
+        "by_sets": _fault_rates(tasks, queries, world.graph, None),
+        "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
         "depth": _counts(depth(query) for query in queries),
         "constants": _counts(len(constants(query)) for query in queries),
         "operators": _counts(type(part).__name__ for query in queries for part in walk(query)
@@ -65,7 +73,7 @@ def quality_report(
         "duplicates": {"queries": len(names) - len(set(names)),
                        "texts": len(near_duplicates(texts))},
         "split": overlap(tasks, against) if against else None,
-        "contaminated": {Path(path).name: len(contaminated(texts, path)) for path in benchmarks},
+        "contaminated": {str(path): len(contaminated(texts, path)) for path in benchmarks},
     }  # fmt: skip
 
 
@@ -98,37 +106,35 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
-    """Answers, queries and constants that two sides of a split share (constants may be shared)."""
-    sides = [[(task.answer, from_text(task.query)) for task in side] for side in (tasks, against)]
-    found = {"answers": lambda answer, query: [answer],
-             "queries": lambda answer, query: [to_text(canonical(query))],
-             "constants": lambda answer, query: constants(query)}  # fmt: skip
-    return {name: len(set.intersection(*({x for pair in side for x in of(*pair)}
-                                         for side in sides)))
-            for name, of in found.items()}  # fmt: skip
+    """How many answers (by any of their names), queries and constants of `tasks` are in `against`
+    too; constants may be."""
+    sides = [[from_text(task.query) for task in side] for side in (tasks, against)]
+    taken = {name for task in against for name in _names(task)}
+    shared = {min(_names(task)) for task in tasks if taken & _names(task)}
+    found = {"queries": lambda query: [to_text(canonical(query))], "constants": constants}
+    return {"answers": len(shared)} | {
+        name: len(set.intersection(*({x for query in side for x in of(query)} for side in sides)))
+        for name, of in found.items()}  # fmt: skip
+
+
+def _names(task: Task) -> set[str]:
+    return {normalise_answer(name) for name in (task.answer, *task.aliases)}
 
 
 def contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
     """The places of the `texts` that share an n-gram with the benchmark in `path`."""
-    known = {n: set() for n in (CONTAMINATED, SHORT)}
+    counts = [len(words(text)) for text in texts]
+    sizes = [CONTAMINATED if n >= CONTAMINATED else max(1, min(n, SHORT)) for n in counts]
+    known = {n: set() for n in sizes}
     for line in _texts_of(Path(path)):
         for n, grams in known.items():
             grams |= _grams(line, n)
-    sizes = [CONTAMINATED if len(words(text)) >= CONTAMINATED else SHORT for text in texts]
     return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _grams(text, n) & known[n]]
 
 
 def save_report(report: dict, path: str | Path) -> Path:
     """Write `quality_report.json`, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        unfinished.write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return write_whole(path, json.dumps(report, indent=1, ensure_ascii=False))
 
 
 def words(text: str) -> list[str]:
@@ -157,10 +163,16 @@ def _strings(value) -> Iterable[str]:
             yield from _strings(inside)
 
 
-def _fault_rates(queries: Sequence, graph: Graph, engine: SqlEngine | None) -> dict[str, float]:
-    """Share of the queries with each fault; an engine of None works on sets."""
+def _fault_rates(
+    tasks: Sequence[Task], queries: Sequence, graph: Graph, engine: SqlEngine | None
+) -> dict[str, float]:
+    """Share of the tasks with each fault; an engine of None works on sets."""
     found = Counter(fault for query in queries for fault in faults(query, graph, engine))
-    return {name: round(found[name] / len(queries), 6) for name in FAULTS}
+    for task, query in zip(tasks, queries, strict=True):
+        answers = engine.answers(query) if engine else evaluate(query, graph)
+        found["wrong answer"] += answers != {task.answer}
+        found["told"] += any(says(task.question, name) for name in (task.answer, *task.aliases))
+    return {name: round(found[name] / len(tasks), 6) for name in FAULTS}
 
 
 def _counts(values: Iterable) -> dict[str, int]:

@@ -151,10 +151,17 @@ class SqlEngine:
                 self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", (*row, number))
 
     def answers(self, query: Query) -> frozenset[str]:
-        """The answers of `query`. TypeError: it is no query."""
+        """The answers of `query`. TypeError: it is no query. ValueError: it is nested too deeply or
+        has too many parts for SQLite, or a number is beyond 64 bits."""
         values: list = []
-        sql = _sql(query, values)
-        return frozenset(title for (title,) in self._rows.execute(sql, values))
+        try:
+            sql = _sql(query, values)
+            return frozenset(title for (title,) in self._rows.execute(sql, values))
+        except (sqlite3.Error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
+                "side by side and whole numbers of 64 bits; ask `evaluate`"
+            ) from error  # fmt: skip
 
 
 def _sql(query: Query, values: list) -> str:

@@ -35,6 +35,7 @@ STYLES = (  # R(x); the things whose R is x; the things whose R is something tha
     ("that is {a} of {x}", "that has the {r} {x}", "that has {a} {x}"),
     ("that {x} has as {r}", "with the {r} {x}", "with {a} {x}"),  # of one thing or of many
 )
+RANKS = ("smallest", "largest")
 PROMPT = (
     "Say this question in other words, as one paragraph. Keep every condition, every name and every"
     " number exactly. Do not answer it. Reply with the question alone.\n\n"
@@ -86,8 +87,9 @@ class _Writer(NamedTuple):
             case Range(relation, low, high):
                 return f"with {article(relation)} {span(low, high)}"
             case Extreme(relation, of, most):
-                rank = f"{'largest' if most else 'smallest'} {relation}"
-                return f"with the {rank} of all {plural(self.kind(of))} ({self.which(of)})"
+                ranks = ("earliest", "latest") if relation.endswith("year") else RANKS
+                which = self.which(of) if alone else f"({self.which(of)})"
+                return f"with the {ranks[most]} {relation} of any {self.kind(of)} {which}"
         return f"that is {self.named(query)}"
 
     def part(self, query: Query, alone: bool = False, brackets: bool = False) -> str:
@@ -128,8 +130,10 @@ def span(low: int, high: int) -> str:
 
 
 def says(text: str, name: str) -> bool:
-    """Whether `name` stands in `text` as whole words, in any case."""
-    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE))
+    """Whether `name` stands in `text` as whole words and numbers (5 not in 1.5 or -5), any case."""
+    before = r"(?<!\w)(?!(?<=\d[.,])\d|(?<=\W-)\d|(?<=^-)\d)"
+    after = r"(?!\w|(?<=\d)[.,]\d)"
+    return bool(re.search(before + re.escape(name) + after, text, re.IGNORECASE))
 
 
 def rewrite(

@@ -12,6 +12,7 @@ tools are pure functions of those. Calls of many rollouts run at the same time o
 """
 
 import json
+import re
 import time
 import warnings
 from collections import Counter
@@ -33,6 +34,7 @@ from drlib.worlds import World
 NO_RESULTS = "No results."
 UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
+SEAM = re.compile("^(?========$)", re.MULTILINE)  # in a page, it would fake another's response
 SEARCHES = ("search", "google_scholar")
 OPERAND = {"search": "query", "google_scholar": "query", "visit": "url", "parse_file": "file",
            "python": "code", "calculator": "expression"}  # fmt: skip
@@ -138,6 +140,8 @@ class Toolbox(AbstractContextManager):
         goal = arguments.get("goal")
         texts, errors = zip(*[_observation(name, *pair, goal) for pair in zip(operands, done)])
         broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
+        if name in LEAD or name in SEARCHES:
+            texts = [SEAM.sub(" ", text) for text in texts]
         error = broken[0] if broken else "" if "" in errors else errors[0]
         tries = [o.attempts for o in done]
         return ToolResult(

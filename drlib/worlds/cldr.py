@@ -42,7 +42,7 @@ Told = tuple[Thing, str, Thing | str]  # a fact
 
 def load(rest: str = "", index_path: Path | None = None) -> Library:
     """The world, its index kept at `index_path` or in memory; `rest` is empty."""
-    store, made_by = Store(index_path), sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    store, made_by = Store(index_path, "cldr"), sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     store.update({"cldr": f"babel {babel.__version__}, {made_by}"}, lambda _: read())
     return Library("cldr", store, "cldr")
 

@@ -28,24 +28,26 @@ import yaml
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.reading import (
-    MAX_FILE, OUTLINES, Parser, Unreadable, clean, require_libraries,
+    MAX_FILE, OUTLINES, Parser, Unreadable, clean, fenced, require_libraries,
 )  # fmt: skip
 from drlib.worlds.store import Document, Part, Skip, Store, one_line
 from drlib.worlds.triples import Endpoint, relation_name
 
-VERSION = "1"  # of what `chunks` makes of a file: part of every stamp
+VERSION = "2"  # of what `chunks` makes of a file: part of every stamp
 CHUNK, CELL = 4_000, 80  # characters of a chunk, and of a cell of a table
 TIMEOUT_S, MAX_TEXT = 60.0, 5_000_000  # for one file; characters kept of its text
 PLAIN, FLAT = (".md", ".rst", ".txt"), (".txt", ".pdf", ".docx")  # needs no library; has no marks
 HEADING = re.compile(r"(#{1,6})[ \t]+([^{]*[^{#\s])[ \t#]*(?:\{#([^\s{}]*)\})?\s*")
-UNDERLINE, FENCE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*"), re.compile(r" {0,3}(```|~~~)")
+UNDERLINE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*")
+FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
+FENCED = "\0"  # before each line of a fence while a file is cut: nothing in it is structure
 WORDS, TARGET = r"([^\[\]\n]{0,300})", r"([^()\s<>]{1,500})"
 LINK = re.compile(rf"\[{WORDS}\]\([ \t]*<?{TARGET}>?(?:[ \t][^()\n]{{0,300}})?\)")
 RST_DOC = re.compile(r":doc:`(?:([^`<>\n]{1,200}) <)?([^`<>\s]{1,300})>?`")
 RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
 TABLE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
 PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut between lines, if possible
-FRONT = re.compile(r"---\n(.{0,20000}?)\n---\n", re.DOTALL)
+FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
 def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **options) -> Library:
@@ -59,14 +61,17 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
     path = Path(rest).expanduser()
     if not path.is_dir():
         raise ValueError(f"folder:{rest}: there is no such folder; give folder:PATH of one")
-    store, asked = Store(index_path), Endpoint(endpoint, **options)
+    store, asked = Store(index_path, f"folder:{path.resolve()}"), Endpoint(endpoint, **options)
+    try:
+        stamps = _stamps(path)
+    except RecursionError:
+        raise ValueError(f"folder:{rest}: its folders lie too deep in one another") from None
+    if not stamps:
+        raise ValueError(f"folder:{rest}: put files of type {' '.join(OUTLINES)} into it")
     with closing(Parser()) as parser:
-        stamps, read = _stamps(path), lambda source: chunks(source, _text(path, source, parser))
+        read = lambda source: chunks(source, _text(path, source, parser))  # noqa: E731
         asked.update(store, stamps, read) if endpoint else store.update(stamps, read)
     library = Library(f"folder:{rest}", store, "folder")
-    if not len(library):
-        now = f"it holds {dict(list(library.changes.skipped.items())[:3])}"
-        raise ValueError(f"folder:{rest}: put files of type {' '.join(OUTLINES)} into it; {now}")
     library.extraction = asked.counts
     return library
 
@@ -93,28 +98,40 @@ def _text(folder: Path, source: str, parser: Parser) -> str:
     """A file as Markdown, rst or plain text; `Skip` with the reason why there is none."""
     path, suffix = folder / source, _suffix(source)
     try:
-        state = path.lstat()
-        if suffix not in OUTLINES or not stat.S_ISREG(state.st_mode):
+        if suffix not in OUTLINES or not stat.S_ISREG(path.lstat().st_mode):
             known = f"no regular file of type {' '.join(OUTLINES)}"
             raise Skip(f"{known}; links are not followed, hidden and closed folders not entered")
-        if state.st_size > MAX_FILE:
-            raise Skip(f"{state.st_size} bytes, above the limit of {MAX_FILE}: split the file")
         if suffix not in PLAIN:
             require_libraries()
-        data = path.read_bytes()
+        with open(path, "rb", opener=_itself) as file:
+            state = os.fstat(file.fileno())
+            if state.st_size > MAX_FILE:
+                raise Skip(f"{state.st_size} bytes, above the limit of {MAX_FILE}: split the file")
+            data = file.read(state.st_size)
         return parser.parse(suffix, data, TIMEOUT_S, outline=True, chars=MAX_TEXT)["text"]
     except (OSError, ImportError, Unreadable) as error:
         raise Skip(f"not readable: {': '.join(map(str, error.args))}") from None
 
 
+def _itself(name: str, flags: int) -> int:
+    """Open a regular file; no link or pipe that has just taken its place."""
+    found = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    raise OSError("not a regular file any more")
+
+
 def chunks(source: str, text: str) -> Part:
     """What one file holds, from its path in the folder and its Markdown, rst or plain text."""
     documents, nodes, facts, above, taken = [], [], [], [], {source: 0}
+    text = re.sub("\r\n?", "\n", text).replace(FENCED, "")
     flat, sections = _suffix(source) in FLAT, [(0, "", "", [text])]
     if not flat:
-        front = FRONT.match(text)
-        facts += [(source, *row) for row in _front_matter(front[1] if front else "")]
-        sections = _sections(_suffix(source), text[front.end() :] if front else text)
+        rows, kept, text = _front_matter(text)
+        facts += [(source, *row) for row in rows]
+        sections = _sections(_suffix(source), text)
+        sections[0][3][:0] = [FENCED + line for line in kept]
     for level, heading, anchor, lines in sections:
         heading = LINK.sub(r"\1", heading).replace("`", "").strip("* ")
         title, body = source, "\n".join(lines).strip()
@@ -129,7 +146,8 @@ def chunks(source: str, text: str) -> Part:
             name = title if number == 1 else _fresh(f"{title} ({number})", taken)
             shown, targets = (piece, ()) if flat else _linked(source, piece)
             facts += [(name, "link", target) for target in targets if target != name]
-            documents.append(Document(name, f"{heading}\n\n{shown.strip()}".strip(), targets))
+            shown = f"{heading}\n\n{shown.replace(FENCED, '').strip()}"
+            documents.append(Document(name, shown.strip(), targets))
             nodes.append(Node(name, "page" if name == source else "section"))
         for first, *row in () if flat else _rows(source, body):
             name = _fresh(f"{title}: {first}", taken)
@@ -156,13 +174,15 @@ def _sections(suffix: str, text: str) -> list[tuple[int, str, str, list[str]]]:
         text = RST_LINK.sub(r"[\1](\2)", text)
     for line in text.split("\n"):
         lines, mark = parts[-1][3], not rst and FENCE.match(line)
-        if mark:
-            fence = "" if mark[1] == fence else fence or mark[1]
-        if mark or fence or len(line) > 500:
+        if mark or fence:
+            lines.append(FENCED + line)
+            ends = mark and fence and mark[1].startswith(fence) and not mark[2].strip()
+            fence = "" if ends else fence or mark[1]
+        elif len(line) > 500:
             lines.append(line)
         elif not rst and (mark := HEADING.fullmatch(line)):
             parts.append((len(mark[1]), mark[2], mark[3], []))
-        elif (mark := UNDERLINE.fullmatch(line)) and lines and lines[-1][:1] not in "|>- \t" and (
+        elif (mark := UNDERLINE.fullmatch(line)) and lines and lines[-1][:1] not in "|>- \t\0" and (
             len(line) >= len(lines[-1]) if rst else mark[1] in levels
         ):
             parts.append((levels.setdefault(mark[1], len(levels) + 1), lines.pop(), "", []))
@@ -181,7 +201,9 @@ def _linked(source: str, text: str) -> tuple[str, tuple[str, ...]]:
         target = _target(source, match[2])
         return f"[{match[1]}](folder:{found.setdefault(target, target)})" if target else match[0]
 
-    return LINK.sub(address, text), tuple(found)
+    lines = (line if line.startswith(FENCED) else LINK.sub(address, line)
+             for line in text.split("\n"))  # fmt: skip
+    return "\n".join(lines), tuple(found)
 
 
 def _target(source: str, link: str) -> str | None:
@@ -200,9 +222,13 @@ def _target(source: str, link: str) -> str | None:
 def _rows(source: str, body: str) -> Iterator[list]:
     """[first cell, (column, cell), ...] of each row of the clean tables: all rows as long as the
     header, cells short, columns different from each other, and so the first cells."""
-    for piped, lines in groupby(body.split("\n"), lambda line: "|" in line):
+    for piped, lines in groupby(
+        body.split("\n"), lambda line: "|" in line and not line.startswith(FENCED)
+    ):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
-        if piped and len(lines) > 2 and TABLE.fullmatch(f"|{lines.pop(1)}|"):
+        rules = [number for number, line in enumerate(lines) if TABLE.fullmatch(f"|{line}|")]
+        if piped and len(lines) > 2 and rules == [1]:  # a second rule: two tables in one
+            lines.pop(1)
             head, *rows = [[_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)]
                            for line in lines]  # fmt: skip
             names, firsts = [relation_name(column) for column in head], {row[0] for row in rows}
@@ -219,17 +245,24 @@ def _cell(source: str, text: str) -> str:
     return (link and _target(source, link[2])) or one_line(words)
 
 
-def _front_matter(text: str) -> list[tuple[str, str]]:
-    """(relation, value) for each short value, and each of a list, at the top level."""
+def _front_matter(text: str) -> tuple[list, list[str], str]:
+    """(relation, value) for each short value, and each of a list, at the top level of the front
+    matter; its lines as a block of code, if not all of it became facts; and the text after it."""
+    front, rows, kept = FRONT.match(text), [], []
     try:
-        found = yaml.safe_load(text)
-        rows = [(relation_name(key), one_line(clean(str(value)))) for key, values in
-                (found.items() if isinstance(found, dict) else ())
-                for value in (values if isinstance(values, list) else [values])
-                if not isinstance(value, dict | list)]  # fmt: skip
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that is none
-        return []
-    return [(key, value) for key, value in rows if key and len(value) <= CELL]
+        found = yaml.load(front[1], yaml.BaseLoader) if front else None  # all values are texts
+    except (yaml.YAMLError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return [], [], text
+    for key, values in found.items():
+        for value in values if isinstance(values, list) else [values]:
+            row = relation_name(key), isinstance(value, str) and one_line(clean(value))
+            if all(row) and len(row[1]) <= CELL:
+                rows.append(row)
+            elif value:
+                kept = fenced(front[1]).split("\n")
+    return rows, kept, text[front.end() :]
 
 
 def _fresh(name: str, taken: dict[str, int]) -> str:

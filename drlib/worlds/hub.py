@@ -36,11 +36,16 @@ def load(
     """
     files, path = [data_files] if isinstance(data_files, str) else list(data_files), Path(rest)
     if not files and path.exists():
-        files = [str(p) for p in sorted(path.rglob("*")) or [path] if p.suffix in KINDS]
+        found = [p for p in sorted(path.rglob("*")) or [path] if p.suffix in KINDS]
+        found = [str(p) for p in found if p.stat().st_size]
+        # beside parquet files, json only describes them
+        files = [file for file in found if file.endswith(KINDS[0])] or found
         if not files:
-            raise ValueError(f"hub:{rest}: no {', '.join(KINDS)} file there")
-    states = [Path(file).stat()[6:] for file in files if Path(file).exists()]
-    store, stamp = Store(index_path), json.dumps([1, config, split, limit, files, states])
+            raise ValueError(f"hub:{rest}: no {', '.join(KINDS)} file there, or only empty ones")
+    there = [Path(file).stat() for file in files if Path(file).exists()]
+    states = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in there]
+    store = Store(index_path, f"hub:{path.resolve() if path.exists() else rest}")
+    stamp = json.dumps([1, config, split, limit, files, states])
     store.update({rest: stamp}, lambda _: read(_rows(rest, config, split, files, limit)))
     return Library(f"hub:{rest}", store, "hub")
 

@@ -15,12 +15,12 @@ from collections import defaultdict
 from functools import cached_property
 
 from drlib.worlds.graph import VALUE, Graph, Node
-from drlib.worlds.store import FACTS_PER_PAGE, Store, words
+from drlib.worlds.store import FACTS_PER_PAGE, MORE, Store, one_line, words
 from drlib.worlds.world import Hit, Page
 
 SNIPPET = 160  # characters
 ENGINES = ("fts5", "bm25s")
-MORE = "more facts"
+NEXT = re.compile(rf"- {MORE}: \[(.+), part (\d+)\]\(([^\s:]+:\1\?part=\2)\)")
 PART = re.compile(r"\?part=(\d{1,9})$")
 # a title may hold brackets: a link ends where its title has come a second time
 VALUES = re.compile(r"(?:\[(.+?)\]\([^\s:]+:\1\)|(.+?))(?:; |$)")
@@ -52,9 +52,18 @@ class Library:
 
     def find(self, text: str) -> str | None:
         """The title or URL `text` (of any part, in any case) as a known title, or None."""
-        name = PART.sub("", text.strip()).removeprefix(f"{self.scheme}:").strip()
-        found = self.store.names(name)[:1]
-        return found[0] if found and found[0].casefold() == name.casefold() else None
+        return self._place(text)[0]
+
+    def _place(self, text: str) -> tuple[str | None, int]:
+        """The title and part that a title or URL means; a title may look like a part or a URL."""
+        text = one_line(text)
+        url = text.removeprefix(f"{self.scheme}:").strip()
+        part = PART.search(url)
+        for name, number in (url, 1), (PART.sub("", url), int(part[1]) if part else 1), (text, 1):
+            found = self.store.names(name)[:1]
+            if found and found[0].casefold() == name.casefold():
+                return found[0], number
+        return None, 1
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         """The `k` best pages: those that `query` is a title or another name of, then by BM25."""
@@ -77,8 +86,8 @@ class Library:
 
     def page(self, title_or_url: str) -> Page:
         """A part of the page of a title or URL; KeyError names it when there is none."""
-        title, part = self.find(title_or_url), PART.search(title_or_url.strip())
-        start = (int(part[1]) - 1) * FACTS_PER_PAGE if part else 0
+        title, part = self._place(title_or_url)
+        start = (part - 1) * FACTS_PER_PAGE
         facts = [] if title is None else self.store.facts(title)
         if title is None or start and not 0 < start < len(facts):
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
@@ -141,8 +150,8 @@ def read_facts(page_text: str) -> dict[str, list[str]]:
 
 def next_part(page_text: str) -> str | None:
     """The URL at which the facts of a page go on, or None."""
-    last = _facts_block(page_text)[-1:] or [""]
-    return last[0].rsplit("](", 1)[1][:-1] if last[0].startswith(f"- {MORE}: ") else None
+    found = NEXT.fullmatch((_facts_block(page_text)[-1:] or [""])[0])
+    return found[3] if found else None
 
 
 def _facts_block(page_text: str) -> list[str]:

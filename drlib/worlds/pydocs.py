@@ -8,7 +8,9 @@ holds for something else.
 
 Titles are dotted names of public things, under the module that defines them; what a private or C
 module defines is under the first public module that shows it (`heapq.heappush`). Parameters are
-those of `inspect.signature`, `self` included. All modules are imported, so a child process does it.
+those of `inspect.signature`. One named as a module is "time (parameter)": it is not that module.
+`self` is counted but no fact: thousands of methods have it. All modules are imported, so a child
+process does it.
 Another Python gives another version of this world: about a quarter of its facts change from 3.11 to
 3.14. Left out: tests, programs (idlelib), codecs, properties, constants, inherited methods, and
 second names of one thing.
@@ -34,6 +36,7 @@ from drlib.worlds.store import Document, Part, Store
 # programs, tests, tables, what acts when it is imported, what `os` shows, what is gone in 3.12
 SKIP = {"antigravity", "distutils", "encodings", "idlelib", "lib2to3", "nt", "posix", "pydoc_data",
         "test", "tests", "this", "turtledemo"}  # fmt: skip
+LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED") or "")
 BODY = 6000  # characters of a docstring
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NOTHING = ast.Module([], [])
@@ -43,18 +46,20 @@ def load(rest: str = "", index_path: Path | None = None) -> Library:
     """The world, its index kept at `index_path` or in memory."""
     if rest:
         raise ValueError(f"world 'pydocs' takes nothing after its name, got {rest!r}")
-    store, made_by = Store(index_path), sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    store, own = Store(index_path, "pydocs"), Path(__file__).read_bytes()
+    made_by = sha256(own).hexdigest()[:12]
     store.update({"pydocs": f"{sys.version}, {made_by}"}, lambda _: read())
     return Library("pydocs", store, "pydocs")
 
 
 def read() -> Part:
     """All of it, read by a child of the same Python. RuntimeError: it failed; says how."""
-    paths = os.pathsep.join(path for path in sys.path if path)
+    # first the library's own files: -P and this order keep a user's `code.py` from being taken
+    ours = [path for path in (*LIBRARY, *map(os.path.abspath, sys.path)) if path]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", __name__], capture_output=True, encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"},
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", "-W", "ignore", "-m", __name__],
+        capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(ours), "PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"reading the standard library failed: {done.stderr[-2000:]}")
@@ -66,16 +71,19 @@ def read() -> Part:
 
 def modules() -> dict:
     """The public modules that can be imported here, by name."""
-    root, found = Path(sysconfig.get_path("stdlib")), {}
+    root, found = Path(LIBRARY[0]), {}
     files = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
              for path in root.rglob("*.py")}  # fmt: skip
     for name in sorted(files | sys.stdlib_module_names):
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names and not any(p[0] == "_" or p in SKIP for p in parts):
             try:
-                found[name] = importlib.import_module(name)
+                module = importlib.import_module(name)
             except (ImportError, AttributeError, OSError):  # of another platform, not installed
                 continue
+            file = getattr(module, "__file__", None) or root  # none: it is part of the interpreter
+            if any(Path(file).is_relative_to(place) for place in LIBRARY if place):
+                found[name] = module
     return found
 
 
@@ -133,7 +141,10 @@ class Reading:
             except (ValueError, TypeError, AttributeError):  # C code that does not say
                 return
             yield title, "number of parameters", str(len(parameters))
-            yield from ((title, "parameter", name) for name in parameters)
+            for name in parameters:
+                if name != "self":
+                    shown = f"{name} (parameter)" if name in self.found else name
+                    yield title, "parameter", shown
 
     def _imports(self, module) -> Iterator[str]:
         """The modules that its own statements import, where the name that they bind is there."""

@@ -34,6 +34,10 @@ CPU_S, MEMORY = 20, 1 << 30  # processor seconds of one file, bytes of address s
 ENDS = {-signal.SIGALRM: "timeout", -signal.SIGXCPU: "too_large", -signal.SIGKILL: "too_large"}
 
 
+# Where text begins a line as a heading, a fence, a rule or a table's rule does.
+FAKE = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,}$))")
+
+
 class Unreadable(Exception):
     """(kind, detail): why a file gives no text, in the kinds of `drlib.tools.backends`."""
 
@@ -115,6 +119,12 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def fenced(text: str) -> str:
+    """`text` as a block of code of Markdown, whatever stands in it."""
+    mark = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    return f"{mark}\n{text}\n{mark}"
+
+
 def codec(charset: str) -> str:
     """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
     with suppress(LookupError, ValueError):
@@ -181,31 +191,37 @@ def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
 
 
 def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    """All the visible text as Markdown: headings with their ids, links, fences, simple tables."""
+    """All the visible text as Markdown: headings with their ids, links, fences, simple tables.
+    Ours is what follows a zero byte; text that merely looks like such is escaped."""
     title, _, soup = _soup(data, charset)
     for link in soup("a", href=True):
         target = re.sub(r"[\s()<>]", lambda m: f"%{ord(m[0]):02X}", link["href"])
         words = " ".join(link.get_text().split())
-        link.replace_with("" if words in ("¶", "#") else f"[{words}]({target})")  # to its own place
+        link.replace_with("" if words in ("¶", "#") else f"[{words}]\0({target})")
     for fence in soup("pre"):
-        fence.replace_with(f"\n```\n{fence.get_text()}\n```\n")
+        text = fenced(fence.get_text()).replace("](", "]\0(")
+        fence.replace_with("\n\0" + text.replace("\n", "\n\0") + "\n")
     for head in soup(re.compile("^h[1-6]$")):
         words, name = " ".join(head.get_text().split()), head.get("id") or head.parent.get("id")
         anchor = f" {{#{name}}}" if name else ""
-        head.replace_with(f"\n\n{'#' * int(head.name[1])} {words}{anchor}\n\n")
+        head.replace_with(f"\n\n\0{'#' * int(head.name[1])} {words}{anchor}\n\n")
     for row in soup("tr"):
         cells = [cell.get_text(" ").replace("|", "/") for cell in row(["th", "td"])]
-        rule = "|---" * len(cells) + "|\n" if row.th and not row.td else ""
-        row.replace_with(f"|{'|'.join(' '.join(cell.split()) for cell in cells)}|\n{rule}")
+        rule = "\0" + "|---" * len(cells) + "|\n" if row.th and not row.td else ""
+        row.replace_with(f"\0|{'|'.join(' '.join(cell.split()) for cell in cells)}|\n{rule}")
+    for table in soup("table"):
+        table.insert_before("\n\n")
+        table.append("\n\n")
     for block in soup(["p", "div", "li", "br", "dt", "dd", "section"]):
         block.append("\n")
-    return title, re.sub(r"\n\s*\n", "\n\n", soup.get_text())
+    text = FAKE.sub(r"\\", soup.get_text()).replace("](", "]\\(").replace("\0", "")
+    return title, re.sub(r"\n\s*\n", "\n\n", text)
 
 
 def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
     """The cells of a notebook: Markdown as it is, code fenced, without outputs."""
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(data)["cells"]]
-    return "", "\n\n".join(f"```\n{text}\n```" if kind == "code" else text for kind, text in cells)
+    return "", "\n\n".join(fenced(text) if kind == "code" else text for kind, text in cells)
 
 
 def _pdf(data: bytes, _charset: str, _allowed: dict) -> tuple[str, str]:

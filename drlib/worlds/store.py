@@ -26,14 +26,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drlib.worlds.graph import Fact, Node
+from drlib.worlds.reading import clean
 
-FACTS_PER_PAGE = 60
+FACTS_PER_PAGE, MORE = 60, "more facts"  # MORE: a page's line, no relation
+MAX_TERMS = 64  # of a query
 TITLE_WEIGHT = 4.0
 WAIT_S = 600.0  # for another writer
-FORMAT = 0x64726C01  # SQLite's application id of our files: "drl", and the format's number
+FORMAT = 0x64726C02  # SQLite's application id of our files: "drl", and the format's number
 STOP = frozenset("a an and are by for in is of on the to was what which who".split())
 NAME = re.compile(r"\w\w+(?:[._]\w+)+")
-WORD = re.compile(r"[^\W_]+")
+WORD, LINKED = re.compile(r"[^\W_]+"), re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
 # A row of `documents` has the rowid of its row in `pages`, which holds the text and the index.
 TABLES = {"documents": "title, links", "nodes": "title, kind, aliases", "names": "folded, title",
           "facts": "subject, value, relation", "sources": "stamp, reason, digest"}  # fmt: skip
@@ -43,7 +45,9 @@ for _table, _columns in TABLES.items():
     SCHEMA += f"CREATE TABLE {NEW} {_table} ({_columns}, source);"
     for _column in (*_columns.split(", ")[: 1 + (_table in ("names", "facts"))], "source"):
         SCHEMA += f"CREATE INDEX {NEW} {_table}_{_column} ON {_table} ({_column});"
-SCHEMA += f"PRAGMA application_id = {FORMAT}; COMMIT"
+SCHEMA += f"CREATE TABLE {NEW} world (name); PRAGMA application_id = {FORMAT}; COMMIT"
+REMEDIES = {"SQLITE_BUSY": "another process is writing: wait until it has ended",
+            "SQLITE_FULL": "the disk is full: make room there, or give another path"}  # fmt: skip
 # What a source tells something about, and all that it says.
 TOLD = " UNION ".join(f"SELECT {what} WHERE source = :s" for what in (
     "subject FROM facts", "value FROM facts", "title FROM nodes", "title FROM documents",
@@ -87,27 +91,31 @@ class Changes(NamedTuple):
 
 class Store:
     """Pages, facts and index at `path`, or in memory. From `update` on it shows one state, that of
-    its last `update`, whatever others write; safe from many threads.
+    its last `update`, whatever others write; safe from many threads. `world` says whose they are.
 
-    ValueError: the file at `path` is something else or damaged. It is left as it is.
+    ValueError: the file at `path` is something else, another world's, damaged or locked, or the
+    world would have no pages. It is left as it is.
     """
 
-    def __init__(self, path: Path | None = None):
-        self.path, self.changes = path and Path(path), None
+    def __init__(self, path: Path | None = None, world: str = ""):
+        self.path, self.world, self.changes = path and Path(path), world, None
         self._lock, self._db = threading.RLock(), None
 
     def update(self, stamps: Mapping[str, str], read: Callable[[str], Part]) -> Changes:
-        """Make the sources those of `stamps`: `read` each that is new or has another stamp. All or
-        nothing: whatever `read` raises, but for `Skip`, leaves the old state and is raised. What is
-        skipped is tried again when something has changed. The file is made only here."""
+        """Make the sources those of `stamps`: `read` each that is new or has another stamp, and
+        then, if there are any, those of stamp "", which are made of the others. All or nothing:
+        whatever `read` raises, but for `Skip`, leaves the old state and is raised. What was skipped
+        is tried again each time. The file is made only here."""
         with self._lock, self._damage():
             self._db = self._db or self._open()
             self._begin("BEGIN")
-            if any(due := self._due(stamps)):
+            due, left = self._due(stamps), "SELECT 1 FROM sources WHERE reason NOT NULL"
+            if any(due) or self.rows(left) or not self.rows("SELECT 1 FROM documents LIMIT 1"):
                 self._begin("BEGIN IMMEDIATE")
                 with self._db:
                     due = self._change(stamps, read)
-                self._db.execute("PRAGMA wal_checkpoint")  # so that the file alone is complete
+                # the file alone is complete then, unless a reader still needs its old state
+                self._db.execute("PRAGMA wal_checkpoint")
                 self._begin("BEGIN")
             # reading also fixes the state that is seen from now on
             skipped = dict(self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL"))
@@ -133,10 +141,16 @@ class Store:
         self._db.execute(how)
 
     def _due(self, stamps: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
-        """The sources that are new, changed and gone."""
-        old = dict(self.rows("SELECT source, stamp FROM sources"))
+        """The sources that are new or were skipped, changed, and gone."""
+        for (other,) in self.rows("SELECT name FROM world WHERE name != ?", self.world):
+            remedy = "give each world an index_path of its own, or move this file away"
+            raise ValueError(f"{self.path} is the index of {other}, not of {self.world}: {remedy}")
+        old = dict(self.rows("SELECT source, stamp FROM sources WHERE reason IS NULL"))
         changed = [source for source in stamps if old.get(source, stamps[source]) != stamps[source]]
-        return sorted(stamps.keys() - old), sorted(changed), sorted(old.keys() - stamps)
+        added, gone = sorted(stamps.keys() - old), sorted(old.keys() - stamps)
+        if added or changed or gone:
+            changed += [source for source in stamps if not stamps[source] and source in old]
+        return added, sorted(changed), gone
 
     def _change(self, stamps: Mapping[str, str], read: Callable[[str], Part]):
         """`update` inside its transaction; what was due."""
@@ -148,7 +162,7 @@ class Store:
             rows = "rowid IN (SELECT rowid FROM documents WHERE source = ?)"
             for table, which in ("pages", rows), *((table, "source = ?") for table in TABLES):
                 run(f"DELETE FROM {table} WHERE {which}", (source,))
-        for source in (*added, *changed):
+        for source in sorted((*added, *changed), key=lambda source: not stamps[source]):
             reason = None
             run("SAVEPOINT source")
             try:
@@ -160,6 +174,10 @@ class Store:
             stale.update(run(TOLD, {"s": source}))
             row = stamps[source], reason, self._digest(source), source
             run("INSERT INTO sources VALUES (?, ?, ?, ?)", row)
+        if not self.rows("SELECT 1 FROM documents LIMIT 1"):
+            why = self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL LIMIT 3")
+            raise ValueError(f"{self.world or self.path}: no pages in it; left out: {why}")
+        run("INSERT INTO world SELECT ? WHERE NOT EXISTS (SELECT 1 FROM world)", (self.world,))
         for (title,) in sorted(stale):
             sql = "SELECT DISTINCT folded FROM names WHERE title = ? AND folded != ? ORDER BY 1"
             names = [name for (name,) in self.rows(sql, title, title.casefold())]
@@ -186,7 +204,7 @@ class Store:
                 run("INSERT INTO names VALUES (?, ?, ?)", (alias.casefold(), title, source))
         for fact in part.facts:
             subject, relation, value = fact = [one_line(text) for text in fact]
-            if not all(fact) or relation.endswith(" of") or ": " in relation:
+            if not all(fact) or relation.endswith(" of") or ": " in relation or relation == MORE:
                 raise ValueError(f"{source}: {fact} has an empty part or a wrong relation")
             run("INSERT INTO facts VALUES (?, ?, ?, ?)", (subject, value, relation, source))
 
@@ -204,7 +222,10 @@ class Store:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            remedy = "move it away to have the index made again, or give another path"
+            remedy = REMEDIES.get(
+                getattr(error, "sqlite_errorname", ""),
+                "move it away to have the index made again, or give another path",
+            )
             raise ValueError(f"{self.path} cannot be used ({error}): {remedy}") from error
 
     def rows(self, sql: str, *values) -> list[tuple]:
@@ -215,13 +236,14 @@ class Store:
     def names(self, name: str) -> list[str]:
         """The pages that `name`, in any case, is the title (these first) or an alias of."""
         sql = "SELECT DISTINCT title FROM names JOIN documents USING (title) WHERE folded = ?"
-        folded = name.casefold()
+        folded = clean(name).casefold()
         found = [title for (title,) in self.rows(sql, folded)]
         return sorted(found, key=lambda title: (title.casefold() != folded, title != name, title))
 
     def search(self, query: str, k: int) -> list[str]:
         """Titles of the `k` best pages for the words of `query`, best first; [] when none match."""
-        match = " OR ".join(f'"{term}"' for term in words(query))
+        terms = list(dict.fromkeys(words(clean(query))))[:MAX_TERMS]  # a repeated query costs time
+        match = " OR ".join(f'"{term}"' for term in terms)
         order = "ORDER BY bm25(pages, ?, 1.0, 1.0), title LIMIT ?"
         sql = f"SELECT title FROM pages WHERE pages MATCH ? {order}"
         return [title for (title,) in self.rows(sql, match, TITLE_WEIGHT, k)] if match else []
@@ -242,9 +264,10 @@ class Store:
 
 
 def one_line(text: str) -> str:
-    """`text` as titles, relations and values are kept: on one line, and without the "; " that
-    separates values on a page."""
-    return " ".join(text.split()).replace("; ", ", ")
+    """`text` as titles, relations and values are kept: on one line, and without what would be read
+    on a page as the "; " between values or as a link."""
+    text = " ".join(text.split()).replace("; ", ", ")
+    return text.replace("](", "] (") if "](" in text and LINKED.search(text) else text
 
 
 def words(text: str) -> list[str]:

@@ -20,12 +20,12 @@ import httpx
 
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
-from drlib.worlds.store import Document, Part, Skip, Store, one_line
+from drlib.worlds.store import MORE, Document, Part, Skip, Store, one_line
 
 PATIENCE, WORKERS, MAX_REPLY, LONGEST = 3, 8, 1_000_000, 80  # files, requests, bytes, characters
-SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths; the second is read last of all
+SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
 KEYS = ("subject", "relation", "object", "evidence")
-OWN = ("link", "section", "heading", "table", "mentioned in")  # the world's relations
+OWN = ("link", "section", "heading", "table", "mentioned in", MORE)  # the world's relations
 PROMPT = (
     "List the facts that the user's text states, as a JSON array of objects with the keys subject, "
     "relation, object and evidence. evidence is copied from the text letter by letter and contains "
@@ -35,9 +35,10 @@ PROMPT = (
 
 def relation_name(name: object) -> str:
     """`name` as a forward relation that is not one of the world's own; "" if nothing is left."""
-    name = one_line(clean(str(name)).replace("`", "").strip("* ")).replace(": ", " ").rstrip(":")
-    while name.endswith(" of"):
-        name = name.removesuffix(" of").rstrip()
+    name, old = clean(str(name)).replace("`", ""), None
+    while name != old:  # one repair may make room for the next
+        old, name = name, one_line(name).replace(": ", " ").strip("* ").rstrip(":")
+        name = name.removesuffix(" of")
     return f"{name} field" if name in OWN else name if name != "of" else ""
 
 
@@ -58,23 +59,20 @@ class Endpoint:
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
         """`store.update` with a source of triples for each source, and one of entities' pages,
         because many files may name an entity. What failed in an earlier update is asked again."""
-        more = {f"{SOURCE}{source}": f"{stamp} {self.url} {self.model}"
-                for source, stamp in stamps.items()}  # fmt: skip
-        more[ENTITIES] = " ".join(sorted(more.values()))
+        more = {f"{SOURCE}{source}": f"{stamp} {self.model}" for source, stamp in stamps.items()}
+        more[ENTITIES] = ""
 
         def both(source: str) -> Part:
             if source == ENTITIES:
-                rows = store.rows("SELECT DISTINCT title FROM nodes WHERE kind = 'entity'")
+                rows = store.rows("SELECT DISTINCT title FROM nodes WHERE kind = 'entity'"
+                                  " AND title NOT IN (SELECT title FROM documents)")  # fmt: skip
                 text = "An entity that pages of this folder mention."
-                return Part([Document(name, text) for (name,) in rows if not store.names(name)])
+                return Part([Document(name, text) for (name,) in rows])
             if source.startswith(SOURCE):
                 return self._triples(source.removeprefix(SOURCE), read)
             return read(source)
 
-        changes = store.update({**stamps, **more}, both)
-        failed = any(source.startswith(SOURCE) for source in changes.skipped)
-        if failed and not any(changes[:3]):
-            store.update({**stamps, **more, ENTITIES: "again"}, both)
+        store.update({**stamps, **more}, both)
 
     def _triples(self, source: str, read: Callable[[str], Part]) -> Part:
         """The quoted triples of a file's chunks, and where each entity is mentioned."""

@@ -85,7 +85,7 @@ class World:
     def store(self) -> Store:
         """The full-text index, built at its first use (most worlds answer by title alone)."""
         pages = [Document(e.title, f"{e.kind} {snippet(e)}") for e in self.entities.values()]
-        store = Store(self._index_path)
+        store = Store(self._index_path, f"the small world {self.name}")
         store.update({"world": self.version}, lambda _: Part(pages))
         return store
 

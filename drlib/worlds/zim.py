@@ -10,7 +10,9 @@ the file's own Xapian index.
 
 import posixpath
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -33,7 +35,7 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
         archive = Archive(Path(rest).expanduser())
     except RuntimeError as error:
         raise ValueError(f"zim:{rest}: give zim:PATH of a ZIM file ({error})") from None
-    store = Store(index_path)
+    store = Store(index_path, f"zim:{Path(rest).expanduser().resolve()}")
     with closing(Parser()) as parser:
         stamp = f"1 {archive.uuid} {archive.filesize} {limit}"
         store.update({Path(rest).name: stamp}, lambda _: _read(archive, parser, limit))
@@ -43,16 +45,19 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
 def _read(archive, parser: Parser, limit: int) -> Part:
     """The articles; a title that came before gets its path added."""
     titles, aliases, articles, documents, facts = {}, defaultdict(set), {}, [], []
-    entries = [archive._get_entry_by_id(number) for number in range(archive.all_entry_count)]
-    for entry in (entry for entry in entries if not entry.is_redirect):
-        if entry.get_item().mimetype.startswith("text/html") and len(articles) < limit:
-            name = one_line(entry.title) or entry.path
-            titles[entry.path] = name = f"{name} ({entry.path})" if name in articles else name
-            articles[name] = entry
-    for entry in (entry for entry in entries if entry.is_redirect and entry.path != "mainPage"):
-        goal = entry.get_redirect_entry()
-        while goal.is_redirect:
-            goal = goal.get_redirect_entry()
+    def entries() -> Iterator:  # one by one: a Wikipedia has millions
+        return map(archive._get_entry_by_id, range(archive.all_entry_count))
+
+    pages = (entry for entry in entries() if not entry.is_redirect
+             and entry.get_item().mimetype.startswith("text/html"))  # fmt: skip
+    for entry in islice(pages, limit):
+        name = one_line(entry.title) or entry.path
+        titles[entry.path] = name = f"{name} ({entry.path})" if name in articles else name
+        articles[name] = entry
+    for entry in (entry for entry in entries() if entry.is_redirect and entry.path != "mainPage"):
+        goal, steps = entry.get_redirect_entry(), 0
+        while goal.is_redirect and steps < 9:  # more: a circle
+            goal, steps = goal.get_redirect_entry(), steps + 1
         if name := titles.get(goal.path):
             titles[entry.path] = name
             aliases[name] |= {entry.title} - {name}
