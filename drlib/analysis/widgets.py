@@ -30,7 +30,7 @@ from drlib.trajectory import Trajectory
 
 _FUNCTIONS = (leave_one_out, group_mean, group_normalized, batch_normalized)
 ESTIMATORS = {function.__name__: function for function in _FUNCTIONS}
-UPGRADES = ("deepen", "widen", "fuzz")
+UPGRADES, DRAWS = ("deepen", "widen", "fuzz"), 8  # draws until an upgrade is given up
 
 
 class _Panel(ipw.VBox):
@@ -185,7 +185,9 @@ class QuestionPanel(_Panel):
         query, applied = from_text(task.query), 0
         for name, level in self.levels.items():
             for times in range(level.value):
-                new = OPERATORS[name](query, self._graph, random.Random(f"{name}-{times}"))
+                rng = random.Random(f"{name}-{times}")
+                draws = (OPERATORS[name](query, self._graph, rng) for _ in range(DRAWS))
+                new = next(filter(None, draws), None)
                 query, applied = new or query, applied + (new is not None)
         task = dataclasses.replace(task, query=to_text(query))
         found, wrong = evaluate(query, self._graph), faults(query, self._graph)

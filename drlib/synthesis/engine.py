@@ -34,7 +34,8 @@ from drlib.worlds.graph import Graph, inverse
 
 HUB, SOME = 50, 40  # a condition that more things fulfil is no clue; conditions looked at a title
 SEVERAL = 10  # things that a vague description may fit
-ONE, SOME_OF, BOTH = (1, 1), (1, SEVERAL), (2, 1)  # conditions at least, things that may fulfil them
+# conditions at least, things that may fulfil them
+ONE, SOME_OF, BOTH = (1, 1), (1, SEVERAL), (2, 1)
 WAYS = (SOME_OF, ONE), (SOME_OF, ONE), (ONE, SOME_OF), (BOTH, ONE)  # tried in turn
 MAX_CONSTANTS = 8
 TRIES, PATIENCE = 3, 100  # constants that an operator tries; misses until an answer is given up

@@ -18,7 +18,7 @@ Chosen after looking: rates and replay on seed 0, the third setting tried (with 
 text got 41% worse; with the second, the long cold start ended no better than without), and the
 short cold start was added after seed 0's curves. Seeds 1 and 2 were not looked at before.
 
-Run, 20 to 25 minutes of CPU on one core once the tour's pre-training exists (it is built otherwise):
+Run, 20 to 25 minutes of CPU once the tour's pre-training exists (it is built otherwise):
     PYTHONPATH=. python tests/benchmarks/make_cpt.py --runs runs
 """
 
