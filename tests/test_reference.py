@@ -213,3 +213,46 @@ def test_the_laboratory_was_as_fast_and_small_as_issue_5_asks():
     assert bench[10**7]["peak_mb"] < 4000
     viewer = json.loads((TOUR.parent / "analysis" / "viewer.json").read_text())
     assert viewer["tokens"] == 30_000 and max(viewer["drawn_s"]) < 2
+
+
+@pytest.mark.parametrize("world", ["cldr", "pydocs"])
+def test_the_question_engine_did_what_issue_6_asks(world):
+    """Read, not run here: tests/benchmarks/bench_questions.py and bench_solver.py wrote these."""
+    rows = json.loads((TOUR.parent / "data" / "questions.json").read_text())
+    (row,) = (row for row in rows if row["world"] == world)
+    if world == "cldr":
+        assert row["timed"]["depth"] == 3 and row["timed"]["a_second"] >= 400
+    for engine in ("sets", "sql"):
+        rates = [v for k, v in row["verified"][engine].items() if k != "checked_a_second"]
+        assert len(rates) == 6 and not any(rates)
+    assert row["different"] == 5000 and row["answers_of_the_other_side"] == 0
+    assert row["largest_answer_share"] <= 0.02
+    layer = row["edges_after_expansion"]["layer"]
+    assert layer == {"constant_constant": 0.0, "constant_target": 0.0}
+    solver = json.loads((TOUR.parent / "data" / f"solver_{world}.json").read_text())
+    assert solver["questions"] >= 400 and solver["calls"] == 60
+    assert all(r["solved"] >= 0.85 and r["wrong"] == 0 for r in solver["rows"].values())
+
+
+def test_a_folder_of_2000_documents_was_built_in_under_a_minute():
+    """Read, not run here: tests/benchmarks/bench_folder.py wrote it."""
+    folder = json.loads((TOUR.parent / "data" / "folder.json").read_text())
+    assert folder["total"] == 2000 and folder["first_load"]["wall_s"] < 60
+    assert folder["second_load"]["read"] == 0 and len(folder["one_changed"]["read"]) == 1
+    assert folder["200_searches"]["with_hits"] == 200
+    assert folder["500_questions"]["faulty"] == {"sets": 0, "sql": 0}
+
+
+@pytest.mark.parametrize("steps", [75, 150])
+def test_agentic_pre_training_helped_the_cold_start_and_forgot_nothing(steps):
+    """Read, not run here: tests/benchmarks/make_cpt.py wrote it."""
+    found = json.loads((TOUR.parent / "cpt" / "results.json").read_text())
+    lower = 0
+    for row in found["rows"]:
+        none, agentic = (next(c for c in row["arms"][arm]["cold_starts"] if c["steps"] == steps)
+                         for arm in ("none", "agentic"))  # fmt: skip
+        lower += agentic["loss"] < none["loss"]
+        arm = row["arms"]["agentic"]
+        assert arm["general_after_cpt"] <= 1.05 * arm["general_before"]
+    assert [row["seed"] for row in found["rows"]] == [0, 1, 2] and lower >= 2
+    assert "incomplete" not in found

@@ -23,6 +23,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from drlib.synthesis import synthesize_questions
+from drlib.synthesis.checks import faults
+from drlib.synthesis.queries import SqlEngine, from_text
 from drlib.worlds import load_world
 
 KINDS = (".md", ".rst", ".txt", ".html")
@@ -96,6 +99,12 @@ def main():
         queries = rng.sample(words, min(200, len(words)))
         hits, report["200_searches"] = timed(lambda: [world.search(query, 5) for query in queries])
         report["200_searches"]["with_hits"] = sum(map(bool, hits))
+        tasks, report["500_questions"] = timed(synthesize_questions, world, 500, 0)
+        engines = {"sets": None, "sql": SqlEngine(graph)}
+        report["500_questions"]["faulty"] = {
+            name: sum(bool(faults(from_text(task.query), graph, engine)) for task in tasks)
+            for name, engine in engines.items()
+        }
         report["index_megabytes"] = round(index.stat().st_size / 1e6, 1)
     report["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(report, indent=1))

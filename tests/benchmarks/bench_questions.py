@@ -4,10 +4,11 @@ For each world: CPU time of `--timed` questions of `--depth` look-ups (every one
 while it is made), then `--questions` of the train split at mixed depths, whose faults are counted
 by sets and by SQLite; answers, split and work; and the edges that the three orders of expansion
 make (WebShaper, arXiv 2507.15061, figure 4). The world is loaded, and its graph's tables are made,
-before the clock starts. One JSON object a world; CPU seconds, one core. `loop_s` is the CPU time of
-a fixed loop, taken before and after: it says how busy the machine was.
+before the clock starts. A list of JSON objects, one a world; CPU seconds, one core. `loop_s` is the
+CPU time of a fixed loop, taken before and after: it says how busy the machine was.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_questions.py [--worlds cldr pydocs]
+Committed: figures/reference/data/questions.json
 """
 
 import argparse
@@ -96,14 +97,15 @@ def main():
     parser.add_argument("--questions", type=int, default=5000)
     parser.add_argument("--timed", type=int, default=2000)
     parser.add_argument("--depth", type=int, default=3)
-    args = parser.parse_args()
+    args, rows = parser.parse_args(), []
     for name in args.worlds:
         world = load_world(name)
         row = {"world": name, "version": world.version, "nodes": len(world.graph),
                "facts": len(world.graph.facts), "timed": timed(world, args.timed, args.depth)}
         tasks = synthesize_questions(world, args.questions, 0, depth=args.depth, split="train")
         row |= {"verified": verified(tasks, world.graph)} | described(tasks, world.graph)
-        print(json.dumps(row | {"edges_after_expansion": orders(world.graph)}, indent=1))
+        rows.append(row | {"edges_after_expansion": orders(world.graph)})
+    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
