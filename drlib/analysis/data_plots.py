@@ -100,7 +100,8 @@ def quality_figure(reports: Sequence[dict]) -> Figure:
                  "different\na question": report["answers"]["different"] / n}  # fmt: skip
         _bars(answers, rates, shift, width, f"C{i}")
     faults.set(title="faults (worse of two engines)", ylim=(0, 1))
-    faults.tick_params(axis="x", labelrotation=30)
+    for tick in faults.get_xticklabels():
+        tick.set(rotation=30, ha="right", rotation_mode="anchor")
     faults.legend(loc="upper right", fontsize=8)
     depth.set(title="depth")
     search.set(title="one search finds it", ylim=(0, 1))
