@@ -261,8 +261,10 @@ print(*sandbox.template_pids(), flush=True)
 @pytest.mark.parametrize("end", ["killed", "forgotten", "interrupted"])
 def test_a_caller_that_goes_leaves_no_orphan(end):
     last = "sys.exit(0)" if end == "forgotten" else "future.result()"
+    # a shell's background job ignores SIGINT, and so would what it starts
     caller = subprocess.Popen([sys.executable, "-c", CALLER.format(end=last)], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     template = int(caller.stdout.readline())
     pids, folder = [template], None
     if end != "forgotten":
