@@ -21,8 +21,11 @@ from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
+from drlib.tools.dependable import ReliabilityPolicy
+from drlib.tools.faults import Faults
 from drlib.worlds import load_world
 from tests.solver_examples import MILLS, ON_5, task, tiny
+from tests.tool_examples import FakeClock
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +173,21 @@ def test_most_questions_of_the_engine_are_solved():
     assert len(episodes) == 60 and sum(episode.correct for episode in episodes) >= 0.85 * 60
     assert sum(Funnel().fault(e) is None for e in episodes) == sum(e.correct for e in episodes)
     assert not any(episode.answer and not episode.correct for episode in episodes)
+
+
+def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_dependable():
+    """WebSailor-V2 trains in both: one hand, one seed, the same questions; one call in five of the
+    "real" world fails. Retries give the simulated world's reward, bare tools clearly less."""
+    world, clock = load_world("cldr"), FakeClock()
+    tasks = synthesize_questions(world, 40, 11)
+
+    def reward(world, policies):
+        with Toolbox(world, policies=policies, clock=clock) as toolbox:
+            return sum(Solver(toolbox, 40).solve(one).correct for one in tasks) / len(tasks)
+
+    retry = ReliabilityPolicy(attempts=6, breaker_failures=0, deadline_s=1000)
+    simulated = reward(world, {})
+    real, bare = (reward(Faults({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
+                  for some in ({"search": retry, "visit": retry}, {}))  # fmt: skip
+    assert simulated >= 0.95 and abs(real - simulated) <= 0.03
+    assert bare <= simulated - 0.3
