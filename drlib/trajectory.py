@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -189,6 +190,18 @@ _LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no suc
 _ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to: it becomes `path` when the block ends, and an error leaves
+    neither."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one Parquet row a trajectory, under the final name only when all is on disk.
 
@@ -199,15 +212,13 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
         ValueError: a field cannot be written; the message names the trajectory and the field.
     """
     path, rows = Path(path), map(_to_row, trajectories)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as file:
+        with whole_file(path) as partial, open(partial, "wb") as file:
             with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
                 for batch in _groups(rows):
                     writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
     except OSError as error:
         if error.errno is None:  # of the file that the trajectories come from
             raise
@@ -215,8 +226,6 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
             error.errno, f"cannot write trajectories to {path}: {error}; nothing was kept of this "
             "attempt, free space or choose another folder and save again",
         ) from error  # fmt: skip
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _groups(rows: Iterable[dict]) -> Iterator[list[dict]]:

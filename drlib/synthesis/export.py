@@ -13,7 +13,6 @@ Left out: a query that triples cannot say (counts, ranges) has no WebShaper row,
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from drlib.synthesis.formal import from_triples, to_triples
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import depth, from_text, to_text
 from drlib.synthesis.questions import Task
+from drlib.trajectory import whole_file
 
 
 def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
@@ -77,12 +77,8 @@ def write_whole(path: str | Path, text: str) -> Path:
     """`text` as the file `path`, whole or not at all; its folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

@@ -12,14 +12,13 @@ in which it was told. Left out: entities that are not named (pronouns, spelling 
 """
 
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from drlib.trajectory import ToolResult
+from drlib.trajectory import ToolResult, whole_file
 
 FACT = "The {relation} of {entity} is {value}."
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -105,13 +104,9 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """JSONL, a line a statement; the file takes its name when it is complete."""
         rows = [{"entity": e, **s._asdict()} for e in self.entities for s in self.about(e)]
-        unfinished = Path(f"{path}.{os.getpid()}.partial")
-        try:
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            unfinished.write_text(text, encoding="utf-8")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with whole_file(Path(path)) as partial:
+            partial.write_text(text, encoding="utf-8")
 
     def load(self, path: str | Path) -> "Memory":
         """Adds what a file holds; returns itself. ValueError names a line that is no statement, or

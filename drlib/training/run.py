@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drlib.trajectory import whole_file
+
 SHARDS = 2
 MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt"
 
@@ -86,14 +88,11 @@ class Ranks:
 def write_atomically(path: Path, write) -> None:
     """`write(temporary path)`, then rename; a failure leaves no file and names the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        write(partial)
-        os.replace(partial, path)
+        with whole_file(path) as partial:
+            write(partial)
     except (OSError, RuntimeError) as fault:  # torch.save reports a full disk as RuntimeError
         raise RunFolderError(f"could not write {path}: {fault}; is the disk full?") from fault
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class RunFolder:
