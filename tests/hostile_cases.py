@@ -311,15 +311,15 @@ POWERS = [
             "f = (ctypes.c_void_p * 2)(1, ctypes.addressof(p))\n"
             "if libc.prctl(22, 2, f) == 0: print('<BREACH>')\nprint('still here')", "still here"),
     refused("type at a terminal", breach("import fcntl\nfcntl.ioctl(0, 0x5412, b'x')")),
-    useless("poisoned memory page", "import mmap\nm = mmap.mmap(-1, 4096)\nm.madvise(100)\n"
+    useless("poisoned memory page", "import mmap\nm = mmap.mmap(-1, 4096, 34)\nm.madvise(100)\n"
             "print('<BREACH>')", statuses=("error",)),
     useless("foreign call numbers", SYS + "libc.syscall(0x40000000 + 39)\n"
             "if os.uname().machine != 'x86_64': os.abort()", statuses=("killed",)),
-    useless("32-bit calls", SYS + "import mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
+    useless("32-bit calls", SYS + "import mmap\nm = mmap.mmap(-1, 4096, 34, prot=7)\n"
             "m.write(bytes.fromhex('b814000000cd80c3'))\n"  # getpid through int 0x80
             "f = ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
             "ctypes.CFUNCTYPE(ctypes.c_int)(f)()\nprint('<BREACH>')", statuses=("killed",)),
-    useless("fork in machine code", SYS + "import mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
+    useless("fork in machine code", SYS + "import mmap\nm = mmap.mmap(-1, 4096, 34, prot=7)\n"
             "m.write(bytes.fromhex('b8390000000f05c3'))\n"
             "f = ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
             "print(ctypes.CFUNCTYPE(ctypes.c_int)(f)())", "^-1$" ,

@@ -140,27 +140,6 @@ def test_files_are_small_and_say_what_they_are(path):
             assert length <= 50, f"{node.name} has {length} lines without its docstring"
 
 
-def code_lines(path):
-    """How many lines hold code: not blank, not only a comment, no part of a docstring."""
-    text = path.read_text(encoding="utf-8")
-    documented = set()
-    for node in ast.walk(ast.parse(text)):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
-            documented |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-    lines = [line.strip() for line in text.splitlines()]
-    return sum(1 for number, line in enumerate(lines, 1)
-               if line and line[0] != "#" and number not in documented)  # fmt: skip
-
-
-def test_the_library_is_small():
-    """The design's about 12,000 lines, as lines of code (prose is free: a limit that counted it
-    would be met by leaving out what a docstring owes its reader). With worlds and the data engine
-    it is 13,900: one person who drops a family's mechanism may lower it again, nobody may raise it
-    without saying so."""
-    assert sum(map(code_lines, MODULES)) <= 13_900
-
-
 def test_the_map_is_a_docstring_that_names_every_room_and_nothing_else():
     tree = ast.parse((ROOT / "drlib" / "__init__.py").read_text())
     assert len(tree.body) == 1

@@ -212,19 +212,18 @@ def test_a_held_branch_does_not_touch_its_siblings(targets, sandbox):
 BACKGROUND = """
 import sys, os, time
 frame = sys._getframe()
-while "_fork_twice" not in frame.f_globals: frame = frame.f_back
-ours, fork_twice, calls = frame.f_globals, frame.f_globals["_fork_twice"], []
-def evil():
+while "hold" not in frame.f_globals: frame = frame.f_back
+layers, calls = frame.f_globals["layers"], []
+fork = layers.fork
+def evil(before):
     calls.append(1)
-    if len(calls) > 1:
-        try: pid = os.fork()
-        except OSError: pid = -1
-        while pid == 0:
-            try: os.pwrite(1, b"FORGED", 0)
-            except OSError: pass
-            time.sleep(0.001)
-    return fork_twice()
-ours["_fork_twice"] = evil
+    pid = fork(before)
+    while pid == 0 and len(calls) > 1:
+        try: os.pwrite(1, b"FORGED", 0)
+        except OSError: pass
+        time.sleep(0.001)
+    return pid
+layers.fork = evil
 """
 
 

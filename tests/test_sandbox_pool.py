@@ -17,7 +17,7 @@ from waiting import until
 
 from drlib.sandbox import Sandbox, SandboxResult, probe
 from drlib.sandbox.cleanup import wipe
-from drlib.sandbox.layers import SeccompFilter
+from drlib.sandbox.seccomp import SeccompFilter
 
 LEVELS = {"strong": probe(), "standard": probe().without("namespaces")}
 LEVELS = {level: found for level, found in LEVELS.items() if found.level == level}
@@ -225,9 +225,13 @@ def test_second_death_is_a_fault_of_the_environment():
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_lost_work_folder_is_healed(level):
     with Sandbox(found=LEVELS[level]) as single:
-        box = folder_of(single.template_pids()[0]) / "box"
-        box.chmod(0o700)
-        (box / "work").rmdir()
+        folder = folder_of(single.template_pids()[0])
+        if level == "strong":
+            (folder / "root").rmdir()  # takes what is mounted there along
+        else:
+            (folder / "box").chmod(0o700)
+            (folder / "box" / "work").rmdir()
+        single.run("print(0)")  # for which a child was waiting already
         assert single.run("print(1)").text == "1"
 
 

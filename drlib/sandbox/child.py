@@ -1,9 +1,9 @@
 """One call, inside the process that the template forked for it: lock the door, then run the code.
 
-Loaded by `zygote.py` by path; standard library only. Everything up to "ready" is ours, everything
-after it is hostile: names that the code could replace are taken before it runs, and nothing it
-prints or returns is believed. The exit code is the one a plain Python process would have, except
-that an uncaught MemoryError exits with `EXIT_MEMORY`.
+Forked by `zygote.py` and `sessions.py`; standard library only. Everything up to "ready" is ours,
+everything after it is hostile: names that the code could replace are taken before it runs, and
+nothing it prints or returns is believed. The exit code is the one a plain Python process would
+have, except that an uncaught MemoryError exits with `EXIT_MEMORY`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import traceback
 import types
 from collections.abc import Callable
 from contextlib import suppress
+
+from drlib.sandbox import layers
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
@@ -61,15 +63,17 @@ def seed(number: int) -> None:
             sys.modules[name].seed(number)
 
 
-def main(template, layers: types.ModuleType, line: _socket.socket) -> None:
+def main(template, line: _socket.socket) -> None:
     """Lock in, wait for the call, run it; never returns. All of the call comes over `line`: nothing
     of it is ever in the memory that the next is forked from."""
     fd = line.fileno()
-    lock_in(template, layers, template.mount + template.steps, fd, lambda: _receive(line),
-            lambda request, _: _run(fd, request))
+    steps = template.mount + template.enter + template.steps
+    lock_in(template, steps, fd, lambda: _receive(line), lambda request, _: _run(fd, request))
 
 
-def lock_in(template, layers: types.ModuleType, steps: list, line: int, arrange, then) -> None:
+def lock_in(
+    template, steps: list[layers.Step], line: int, arrange: Callable, then: Callable
+) -> None:
     """Take the steps, `arrange` the descriptors, install the filter, say so through descriptor
     `line`, and exit with what `then` returns, given what those two did."""
     exit_now = os._exit  # generated code may replace the name
@@ -111,33 +115,39 @@ def _receive(line: _socket.socket) -> int:
 def _run(line: int, request: int) -> int:
     """Earlier cells, their output thrown away, then the code; the exit code."""
     # Generated code may replace any of these in their modules.
-    flush, finish, truncate, seek = _flush, _finish_threads, os.ftruncate, os.lseek
+    flush, finish, truncate, seek, quiet = _flush, _finish_threads, os.ftruncate, os.lseek, suppress
     execute, seed_all = _execute, seed
     os.close(line)
     code, history, echo, seeds = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.close(request)
-    for cell, number in zip(history, seeds):
-        seed_all(number)
-        execute(cell)
     if history:
+        seek(0, 0, os.SEEK_END)  # the input is that of the code, not of the earlier cells
+        for cell, number in zip(history, seeds):
+            seed_all(number)
+            execute(cell)
         flush()
-        for fd in (1, 2):
-            truncate(fd, 0)
-            seek(fd, 0, os.SEEK_SET)
+        for fd in (0, 1, 2):
+            with quiet(OSError):  # the cells have closed or replaced it
+                if fd:
+                    truncate(fd, 0)
+                seek(fd, 0, os.SEEK_SET)
     seed_all(seeds[-1])
     status = execute(code, echo)
     status = finish() or status
     return status if flush() else status or 1
 
 
-def run_cell(request: tuple, after: Callable[[], None]) -> int:
-    """One cell of a session in its namespace as it is; `after` holds the state; exit code."""
+def run_cell(request: tuple, keep: bool) -> int | None:
+    """One cell of a session in its namespace as it is; its exit code. With `keep` the process forks
+    once the cell is done: None in the copy, which has the state and no output of the cell."""
     code, _, echo, seeds = request  # see `template.call_files`
-    open_streams()
     seed(seeds[-1])
     status = _execute(code, echo)
     flushed = _flush()
-    after()
+    if keep:
+        with suppress(layers.LayerError):  # the keeper said no
+            if not layers.fork(()):
+                return None
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
 
@@ -201,8 +211,8 @@ def _finish_threads() -> int:
 
 
 def _flush() -> bool:
-    """Flush both streams; False where output was lost."""
-    for stream in (sys.stdout, sys.stderr):
+    """Flush the streams, those that the code has replaced as well; False where output was lost."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if not getattr(stream, "closed", True):
                 stream.flush()

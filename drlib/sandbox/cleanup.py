@@ -1,6 +1,8 @@
 """After generated code: folders emptied and processes ended, whatever the code did to them.
 
-Standard library only, because the template process loads it by path.
+Every file is named by a descriptor of its folder and the last part of its path, and no link is
+followed: what a name stands for may change at any moment, but never to anything outside. So it is
+safe even while a dying process still moves things about.
 """
 
 from __future__ import annotations
@@ -8,24 +10,66 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Container
+from contextlib import suppress
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def wipe(folder: str) -> None:
     """Empty `folder`, however deep the tree in it and whatever its modes, following no link:
     sub-folders are moved up to `folder` and emptied there, so that no path grows too long."""
-    while entries := list(os.scandir(folder)):
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
-                continue
-            os.chmod(entry.path, 0o700)
-            for child in list(os.scandir(entry.path)):
-                if child.is_dir(follow_symlinks=False):
-                    os.chmod(child.path, 0o700)  # moving a folder rewrites its ".."
-                    os.rename(child.path, os.path.join(folder, os.urandom(8).hex()))
-                else:
-                    os.unlink(child.path)
-            os.rmdir(entry.path)
+    top = os.open(folder, _FOLDER)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if not _unlink(name, top):
+                    _empty(name, top)
+                    os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _empty(name: str, top: int) -> None:
+    """Unlink what lies in the folder `name` of `top`, and move its folders up to `top`."""
+    below = open_folder(name, top)
+    try:
+        for child in os.listdir(below):
+            if not _unlink(child, below):
+                _move(child, below, top)
+    finally:
+        os.close(below)
+
+
+def _move(name: str, source: int, target: int) -> None:
+    new = os.urandom(8).hex()
+    try:
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+    except PermissionError:  # moving a folder rewrites its "..": it must be open to us
+        os.close(open_folder(name, source, 0o700))
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _unlink(name: str, folder: int) -> bool:
+    """Whether `name` was no folder; it is gone then."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except (IsADirectoryError, PermissionError):  # the second on other systems than Linux
+        return False
+    return True
+
+
+def open_folder(name: str, folder: int, mode: int | None = None) -> int:
+    """A descriptor of the folder `name` in the folder with descriptor `folder`, made open to us
+    where it is closed (or where `mode` says how it is to be); OSError where it is a link."""
+    if mode is None:
+        with suppress(PermissionError):
+            return os.open(name, _FOLDER, dir_fd=folder)
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", mode or 0o700)  # of that very folder
+    finally:
+        os.close(place)
+    return os.open(name, _FOLDER, dir_fd=folder)
 
 
 def kill_children(keep: Container[int] = ()) -> None:

@@ -29,6 +29,10 @@ from drlib.sandbox.template import Session
 from drlib.sandbox.workers import Job, Workers
 
 MAX_REQUEST_CHARS = 16_000_000
+_WEAK = (
+    "Sandbox runs with WEAK isolation: code can read this user's files and use the network. Do not "
+    "run a policy you do not trust."
+)
 Cells = Sequence[str]  # code, in the order in which it runs
 
 
@@ -92,6 +96,15 @@ class Runner(ABC):
         self.close()
 
 
+def _check(name: str, value: float, least: float) -> None:
+    """TypeError or ValueError where a setting is no number of at least `least`; where `least` is a
+    whole number, so must the setting be."""
+    if isinstance(least, int) and not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number.")
+    if not least <= value < 1e6:
+        raise ValueError(f"{name} is {value!r}; it must be {least} to a million.")
+
+
 class Sandbox(Runner):
     """Warm, isolated Python for generated code; a context manager, safe from many threads.
 
@@ -114,36 +127,45 @@ class Sandbox(Runner):
     """
 
     def __init__(
-        self, workers: int = 1, timeout_s: float = 4.0, memory_mb: int = 512,
-        min_level: str = "standard", output_chars: int = 2000, *,
-        queue_timeout_s: float | None = None, long_s: float = 0.5, long_workers: int = 1,
+        self,
+        workers: int = 1,
+        timeout_s: float = 4.0,
+        memory_mb: int = 512,
+        min_level: str = "standard",
+        output_chars: int = 2000,
+        *,
+        queue_timeout_s: float | None = None,
+        long_s: float = 0.5,
+        long_workers: int = 1,
         found: Probe | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if min_level not in LEVELS[1:]:
             raise ValueError(f"min_level is {min_level!r}; use one of {', '.join(LEVELS[1:])}.")
-        for name, value, least in (
-            ("workers", workers, 1), ("long_workers", long_workers, 0),
-            ("memory_mb", memory_mb, 16), ("output_chars", output_chars, 2),
-            ("timeout_s", timeout_s, 0.01), ("long_s", long_s, 0.01),
-            ("queue_timeout_s", 1.0 if queue_timeout_s is None else queue_timeout_s, 0.01),
-        ):
-            if isinstance(least, int) and not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}; it must be a whole number.")
-            if not least <= value < 1e6:
-                raise ValueError(f"{name} is {value!r}; it must be {least} to a million.")
+        _check("workers", workers, 1)
+        _check("long_workers", long_workers, 0)
+        _check("memory_mb", memory_mb, 16)
+        _check("output_chars", output_chars, 2)
+        _check("timeout_s", timeout_s, 0.01)
+        _check("long_s", long_s, 0.01)
+        if queue_timeout_s is not None:
+            _check("queue_timeout_s", queue_timeout_s, 0.01)
         found = found or probing.probe()
         if LEVELS.index(found.level) < LEVELS.index(min_level):
             words = f"Isolation here is {found.level!r}, asked for is {min_level!r}."
             raise probing.SandboxUnavailable(f"{words}\n{found.table()}\n{probing.REMEDY}")
         self.isolation = found.level
         if self.isolation == "weak":
-            warnings.warn("Sandbox runs with WEAK isolation: code can read this user's files and "
-                          "use the network. Do not run a policy you do not trust.", stacklevel=2)
+            warnings.warn(_WEAK, stacklevel=2)
         config = {
-            "timeout_s": timeout_s, "memory_mb": memory_mb, "output_chars": output_chars,
-            "layers": [layer.name for layer in found.layers if layer.ok], "drop": found.drop,
-            "packages": probing.PACKAGES, "roots": probing.package_roots(),
-            "queue_timeout_s": queue_timeout_s, "long_s": long_s,
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "output_chars": output_chars,
+            "layers": [layer.name for layer in found.layers if layer.ok],
+            "drop": found.drop,
+            "packages": probing.PACKAGES,
+            "roots": probing.package_roots(),
+            "queue_timeout_s": queue_timeout_s,
+            "long_s": long_s,
         }
         self._pid = os.getpid()
         self.workers = workers
@@ -158,8 +180,10 @@ class Sandbox(Runner):
 
     def _put(self, request: dict, **job: Any) -> Job:
         if os.getpid() != self._pid:
-            raise RuntimeError("This Sandbox belongs to the process that made it; make a new one "
-                               "in each forked process.")
+            raise RuntimeError(
+                "This Sandbox belongs to the process that made it; make a new one "
+                "in each forked process."
+            )
         return self._workers.put(Job(request, **job))
 
     def session(self) -> Snapshot:
@@ -184,11 +208,13 @@ class Sandbox(Runner):
 class Snapshot(Runner):
     """The state after some cells; any number of calls can start from it, none changes it.
 
-    At level "strong" a frozen process holds the state (at most 16 a session); elsewhere, and when
-    that process is lost, the cells are run again, to the same output: random numbers depend on the
-    cells alone. Files are part of the state, running threads are not. Differences that remain: a
-    replay has one `timeout_s` for all its cells, and code that was held may not signal itself. The
-    branches of one session run one at a time, and each held state may take `memory_mb`.
+    At level "strong" a process that stands still holds the state (at most 16 a session, which have
+    `memory_mb` of their own together); elsewhere, and when that process is lost, the cells are run
+    again, to the same output: random numbers depend on the cells alone. Held is memory alone: where
+    a cell leaves a file in its folder, or a thread, an open file or shared memory behind, its state
+    is made by running the cells again. Differences that remain: a replay has one `timeout_s` for
+    all its cells, and code that was held may not signal itself and has a child that never ends
+    (`os.wait`). The branches of one session run one at a time.
 
     Attributes:
         history: the cells so far.
@@ -196,9 +222,13 @@ class Snapshot(Runner):
     """
 
     def __init__(
-        self, sandbox: Sandbox, session: Session | None, slot: int, history: tuple[str, ...],
+        self,
+        sandbox: Sandbox,
+        session: Session | None,
+        slot: int,
+        history: tuple[str, ...],
         result: SandboxResult | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sandbox, self._session, self._slot = sandbox, session, slot
         self.history, self.result = history, result
 

@@ -26,13 +26,16 @@ WARM_UP_LIGHT = """
 import bisect, collections, datetime, functools, heapq, itertools, json, math, operator, random, re
 import string, textwrap, time
 """
-WARM_UP_HEAVY = WARM_UP_LIGHT + """
+WARM_UP_HEAVY = (
+    WARM_UP_LIGHT
+    + """
 import decimal, fractions, statistics, numpy.linalg, numpy.random, sympy
 x = sympy.Symbol("x")
 sympy.solve(x**2 - 2, x), sympy.factor(x**2 - 1), sympy.integrate(x**2, x)
 sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2), sympy.limit(sympy.sin(x) / x, x, 0)
 sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(numpy.eye(2))
 """
+)
 # Our Python without anything of the caller's set-up. Not -I, which would ignore PYTHONHASHSEED and
 # so let the order of printed sets differ between runs; with an environment of our own -P -s -S
 # isolate as well, and -S keeps .pth files (an editable install of this library) out.
@@ -41,7 +44,7 @@ START_SECONDS = 180.0  # importing sympy on a busy machine
 REMEDY = (
     "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
     "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
-    "`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level=\"weak\") runs code "
+    '`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level="weak") runs code '
     "behind resource limits alone: it can then read your files and use your network."
 )
 
@@ -68,7 +71,7 @@ class Probe:
 
     @property
     def level(self) -> str:
-        """"strong" (every layer), "standard" (all but namespaces), "weak" (limits) or "none"."""
+        """ "strong" (every layer), "standard" (all but namespaces), "weak" (limits) or "none"."""
         missing = {layer.name for layer in self.layers if not layer.ok}
         if "limits" in missing:
             return "none"
@@ -81,8 +84,10 @@ class Probe:
 
     def table(self) -> str:
         """The result as text, a line a layer."""
-        rows = [f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}"
-                for layer in self.layers]
+        rows = [
+            f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}"
+            for layer in self.layers
+        ]
         return "\n".join([f"isolation: {self.level}", *rows])
 
 
@@ -93,10 +98,18 @@ def probe() -> Probe:
     if os.name != "posix":
         return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
     done = subprocess.run(
-        [*PYTHON, str(Path(__file__).with_name("trials.py")),
-         json.dumps([package_roots(), scratch()])],
-        env=environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=START_SECONDS, check=False,
+        [
+            *PYTHON,
+            str(Path(__file__).with_name("alone.py")),
+            "trials",
+            json.dumps([package_roots(), scratch()]),
+        ],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
     )
     if done.returncode:
         raise SandboxUnavailable(f"The probe itself failed:\n{done.stderr[-2000:]}\n{REMEDY}")
@@ -108,8 +121,14 @@ def environment() -> dict[str, str]:
     """All that the template inherits: no secret, no proxy, one thread for the numeric libraries."""
     kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if k in os.environ}
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
-            **threads, **kept}
+    return {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        **threads,
+        **kept,
+    }
 
 
 def scratch() -> str:

@@ -1,28 +1,38 @@
 """Snapshot sessions: processes that hold the state after a cell, so that branches can share it.
 
-A keeper is forked from the template as process 1 of a PID namespace and runs no generated code. The
-*holders* below it do; each is frozen in the state after some cells. To run a cell, a holder forks a
-runner; one that is to be kept forks the next holder when its cell is done, and then ends like any
-single-use child. Runners are forked twice, so that the kernel hands them to the keeper: it reads
-their exit status, resource use and output exactly as the template does (zygote.py), whatever the
-code did to the holder. A holder says only which process to wait for, and the keeper believes that
-of its own children alone; at worst code spoils its own session.
+A held state is a process that waits in its own fork. A branch is run by letting that fork happen:
+the parent becomes the runner of the cell, the copy goes back to wait and is the state from then on.
+A cell that is to be kept forks once more at its end, and that copy waits in turn. All of them are
+children of a *keeper*, process 1 of a PID namespace, which runs no generated code. What a process
+does between a fork and its next wait is up to the code that ran in it, so nothing relies on that.
+The shape relies on these, each said with what is left if it fails:
 
-Each fork waits for the keeper's consent (a seccomp user notification), which it gives only to those
-that it has asked for: code cannot multiply. Everything dies with the keeper's PID namespace, so
-there are no sessions below level "strong"; `pool.py` then replays. The files of a held state are
-copied aside, out of the reach of code, and back for each runner. A cell, its stdin and its output
-are in the files that all share only while every holder stands still, so a holder cannot pass on to
-one branch what another has run. Not contained: a prefix that makes shared memory, a pipe or an open
-file gives its own branches a channel to each other; other sessions and calls never see it.
-Left out: threads that earlier cells left running.
+- *A state stands still* in a seccomp user notification (`notices.py`): the kernel lets nothing but
+  death end the wait. No timer or signal thaws it, and the keeper reads what it is while it waits.
+  If it fails: a confined process runs on, and reaches nothing (the next three).
+- *A state holds nothing but its own memory* (`bounds.why_unfit`): one thread, three descriptors on
+  the null device, no shared memory, no mapped file of its own. One that has more is killed and its
+  cells are replayed. If it fails: a prefix has a channel between its own branches.
+- *A runner's files are its own*: the keeper puts the caller's four memory files into the runner,
+  and only when every other process stands still; whoever got them (the copy that is kept) has none
+  of them left, or is dead, before the caller looks. If it fails: a branch reads or forges the
+  output of the branch that it is a copy of.
+- *One process runs*: each fork needs the keeper's consent (EPERM otherwise), and what is not a
+  state that waits is killed before the reply. If it fails: the namespace ends with the session.
+- *No file is part of a state.* The work folder is a memory file system of the session, in a file
+  tree that shows nothing else; a cell that leaves a file in it is replayed, and it is emptied by a
+  process with no more rights than the code. The keeper makes, opens and changes no file at all: it
+  is under Landlock itself and has no capability that would let it.
+  If it fails: files of one branch are seen by the next.
+
+Everything dies with the keeper's PID namespace, so there are no sessions below level "strong";
+`pool.py` then replays. Left out: threads, open files and shared memory that outlive their cell (a
+replay has them).
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import importlib
 import marshal
 import os
 import select
@@ -31,24 +41,43 @@ import socket
 import struct
 import time
 import traceback
+from dataclasses import dataclass
 
-HOLDERS = 16  # states that one session can hold
-TELL, CELL, READERS = 3, 4, 5  # descriptors of a holder: to the keeper; from it, a pipe a slot
-GO = READERS + HOLDERS  # and one more, for the runner: its cell is there
-HELD_SECONDS = 5.0  # for a state that is to be kept to report, once its cell has ended
-TELL_SECONDS = 5.0  # for a holder to fork; a holder that code has broken never does
-zygote = None  # the template's own module, which loads this one and puts itself here
+from drlib.sandbox import bounds, child, cleanup, layers, notices, seccomp
+from drlib.sandbox.notices import Question
+
+STATES = 16  # that one session can hold
+START_SECONDS = 30.0  # for the first process to lock itself in
+TURN_SECONDS = 5.0  # for a process to fork and wait; one that code has broken never does
+CLEAN_SECONDS = 5.0  # for the work folder to be emptied
+HIGH = 64  # above all numbers that descriptors get here
+LINE, REQUEST = 3, 3  # descriptors: of the first state, to the keeper; of a runner, its cell
+_NEEDED = layers.CAP_KILL, layers.CAP_SYS_PTRACE  # by the keeper: to end them, to look at them
+# and for a process that it starts, until that one has locked itself in:
+_GIVEN_ON = layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT
+
+
+class SessionLost(Exception):
+    """The session cannot go on; its calls are replayed."""
+
+
+@dataclass
+class State:
+    """A process that waits in its fork: its number, its question, bytes of its own memory."""
+
+    pid: int
+    question: Question
+    memory: int
 
 
 def open_session(template) -> int:
     """Fork a keeper, send the caller the other end of its socket, and return its process id."""
     ours, theirs = socket.socketpair()
-    if pid := zygote.layers.fork(template.before_fork):
+    if pid := layers.fork(template.before_fork):
         with ours, theirs:
             socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
         return pid
     try:
-        template.channel.close()
         theirs.close()
         Keeper(template, ours).serve()
     except Exception:  # noqa: BLE001 - whatever it was, the caller replays
@@ -58,209 +87,297 @@ def open_session(template) -> int:
 
 
 class Keeper:
-    """Owns the holders of one session; `template` becomes this process's own copy of it."""
+    """Owns the states of one session; `template` becomes this process's own copy of it."""
 
     def __init__(self, template, channel: socket.socket) -> None:
-        self.template, layers = template, zygote.layers
-        template.channel, template.pid, template.home = channel, os.getpid(), -1
-        template.poller = select.poll()
-        template.poller.register(channel, select.POLLRDHUP)
+        self.template, self.channel = template, channel
+        template.pid = os.getpid()
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-        layers.take([*layers.die_with_parent(signal.SIGTERM), *template.mount])
-        self.files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr", "cell")]
-        self.told, tell = os.pipe2(os.O_DIRECT)  # a read is what one write wrote
-        self.readers, self.writers = zip(*(os.pipe() for _ in range(HOLDERS + 1)))
-        self.holders: dict[int, int] = {}  # slot -> process id
-        self.copytree = importlib.import_module("shutil").copytree  # not in every template
-        self.kept = os.path.join(template.folder, f"session-{os.urandom(8).hex()}")
-        os.makedirs(f"{self.kept}/0", 0o700)  # of the state in each slot
-        template.filter = layers.SeccompFilter(ask_to_fork=True)
-        template.child = os.fork()
-        if not template.child:
-            _be_first(template, [*self.files[:3], tell, self.files[3], *self.readers])
-        self.holders[0], template.child = template.child, 0
-        os.close(tell)
-        if (word := self._hear(zygote.SETUP_SECONDS)) != b"1":
-            raise RuntimeError(f"the session's first process could not lock itself in: {word[1:]}")
-        self.listener = layers.take_descriptor(self.holders[0], int(self._hear(TELL_SECONDS)))
-        os.write(self.writers[0], b"!")
-        self._hear(TELL_SECONDS)
-        self._stop(0)
-        self.forks = 0  # to consent to
-        template.also[self.listener] = self._consent
-        template.poller.register(self.listener, select.POLLIN)
+        self.states: dict[int, State] = {}  # by slot
+        self.poller = select.poll()
+        self.poller.register(channel, select.POLLRDHUP)
+        asking = seccomp.SeccompFilter(ask=True)  # read from a file that is out of reach later
+        self._lock_in()
+        line, theirs = _line()
+        first = layers.fork(())
+        if not first:
+            template.filter = asking
+            _be_first(template, theirs.fileno(), self.null)
+        theirs.close()
+        self.listener = self._listener_of(first, line)
+        self.poller.register(self.listener, select.POLLIN)
+        question = self._next_question(time.monotonic() + TURN_SECONDS)
+        if question is None:
+            raise SessionLost("the first state does not wait")
+        pid = self._outer(first)
+        self.mapped, self.own = bounds.mapped_files(pid), bounds.own_memory(pid)
+        state = self._fit(question, 0, self.silent)
+        if state is None:
+            why = bounds.why_unfit(pid, self.folder, self.mapped, self.silent)
+            raise SessionLost(f"the first state is not fit to be one: {why}")
+        self.states[0] = state
+
+    def _lock_in(self) -> None:
+        """Mount the work folder, then keep only what a keeper needs: to read /proc, to end its
+        processes, and to let those that it starts lock themselves in."""
+        template, channel = self.template, self.channel.fileno()
+        os.closerange(3, channel)  # the template's
+        os.closerange(channel + 1, HIGH)
+        layers.take(template.mount)
+        self.folder = template.root + template.work
+        self.space = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        self.as_new = os.fstatvfs(self.space)
+        self.null = os.open(os.devnull, os.O_RDWR)
+        self.silent = [os.fstat(self.null).st_ino] * 3  # the streams of a process without files
+        # What the code may touch, since what it starts can have no more than it has itself.
+        read, list_only = template.packages.readable()
+        box = os.path.dirname(self.folder)
+        ruleset = layers.landlock_ruleset([*read, "/proc"], list_only, box)
+        layers.take(
+            [
+                *layers.keep_capabilities(*_NEEDED, *_GIVEN_ON),
+                *layers.die_with_parent(signal.SIGTERM),
+                *layers.landlock_restrict(ruleset),
+            ]
+        )
+        os.close(ruleset)
+
+    def _listener_of(self, first: int, line: socket.socket) -> int:
+        """The descriptor on which the questions of `first`, and of all that it forks, are asked."""
+        with line:  # its end tells the process to go on
+            line.settimeout(START_SECONDS)
+            word = line.recv(4096)
+            if word != b"1":
+                raise SessionLost(f"the first state could not lock itself in: {word[1:]}")
+            return notices.take_descriptor(first, int(line.recv(4096)))
 
     def serve(self) -> None:
         """Answer calls until the caller closes the session."""
-        channel = self.template.channel
-        while (asked := zygote.receive(channel)) is not None:
+        while (asked := notices.receive_request(self.channel)) is not None:
             request, fds = asked[0], struct.unpack(f"{len(asked[1]) // 4}i", asked[1])
-            reply = self.call(request, fds) if fds else self.release(request["release"])
+            if fds:
+                reply = self.call(request, fds)
+            else:
+                reply = self.release(request["release"])
             for fd in fds:
                 os.close(fd)
-            zygote.cleanup.kill_children(keep=set(self.holders.values()))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGSTOP)  # what a holder may have started in its turn
-            zygote.cleanup.wipe(self.template.work)
-            channel.sendall(marshal.dumps(reply))
-
-    def call(self, request: dict, fds: tuple[int, ...]) -> dict:
-        """Run one cell from the state in slot `request["at"]`; `fds` as in `Template.call`."""
-        at, here = request["at"], self.template.work
-        free = [s for s in range(HOLDERS) if s not in self.holders]
-        keep = free[0] if request["keep"] and free else HOLDERS
-        for fd in (self.told, *self.readers):  # shared with whatever ran before
-            os.set_blocking(fd, True)
-            while select.select([fd], [], [], 0)[0]:
-                os.read(fd, 1 << 16)
-        self._empty_files()  # the holder must not read what the branch before it ran
-        if at not in self.holders or not self._copy_tree(f"{self.kept}/{at}", here):
-            return {"status": "lost"}
-        pid = self._runner(at, keep)
-        if pid is None:
-            self.release(at)  # its code has broken it
-            return {"status": "lost"}
-        self._empty_files()  # of what the holder wrote; it stands still now, and cannot read these
-        _copy(fds[0], self.files[3])
-        _copy(fds[1], self.files[0])
-        os.write(self.writers[HOLDERS], b"!")
-        self.template.child = pid
-        reply = self.template.outcome(*self.files[1:3])
-        born = keep < HOLDERS and zygote.cleanup.children(self.holders.values())
-        if born and (pid := self._child(HELD_SECONDS)) is not None and reply["exit_code"] >= 0:
-            self.holders[keep] = pid
-            self._stop(keep)
-            if self._copy_tree(here, f"{self.kept}/{keep}"):
-                reply["held"] = keep
-            else:
-                self.release(keep)
-        for ours, theirs in zip(self.files[1:3], fds[2:]):
-            _copy(ours, theirs)
-        return reply
-
-    def _runner(self, at: int, keep: int) -> int | None:
-        """The process that the holder in slot `at` forks, in its turn to be kept in slot `keep`;
-        the holder runs no longer than that."""
-        self.forks = 2 if keep == HOLDERS else 4
-        os.write(self.writers[at], bytes([keep]))
-        os.kill(self.holders[at], signal.SIGCONT)
-        pid = self._child(TELL_SECONDS)
-        self._stop(at)
-        return pid
-
-    def _empty_files(self) -> None:
-        for fd in self.files:
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-
-    def _stop(self, slot: int) -> None:
-        """Halt a holder until it is asked: what its code has left running in it could write into
-        the output of others."""
-        os.kill(self.holders[slot], signal.SIGSTOP)
-        _, status = os.waitpid(self.holders[slot], os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            del self.holders[slot]  # it had ended
+            self.channel.sendall(marshal.dumps(reply))
 
     def release(self, slot: int) -> dict:
         """Forget the state in `slot`."""
-        pid = self.holders.pop(slot, None)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            zygote.cleanup.wipe(f"{self.kept}/{slot}")
+        state = self.states.pop(slot, None)
+        if state is not None:
+            self._kill(state.pid)
         return {"released": slot}
 
-    def _copy_tree(self, source: str, target: str) -> bool:
-        """Whether all of `source` could be copied; a tree too deep for that is not kept."""
+    def call(self, request: dict, fds: tuple[int, ...]) -> dict:
+        """Run one cell from the state in slot `request["at"]`; `fds` as in `Template.call`."""
+        at = request["at"]
+        slot = next((slot for slot in range(STATES) if slot not in self.states), STATES)
+        keep = bool(request["keep"]) and slot < STATES
+        turn = self._branch(at) if at in self.states else None
+        if turn is None:
+            self.release(at)  # its code has broken it
+            self._end_others()
+            return {"status": "lost"}
+        if not notices.give(self.listener, turn, list(fds[1:]) + [fds[0]]):
+            raise SessionLost("the runner died before it began")
+        notices.reply(self.listener, turn, int(keep))
+        reply, copy = self._watch(turn.pid, keep, fds[2:])
+        streams = [os.fstat(fd).st_ino for fd in fds[1:]]
+        state = self._fit(copy, slot, streams) if copy is not None else None
+        if state is not None and reply["exit_code"] >= 0 and self._is_empty():
+            self.states[slot] = state
+            reply["held"] = slot
+        self._end_others()
+        if not self._is_empty():
+            self._clean()
+        return reply
+
+    def _branch(self, at: int) -> Question | None:
+        """Let the state in slot `at` fork. Its copy is the state now; the question of the other,
+        which waits for the files of its cell. None where they do not both wait in time."""
+        state = self.states[at]
+        if not notices.go_on(self.listener, state.question):
+            return None
+        runner = copy = None
+        deadline = time.monotonic() + TURN_SECONDS
+        while runner is None or copy is None:
+            question = self._next_question(deadline)
+            if question is None:
+                return None
+            if question.pid == state.pid and not question.forks:
+                runner = question
+            elif question.pid != state.pid and question.forks and copy is None:
+                copy = question
+            else:
+                notices.refuse(self.listener, question)
+        next_state = self._fit(copy, at, self.silent)
+        if next_state is None:
+            return None
+        self.states[at] = next_state
+        return runner
+
+    def _watch(
+        self, runner: int, keep: bool, outputs: tuple[int, ...]
+    ) -> tuple[dict, Question | None]:
+        """Watch the runner to its end or to the end of its time: how it ended, and the question of
+        its copy, if it was to be kept and does wait."""
+        began = time.monotonic()
+        deadline = began + self.template.config["timeout_s"]
+        forked, copy = False, None
+        process = os.pidfd_open(runner)
+        self.poller.register(process, select.POLLIN)
         try:
-            self.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-            if self.template.config["drop"] == "setuid":
-                owner = (zygote.layers.NOBODY,) * 2
-                for folder, folders, files in os.walk(target):
-                    for name in folders + files:
-                        os.lchown(os.path.join(folder, name), *owner)
-        except (OSError, RecursionError):
+            while (question := self._next_question(deadline, process)) is not None:
+                if question.pid == runner and keep and not forked and self._is_alone(runner):
+                    forked = notices.go_on(self.listener, question)
+                elif question.pid != runner and forked and copy is None:
+                    copy = question
+                else:
+                    notices.refuse(self.listener, question)
+        finally:
+            self.poller.unregister(process)
+            in_time = _readable(process, 0.0)
+            os.close(process)
+        if not in_time:
+            os.kill(runner, signal.SIGKILL)
+        duration = time.monotonic() - began
+        _, status, usage = os.wait4(runner, 0)
+        if forked and copy is None:
+            copy = self._next_question(time.monotonic() + TURN_SECONDS)
+        cause = "" if in_time else "timeout"
+        return self.template.account(cause, status, usage, duration, outputs), copy
+
+    def _next_question(self, deadline: float, process: int = -1) -> Question | None:
+        """What is asked next; None where the time is over, or `process` (a pidfd) has ended."""
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {fd for fd, _ in self.poller.poll(left * 1000 + 1)}
+            if self.channel.fileno() in ready:  # the caller has gone, for it never asks meanwhile
+                os._exit(0)
+            if self.listener in ready:
+                question = notices.receive(self.listener)
+                if question is not None:
+                    return question
+            elif process in ready:
+                return None
+        return None
+
+    def _fit(self, question: Question, slot: int, streams: list[int]) -> State | None:
+        """The state that the process of `question` is in `slot`, its files taken away; None where
+        it is not fit to be one (`bounds.why_unfit`), or the session's states together would have
+        more memory of their own than a call may have."""
+        others = sum(state.memory for at, state in self.states.items() if at != slot)
+        try:
+            pid = self._outer(question.pid)
+            unfit = bounds.why_unfit(pid, self.folder, self.mapped, streams)
+            if unfit or not question.forks:
+                return None
+            memory = max(0, bounds.own_memory(pid) - self.own)
+        except OSError:  # it has died, or it is a thread and no process
+            return None
+        if others + memory > self.template.config["memory_mb"] << 20:
+            return None
+        if not notices.give(self.listener, question, [self.null] * 3):
+            return None
+        return State(question.pid, question, memory)
+
+    def _is_alone(self, pid: int) -> bool:
+        try:
+            return bounds.threads_of(self._outer(pid)) == 1
+        except OSError:  # it has died
             return False
-        return True
 
-    def _consent(self) -> None:
-        self.forks -= 1
-        zygote.layers.answer_fork(self.listener, self.forks >= 0)
+    def _outer(self, pid: int) -> int:
+        """The number under which /proc knows process `pid` of this namespace."""
+        process = os.pidfd_open(pid)
+        try:
+            return bounds.outer_number(process)
+        finally:
+            os.close(process)
 
-    def _child(self, seconds: float) -> int | None:
-        """The process that the session names next, if it is an unknown child of this one."""
-        word = self._hear(seconds)
-        pids = zygote.cleanup.children(self.holders.values())
-        return next((pid for pid in pids if b"%d" % pid == word), None)
+    def _end_others(self) -> None:
+        """Kill every process that is not a state."""
+        cleanup.kill_children(keep={state.pid for state in self.states.values()})
 
-    def _hear(self, seconds: float) -> bytes:
-        """What a process of the session writes next, or b""."""
-        return os.read(self.told, 4096) if self.template.sleep(self.told, seconds) else b""
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def _is_empty(self) -> bool:
+        """Whether no file, with or without a name, is in the work folder's file system."""
+        now = os.fstatvfs(self.space)
+        return (now.f_ffree, now.f_bfree) == (self.as_new.f_ffree, self.as_new.f_bfree)
+
+    def _clean(self) -> None:
+        """Empty the work folder by a process that is held in like the code itself."""
+        ours, theirs = _line()
+        pid = layers.fork(())
+        if not pid:
+            _be_cleaner(self.template, theirs.fileno(), self.null)
+        theirs.close()
+        process = os.pidfd_open(pid)
+        ended = _readable(process, CLEAN_SECONDS)
+        os.close(process)
+        ours.close()
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not self._is_empty():
+            raise SessionLost("the work folder could not be emptied")
 
 
-def _be_first(template, fds: list[int]) -> None:
-    """In the first holder: lock in with `fds` as descriptors 0, 1, ... and no others, hand the
-    keeper the descriptor of its consent, then hold."""
-    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, zygote.HIGH) for fd in fds]
-    for target, fd in enumerate(fds):
+def _line() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a read is what a write wrote
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])
+
+
+def _take_places(line: int, null: int) -> None:
+    """Descriptors 0 to 2 on the null device, `line` as LINE; those above are closed later."""
+    line, null = (fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in (line, null))
+    for target, fd in enumerate((null, null, null, line)):
         os.dup2(fd, target)
 
+
+def _lock_in(template, then) -> None:
+    """In a process of the keeper: lock in, and exit with what `then` returns."""
+    steps = template.enter + template.steps
+    others = LINE + 1, child.MOST_DESCRIPTORS
+    child.lock_in(template, steps, LINE, lambda: os.closerange(*others), then)
+
+
+def _be_first(template, line: int, null: int) -> None:
+    """The first state: lock in, hand the keeper the descriptor of its consent, then wait."""
+    _take_places(line, null)
+
     def then(_: None, listener: int) -> None:
-        os.write(TELL, b"%d" % listener)
-        _asked(0)
+        os.write(LINE, b"%d" % listener)
+        os.read(LINE, 1)  # until the keeper has it
         os.close(listener)  # or code could consent to itself
-        os.write(TELL, b"holding")
-        hold(0)
+        os.close(LINE)
+        hold()
 
-    others = len(fds), zygote.child.MOST_DESCRIPTORS
-    zygote.child.lock_in(template, zygote.layers, template.steps, TELL,
-                         lambda: os.closerange(*others), then)
+    _lock_in(template, then)
 
 
-def hold(slot: int) -> None:
-    """In a sandboxed process: wait for cells, each read and run by a copy of this process alone:
-    what one branch runs is not in the memory that the next one gets. `GO` says that the cell is
-    there, when the process that waited for it stands still. Never returns."""
+def _be_cleaner(template, line: int, null: int) -> None:
+    _take_places(line, null)
+    _lock_in(template, lambda *_: cleanup.wipe("."))
+
+
+def hold() -> None:
+    """In a sandboxed process: wait in a fork; then the copy waits again, and this process asks for
+    the files of a cell and runs it. Never returns."""
     while True:
-        keep = _asked(slot)
-        if not _fork_twice():
-            continue
-        os.write(TELL, b"%d" % os.getpid())
-        os.read(GO, 1)
-        request = marshal.loads(os.pread(CELL, os.fstat(CELL).st_size, 0))
-
-        def after(slot=keep) -> None:
-            if slot < HOLDERS and _fork_twice():
-                os.write(TELL, b"%d" % os.getpid())
-                hold(slot)
-
-        os._exit(zygote.child.run_cell(request, after))
-
-
-def _asked(slot: int) -> int:
-    """What the keeper asks of `slot`; ends with the keeper."""
-    word = os.read(READERS + slot, 1)
-    if not word:
-        os._exit(0)
-    return word[0]
-
-
-def _fork_twice() -> bool:
-    """True in a new process whose parent is the keeper; False here, once it is on its way."""
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
-        return False
-    if os.fork():
-        os._exit(0)
-    while os.getppid() != 1:
-        time.sleep(0)
-    return True
-
-
-def _copy(source: int, target: int) -> None:
-    """The bytes of one memory file into another, which is then at its start."""
-    size, done = os.fstat(source).st_size, 0
-    while done < size:
-        done += os.sendfile(target, source, done, size - done)
-    os.lseek(target, 0, os.SEEK_SET)
+        if not layers.fork(()):
+            continue  # the copy is the state
+        keep = notices.ask()
+        request = marshal.loads(os.pread(REQUEST, os.fstat(REQUEST).st_size, 0))
+        os.close(REQUEST)
+        status = child.run_cell(request, bool(keep))
+        if status is not None:
+            os._exit(status)
+        # Otherwise this is a copy that is to be kept.

@@ -86,13 +86,17 @@ class Template:
             with theirs:
                 self._channel = Channel(ours, config["timeout_s"] + 60.0)
                 config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
-                zygote = str(Path(__file__).with_name("zygote.py"))
+                alone = str(Path(__file__).with_name("alone.py"))
                 self.process = subprocess.Popen(
-                    [*PYTHON, zygote, json.dumps(config)],
-                    env=environment(), cwd=self._folder, pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
+                    [*PYTHON, alone, "zygote", json.dumps(config)],
+                    env=environment(),
+                    cwd=self._folder,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
                     start_new_session=True,  # Ctrl-C is for the caller, which then closes us
-                )  # fmt: skip
+                )
         except BaseException:
             os.rmdir(self._folder)
             raise

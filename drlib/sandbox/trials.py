@@ -1,13 +1,14 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`probing.probe` runs this file by its path in a clean process; the result goes to stdout as JSON. A
-kernel that has a call is no proof that a container lets it through or that it forbids anything, so
-nothing is concluded from versions alone.
+`probing.probe` runs this module through `alone.py` in a clean process; the result goes to stdout as
+JSON. A kernel that has a call is no proof that a container lets it through or that it forbids
+anything, so nothing is concluded from versions alone.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import functools
 import json
 import os
 import signal
@@ -18,11 +19,9 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-# By path: PYTHONPATH is split at a ":", and `ray.py` in this folder would hide the package.
-_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "layers.py")
-_spec = importlib.util.spec_from_file_location("layers", _path)
-layers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(layers)
+from drlib.sandbox import layers, seccomp
+
+WHAT_NAMESPACES_GIVE = "PID, mount, network, IPC and host name, file tree"
 
 
 def in_child(trial: Callable[[], str]) -> tuple[bool, str]:
@@ -110,7 +109,7 @@ def _inside_landlock(base: str) -> str:
 def try_seccomp() -> str:
     """Threads yes; processes, sockets, programs and signals to others no."""
     layers.take(layers.NO_NEW_PRIVILEGES)
-    program = layers.SeccompFilter()
+    program = seccomp.SeccompFilter()
     parent = os.getppid()
     program.install()
     expect(PermissionError, os.fork, "fork")
@@ -146,6 +145,39 @@ def try_powerless(drop: Callable[[], None], roots: list[str], folder: str, what:
     return what
 
 
+def try_watched(drop: Callable[[], None]) -> None:
+    """Whether we see what files a child has open that has given up its powers: without file systems
+    of their own, that alone bounds the deleted files that calls hold."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        try:
+            drop()
+            os.write(write, b"1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write)
+    try:
+        if os.read(read, 1):  # otherwise it could not drop them, which is another trial's to say
+            os.readlink(f"/proc/{pid}/fd/0")
+    except PermissionError as error:
+        words = "run as an ordinary user, or with the capability SYS_PTRACE"
+        raise AssertionError(f"files of other users' processes cannot be seen: {words}") from error
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read)
+
+
+def try_mode(mode: str, drop: Callable[[], None], roots: list[str], folder: str, what: str) -> str:
+    """One way for a child to lose root's powers while we still see what it holds."""
+    if mode == "setuid":
+        try_watched(drop)
+    return try_powerless(drop, roots, folder, what)
+
+
 def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
     """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", (ok, detail))."""
     if os.geteuid() != 0:
@@ -158,7 +190,8 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
             ("setuid", lambda: layers.take(layers.nobody()), uid),
             ("userns", layers.enter_user_namespace, f"user namespace, {uid}, no capabilities"),
         ):
-            found = in_child(lambda: try_powerless(drop, roots, folder, what))  # noqa: B023
+            trial = functools.partial(try_mode, mode, drop, roots, folder, what)
+            found = in_child(trial)
             if found[0]:
                 return mode, found
             failures.append(found[1])
@@ -166,41 +199,54 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
 
 
 def try_namespaces(drop: str, scratch: str) -> str:
-    """Two calls in a row: each process 1 of its own, with its own folder and no network."""
+    """Two calls in a row: each process 1 of its own, with its own folder, no network, and a file
+    tree that shows nothing of the host's but what it should."""
     if drop == "setuid":
         return _two_namespaced_calls(scratch)
     layers.enter_user_namespace()
     layers.unshare(layers.NEW_PID)
     need(lambda: _two_namespaced_calls(scratch))
-    return "user, PID, mount, network, IPC and host name"
+    return f"user, {WHAT_NAMESPACES_GIVE}"
 
 
 def _two_namespaced_calls(scratch: str) -> str:
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        home = layers.enter_namespaces()
+    home = layers.enter_namespaces()
+    # Never removed with what is in it: that would be the host's files, should an unmount fail.
+    folder = tempfile.mkdtemp(dir=scratch)
+    try:
+        layers.build_root(folder, [os.path.dirname(os.__file__), os.devnull], [], "/box/work")
         for _ in range(2):
             layers.take(layers.new_pid_namespace(home))
             need(lambda: _one_namespaced_call(folder))
-        if os.listdir(folder):
+        if os.listdir(f"{folder}/box/work"):
             raise AssertionError("a call's folder outlived it")
-    return "PID, mount, network, IPC and host name"
+    finally:
+        with contextlib.suppress(layers.LayerError):  # it was never mounted
+            layers.remove_root(folder)
+        os.rmdir(folder)
+    return WHAT_NAMESPACES_GIVE
 
 
 def _one_namespaced_call(folder: str) -> str:
     if os.getpid() != 1:
         raise AssertionError(f"process id {os.getpid()}, not 1")
-    layers.take(layers.work_mount(folder, 1 << 20, 16))
-    with open(os.path.join(folder, "inside"), "wb") as file:
+    layers.take(layers.work_mount(f"{folder}/box/work", 1 << 20, 16))
+    layers.take(layers.change_root(folder))
+    os.chdir("/box/work")
+    with open("inside", "wb") as file:
         expect(OSError, lambda: (file.write(bytes(2 << 20)), file.flush()), "more than the size")
         os.ftruncate(file.fileno(), 0)
+    expect(OSError, lambda: os.mkdir("/box/other"), "a change of the file tree")
+    if os.path.exists("/proc") or not os.path.exists(os.__file__):
+        raise AssertionError("the file tree is not the one that was built")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         expect(OSError, lambda: probe.connect(("192.0.2.1", 9)), "a route to the network")
     return ""
 
 
-def main() -> None:
-    """Print {"drop": mode, "layers": {name: [ok, detail]}}; argv: `try_drop`'s."""
-    roots, scratch = json.loads(sys.argv[1])
+def main(argument: str) -> None:
+    """Print {"drop": mode, "layers": {name: [ok, detail]}}; `argument`: `try_drop`'s, as JSON."""
+    roots, scratch = json.loads(argument)
     mode, unprivileged = try_drop(roots, scratch)
     namespaces = in_child(lambda: try_namespaces(mode, scratch))
     results = {
@@ -213,7 +259,3 @@ def main() -> None:
     }
     mode = "userns" if namespaces[0] and mode == "none" else mode
     print(json.dumps({"drop": mode, "layers": results}))
-
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,7 @@ class Job(Future):
 
     def __init__(
         self, request: dict, held: tuple[Session, dict] | None = None, opens: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.request, self.held, self.opens, self.reply = request, held, opens, {}
         self.queued, self.is_long = time.monotonic(), False
@@ -202,8 +202,14 @@ class Workers:
 
     def _result(self, reply: dict, files: list[int]) -> SandboxResult:
         out, err = (stream_text(fd, self.config["output_chars"]) for fd in files[2:])
-        return SandboxResult(reply["status"], out, reply["reason"] or err, reply["exit_code"],
-                             reply["duration_s"], self.isolation)
+        return SandboxResult(
+            reply["status"],
+            out,
+            reply["reason"] or err,
+            reply["exit_code"],
+            reply["duration_s"],
+            self.isolation,
+        )
 
     def _died(self, error: Exception) -> SandboxResult:
         return SandboxResult("worker_died", "", str(error), None, 0.0, self.isolation)
@@ -220,8 +226,10 @@ class Workers:
                 if self._fits(need):
                     break
                 if not self.running and now > patient:
-                    return (f"less than memory_mb={self.config['memory_mb']} of memory is left on "
-                            "this machine; lower memory_mb or free some")
+                    return (
+                        f"less than memory_mb={self.config['memory_mb']} of memory is left on "
+                        "this machine; lower memory_mb or free some"
+                    )
                 self.memory.wait(0.05)
             self.running += 1
             return ""
@@ -231,8 +239,13 @@ class Workers:
         late = lambda: self._turn_long(job), self.config["long_s"]
         if job.opens:
             session = self._use(index, True, Template.open_session)
-            return {"status": "ok", "reason": "", "exit_code": 0, "duration_s": 0.0,
-                    "session": session}
+            return {
+                "status": "ok",
+                "reason": "",
+                "exit_code": 0,
+                "duration_s": 0.0,
+                "session": session,
+            }
         if job.held:
             session, request = job.held
             with self.lane:  # a state that is held takes memory as long as it lives

@@ -1,0 +1,166 @@
+"""The seccomp filter: which system calls generated code may make, by number and argument.
+
+An allow-list, assembled once as a BPF program. Numbers are in `syscalls.txt`; calls whose arguments
+matter are here. Every other call fails with EPERM. Three things are not plain yes or no:
+
+- Locks on files (flock, fcntl) succeed without doing anything: a call is alone in its folder, and
+  a real lock on a file of the standard library would tell concurrent calls of each other.
+- Threads share their process's descriptor table and nothing can unshare it, so that the limit of
+  open files bounds what a process holds.
+- With `ask`, two calls wait for the answer of another process (`notices.py`): a fork, and `ASK`, a
+  call that nobody needs otherwise. While it waits the process can be killed and nothing else: no
+  signal, timer or SIGCONT wakes it (SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, Linux 5.19).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+import platform
+import struct
+from collections.abc import Iterable
+
+from drlib.sandbox import layers
+
+_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH, table column
+Call = tuple[int, int]  # its numbers on x86-64 and aarch64
+
+_ALL, _PID = 0xFFFFFFFF, 0xFFFFFFF1  # _PID stands for the process id until `install`
+CLONE, _CLONE3, _FLOCK, _FCNTL = (56, 220), (435, 435), (73, 32), (72, 25)
+_KILL, _TGKILL = (62, 129), (234, 131)
+ASK = (163, 89)  # acct, which only an administrator needs
+# What pthread_create asks of clone, all of it: VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS,
+# PARENT_SETTID, CHILD_CLEARTID. Without FILES a thread would have descriptors of its own.
+_THREAD = 0x3D0F00
+_DETACHED = 0x400000  # ignored by the kernel, set by some C libraries
+_FORK = 0x1200011  # what fork() asks of it: CHILD_SETTID, CHILD_CLEARTID and SIGCHLD
+# For each argument that is looked at its number, a mask, and the permitted values of its low half.
+# All arguments must fit.
+_CONDITIONS = {
+    CLONE: [(0, _ALL ^ _DETACHED, (_THREAD,))],
+    # socketpair: the connected AF_UNIX stream that asyncio wakes itself with; a datagram pair could
+    # address any other socket of the machine
+    (53, 199): [(0, _ALL, (1,)), (1, 0xF, (1,))],
+    (157, 167): [(0, _ALL, (3, 15, 16, 39, 0x53564D41))],  # prctl: names, naming of memory
+    (16, 29): [(1, _ALL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],  # ioctl: isatty, ...
+    _FCNTL: [(1, _ALL, (0, 1, 2, 3, 4, 1030, 1032))],  # no owner, no lock, no larger pipe
+    (436, 436): [(2, _ALL, (0, 4))],  # close_range: close, or mark; never unshare the table
+    # mmap: no anonymous memory that is shared (flags 0x1 and 0x20): it would outlive its unmapping
+    # as long as one page of it is mapped, and no limit counts it
+    (9, 222): [(3, 0x21, (0x0, 0x1, 0x20))],
+    (302, 261): [(0, _ALL, (0,))],  # prlimit64: only of the caller itself
+    _KILL: [(0, _ALL, (_PID,))],
+    _TGKILL: [(0, _ALL, (_PID,))],
+}
+_SET_LOCK = (6, 7, 37, 38)  # fcntl's F_SETLK, F_SETLKW and the same of open file descriptions
+
+_LOAD, _JEQ, _JGE, _JGT, _AND, _RET = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
+_RET_ALLOW, _RET_KILL, _RET_ASK = 0x7FFF0000, 0x80000000, 0x7FC00000
+_RET_DENY = 0x00050000 | errno.EPERM
+_RET_ABSENT = 0x00050000 | errno.ENOSYS
+_RET_DONE = 0x00050000  # the call returns 0 and nothing happens
+_NEW_LISTENER, _ONLY_DEATH_INTERRUPTS = 0x8, 0x20
+
+
+def column_of(machine: str) -> int:
+    """Which number of a `Call` is that of `machine` ("x86_64", "aarch64"); `LayerError` for
+    another."""
+    if machine not in _MACHINES:
+        raise layers.LayerError(errno.ENOSYS, f"seccomp: no system call table for {machine!r}")
+    return _MACHINES[machine][1]
+
+
+def _op(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, k)
+
+
+class SeccompFilter:
+    """An allow-list of system calls, assembled once. Others fail with EPERM (clone3 with ENOSYS, so
+    that libc falls back to clone, whose flags can be read); another architecture's call numbers
+    kill the process.
+
+    Args:
+        machine: whose call numbers, "x86_64" or "aarch64"; by default this one's. `LayerError` for
+            another.
+        ask: each fork, and `ASK`, waits for the answer of another process (`notices.py`), and no
+            process may signal any, itself included: the number it would be known by is not its
+            own after a fork.
+    """
+
+    def __init__(self, machine: str = "", ask: bool = False) -> None:
+        machine = machine or platform.machine()
+        column = column_of(machine)
+        code = [_op(_LOAD, 4), _op(_JEQ, _MACHINES[machine][0], 1, 0), _op(_RET, _RET_KILL)]
+        code.append(_op(_LOAD, 0))
+        if machine == "x86_64":  # the x32 numbers
+            code += [_op(_JGE, 0x40000000, 0, 1), _op(_RET, _RET_KILL)]
+        for low, high in _allowed_ranges(column):
+            code += [_op(_JGE, low, 0, 2), _op(_JGT, high, 1, 0), _op(_RET, _RET_ALLOW)]
+        for call, body in _bodies(ask):
+            code += [_op(_JEQ, call[column], 0, len(body)), *body]
+        code.append(_op(_RET, _RET_DENY))
+        slot = _op(_JEQ, _PID, 1, 0)
+        self._pid_slots = [8 * i + 4 for i, each in enumerate(code) if each == slot]
+        self.instructions = len(code)
+        self._program = ctypes.create_string_buffer(b"".join(code))
+        header = struct.pack("@HP", self.instructions, ctypes.addressof(self._program))
+        flags = _NEW_LISTENER | _ONLY_DEATH_INTERRUPTS if ask else 0
+        number = (317, 277)[column]
+        self._call = layers.step("seccomp", "syscall", number, 1, flags, header)
+
+    def install(self) -> int:
+        """Filter this (single-threaded) process from now on; only itself may it signal. Returns the
+        descriptor on which another process answers what it asks, or 0 where nobody is asked.
+        `LayerError` where the kernel refuses."""
+        for slot in self._pid_slots:
+            struct.pack_into("=I", self._program, slot, os.getpid())
+        return layers.do(self._call)
+
+
+def _allowed_ranges(column: int) -> Iterable[tuple[int, int]]:
+    """(first, last) of each run of numbers that need no look at their arguments."""
+    numbers = []
+    with open(os.path.join(os.path.dirname(__file__), "syscalls.txt")) as file:
+        for line in file:
+            for entry in line.split() if line[0] != "#" else ():
+                number = entry.split(":")[1 + column]
+                if number != "-":
+                    numbers.append(int(number))
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in run]
+        yield run[0], run[-1]
+
+
+def _bodies(ask: bool) -> Iterable[tuple[Call, list[bytes]]]:
+    """What is done with each call that is no plain yes; a body that comes to its end goes on to the
+    next one with the call's number loaded."""
+    yield _CLONE3, [_op(_RET, _RET_ABSENT)]
+    yield _FLOCK, [_op(_RET, _RET_DONE)]
+    yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)
+    if ask:
+        yield ASK, [_op(_RET, _RET_ASK)]
+        yield CLONE, _if_argument(0, (_FORK,), _RET_ASK)
+    for call, conditions in _CONDITIONS.items():
+        if not (ask and call in (_KILL, _TGKILL)):
+            yield call, _conditional(conditions)
+
+
+def _if_argument(argument: int, values: tuple[int, ...], verdict: int) -> list[bytes]:
+    body = [_op(_LOAD, 16 + 8 * argument)]
+    for after, value in zip(range(len(values), 0, -1), values):
+        # to the verdict; the last that does not fit goes past it
+        body.append(_op(_JEQ, value, after - 1, 0 if after > 1 else 1))
+    return [*body, _op(_RET, verdict), _op(_LOAD, 0)]
+
+
+def _conditional(conditions: list[tuple[int, int, tuple[int, ...]]]) -> list[bytes]:
+    body = []
+    for argument, mask, values in conditions:
+        # its low half: both machines are little-endian
+        body += [_op(_LOAD, 16 + 8 * argument), _op(_AND, mask)]
+        for after, value in zip(range(len(values), 0, -1), values):
+            body.append(_op(_JEQ, value, after, 0))  # past the others and the denial
+        body.append(_op(_RET, _RET_DENY))
+    return [*body, _op(_RET, _RET_ALLOW)]
