@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -16,8 +15,6 @@ import pytest
 from waiting import until
 
 from drlib.sandbox import Sandbox, SandboxResult, probe
-from drlib.sandbox.cleanup import wipe
-from drlib.sandbox.seccomp import SeccompFilter
 
 LEVELS = {"strong": probe(), "standard": probe().without("namespaces")}
 LEVELS = {level: found for level, found in LEVELS.items() if found.level == level}
@@ -294,61 +291,3 @@ def test_a_forked_copy_is_refused(sandbox):
     os.close(read)
     os.close(write)
     assert sandbox.run("print(2)").text == "2"
-
-
-# --- parts ------------------------------------------------------------------------------------
-
-
-def test_wipe_removes_any_tree_and_follows_no_link(tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").write_text("x")
-    work = tmp_path / "work"
-    (work / "a" / "b" / "c").mkdir(parents=True)
-    (work / "a" / "b" / "f").write_text("x")
-    (work / "link").symlink_to(outside)
-    (work / "a" / "link").symlink_to(outside)
-    (work / "a" / "b").chmod(0)
-    wipe(str(work))
-    assert os.listdir(work) == [] and os.listdir(outside) == ["kept"]
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_filter_program_is_well_formed(machine):
-    """Simulated: every path of the BPF program ends in a verdict, and the verdicts are right."""
-    program = SeccompFilter(machine)
-    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
-    names = {"x86_64": {"read": 0, "execve": 59, "socket": 41, "clone": 56, "clone3": 435,
-                        "getpid": 39, "mount": 165, "setrlimit": 160},
-             "aarch64": {"read": 63, "execve": 221, "socket": 198, "clone": 220, "clone3": 435,
-                         "getpid": 172, "mount": 40, "setrlimit": 164}}[machine]
-    allow, eperm, enosys, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
-    thread, process = 0x3D0F00, 0x1200011
-    assert verdict(program, arch ^ 1, names["read"]) == kill
-    assert verdict(program, arch, names["read"]) == allow
-    assert verdict(program, arch, names["getpid"]) == allow
-    for name in ("execve", "socket", "mount", "setrlimit"):
-        assert verdict(program, arch, names[name]) == eperm
-    assert verdict(program, arch, names["clone3"]) == enosys
-    assert verdict(program, arch, names["clone"], thread) == allow
-    assert verdict(program, arch, names["clone"], process) == eperm
-    assert verdict(program, arch, names["clone"], thread | 0x10000000) == eperm  # new user ns
-
-
-def verdict(program: SeccompFilter, arch: int, number: int, argument: int = 0) -> int:
-    """Interpret the classic BPF program on one system call."""
-    data = struct.pack("=iIQQ", number, arch, 0, argument) + bytes(40)
-    code = list(struct.iter_unpack("=HBBI", program._program.raw[: 8 * program.instructions]))
-    accumulator, index = 0, 0
-    while True:
-        operation, yes, no, k = code[index]
-        index += 1
-        if operation == 0x20:
-            accumulator = struct.unpack_from("=I", data, k)[0]
-        elif operation == 0x54:
-            accumulator &= k
-        elif operation == 0x06:
-            return k
-        else:
-            test = {0x15: accumulator == k, 0x35: accumulator >= k, 0x25: accumulator > k}
-            index += yes if test[operation] else no

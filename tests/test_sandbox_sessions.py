@@ -129,7 +129,6 @@ def test_what_a_cell_leaves_beside_its_memory_is_replayed(strong):
         "import os\nf = os.dup(1)": "f",
         "import os\nos.close(0)": "os.open(os.devnull, 0)",
         "import os\nos.dup2(1, 2)": "os.write(2, b'to the output')",
-        "import mmap\nf = mmap.mmap(-1, 4096)": "f.write(b'12')",
         "import mmap\nf = mmap.mmap(1, 4096) if not __import__('os').ftruncate(1, 4096) else 0": "",
         "import os\nos.mkdir('d')\nos.chdir('d')\nos.rmdir('../d')": "os.path.exists('../d')",
     }

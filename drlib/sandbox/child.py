@@ -20,6 +20,7 @@ import random
 import struct
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from drlib.sandbox import layers
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
 CODE_NAME = "<python>"
+TRIES = 20  # of a process to fork once its threads have ended
+DEPTH = 24  # of calls, at which code runs; more than there are on any way to it
 _shutdown = threading._shutdown  # a call of it is saved where there are no other threads
 _main = types.ModuleType("__main__")  # where code runs
 
@@ -144,17 +147,30 @@ def run_cell(request: tuple, keep: bool) -> int | None:
     seed(seeds[-1])
     status = _execute(code, echo)
     flushed = _flush()
-    if keep:
-        with suppress(layers.LayerError):  # the keeper said no
-            if not layers.fork(()):
-                return None
+    for _ in range(TRIES if keep else 0):
+        try:
+            if layers.fork(()):
+                break
+            return None
+        except layers.LayerError:  # the keeper said no: a thread is left, or just on its way out
+            time.sleep(0.001)
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
 
 
 def _execute(source: str, echo: bool = False) -> int:
     """Run one cell, with `echo` print the value of an expression at its end; the exit code a Python
-    process would have."""
+    process would have. Always at the same depth of calls: a recursion ends where it ends anywhere.
+    """
+    depth, frame = 0, sys._getframe()
+    while frame:
+        depth, frame = depth + 1, frame.f_back
+    return _execute_deeper(DEPTH - depth, source, echo)
+
+
+def _execute_deeper(calls: int, source: str, echo: bool) -> int:
+    if calls > 0:
+        return _execute_deeper(calls - 1, source, echo)
     linecache.cache[CODE_NAME] = (len(source), None, source.splitlines(True), CODE_NAME)
     try:
         tree, last = source, None

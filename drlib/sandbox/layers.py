@@ -273,8 +273,12 @@ def landlock_restrict(ruleset: int) -> list[Step]:
 
 def open_below(folder: int, path: str) -> int:
     """Open the folder `path` inside the folder with descriptor `folder` for reading: no link is
-    followed on the way and nothing outside is reached, whoever swaps what meanwhile."""
-    # O_DIRECTORY differs between machines; RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH
+    followed on the way and nothing outside is reached, whoever swaps what meanwhile. OSError, of
+    the kind that `os.open` raises."""
+    # RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH
     how = struct.pack("=QQQ", os.O_DIRECTORY | os.O_CLOEXEC, 0, 0x1 | 0x2 | 0x4 | 0x8)
     arguments = 437, folder, os.fsencode(path), how, len(how)
-    return do(step(f"openat2 {path!r}", "syscall", *arguments))
+    try:
+        return do(step("openat2", "syscall", *arguments))
+    except LayerError as error:
+        raise OSError(error.errno, os.strerror(error.errno), path) from error

@@ -150,9 +150,7 @@ class Sandbox(Runner):
         if queue_timeout_s is not None:
             _check("queue_timeout_s", queue_timeout_s, 0.01)
         found = found or probing.probe()
-        if LEVELS.index(found.level) < LEVELS.index(min_level):
-            words = f"Isolation here is {found.level!r}, asked for is {min_level!r}."
-            raise probing.SandboxUnavailable(f"{words}\n{found.table()}\n{probing.REMEDY}")
+        found.need(min_level)
         self.isolation = found.level
         if self.isolation == "weak":
             warnings.warn(_WEAK, stacklevel=2)

@@ -77,6 +77,12 @@ class Probe:
             return "none"
         return "weak" if missing - {"namespaces"} else "standard" if missing else "strong"
 
+    def need(self, level: str) -> None:
+        """`SandboxUnavailable` where this is less than `level`."""
+        if LEVELS.index(self.level) < LEVELS.index(level):
+            words = f"Isolation here is {self.level!r}, asked for is {level!r}."
+            raise SandboxUnavailable(f"{words}\n{self.table()}\n{REMEDY}")
+
     def without(self, *names: str) -> Probe:
         """The same machine as if these layers did not hold; for tests and comparisons."""
         rows = (Layer(r.name, False, "left out") if r.name in names else r for r in self.layers)

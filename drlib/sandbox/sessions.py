@@ -79,7 +79,9 @@ def open_session(template) -> int:
         return pid
     try:
         theirs.close()
-        Keeper(template, ours).serve()
+        keeper = Keeper(template, ours)
+        keeper.start()
+        keeper.serve()
     except Exception:  # noqa: BLE001 - whatever it was, the caller replays
         traceback.print_exc()
     finally:
@@ -92,17 +94,20 @@ class Keeper:
     def __init__(self, template, channel: socket.socket) -> None:
         self.template, self.channel = template, channel
         template.pid = os.getpid()
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         self.states: dict[int, State] = {}  # by slot
         self.poller = select.poll()
         self.poller.register(channel, select.POLLRDHUP)
+
+    def start(self) -> None:
+        """Lock in and make the first state; `SessionLost` where that is not possible here."""
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         asking = seccomp.SeccompFilter(ask=True)  # read from a file that is out of reach later
         self._lock_in()
         line, theirs = _line()
         first = layers.fork(())
         if not first:
-            template.filter = asking
-            _be_first(template, theirs.fileno(), self.null)
+            self.template.filter = asking
+            _be_first(self.template, theirs.fileno(), self.null)
         theirs.close()
         self.listener = self._listener_of(first, line)
         self.poller.register(self.listener, select.POLLIN)
@@ -283,6 +288,7 @@ class Keeper:
         return State(question.pid, question, memory)
 
     def _is_alone(self, pid: int) -> bool:
+        """Whether the process that waits to fork has one thread."""
         try:
             return bounds.threads_of(self._outer(pid)) == 1
         except OSError:  # it has died

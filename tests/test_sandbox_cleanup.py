@@ -1,0 +1,217 @@
+"""Emptying and measuring folders while hostile threads swap what lies in them, on both cores.
+
+The rule: every file is named by a descriptor of its folder and the last part of its path, and no
+link is followed. The control does the same work by path, as it used to be done, and is led out.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from drlib.sandbox import bounds, layers
+from drlib.sandbox.cleanup import wipe
+
+ROUNDS = 200
+
+
+def test_wipe_removes_any_tree_and_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    work = tmp_path / "work"
+    (work / "a" / "b" / "c").mkdir(parents=True)
+    (work / "a" / "b" / "f").write_text("x")
+    (work / "link").symlink_to(outside)
+    (work / "a" / "link").symlink_to(outside)
+    (work / "a" / "b").chmod(0)
+    wipe(str(work))
+    assert os.listdir(work) == [] and os.listdir(outside) == ["kept"]
+
+
+def test_wipe_does_not_begin_at_a_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (tmp_path / "work").symlink_to(outside)
+    with pytest.raises(OSError):
+        wipe(str(tmp_path / "work"))
+    assert os.listdir(outside) == ["kept"]
+
+
+# It follows no link itself: what is inside a folder is named by the folder's descriptor.
+SWAPPER = """
+import os, sys
+work, outside = sys.argv[1:]
+os.chdir(work)
+def attempt(action, *arguments, **more):
+    try: return action(*arguments, **more)
+    except OSError: return None
+while True:  # until it is killed
+    attempt(os.mkdir, "a")
+    inside = attempt(os.open, "a", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    if inside is None:
+        attempt(os.unlink, "a")
+        continue
+    here = {"dir_fd": inside}
+    attempt(os.mkdir, "b", **here)
+    attempt(os.mkdir, "c", **here)
+    attempt(os.rename, "b", "x", src_dir_fd=inside, dst_dir_fd=inside)
+    attempt(os.symlink, outside, "b", **here)
+    attempt(os.unlink, "b", **here)
+    attempt(os.rename, "x", "b", src_dir_fd=inside, dst_dir_fd=inside)
+    os.close(inside)
+    attempt(os.rename, "a", "y")
+    attempt(os.symlink, outside, "a")
+    attempt(os.unlink, "a")
+    attempt(os.rename, "y", "a")
+"""
+
+
+@contextmanager
+def swapped(tmp_path):
+    """A work folder in which two processes swap folders for links to the folder beside it, which
+    holds 100 files: (work, outside)."""
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    work.mkdir()
+    (outside / "b" / "c").mkdir(parents=True)
+    for i in range(100):
+        (outside / f"kept-{i}").write_text("x" * 100)
+        (outside / "b" / f"kept-{i}").write_text("x" * 100)
+    command = [sys.executable, "-c", SWAPPER, str(work), str(outside)]
+    swappers = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        yield work, outside
+    finally:
+        for swapper in swappers:
+            swapper.kill()
+            swapper.wait()
+
+
+def state(folder):
+    found = []
+    for path in sorted(folder.rglob("*")):
+        info = path.lstat()
+        found.append((str(path), info.st_mode, info.st_size, info.st_mtime_ns))
+    return found
+
+
+def test_wipe_is_not_led_out_by_a_race(tmp_path):
+    with swapped(tmp_path) as (work, outside):
+        before = state(outside)
+        for _ in range(ROUNDS):
+            with suppress(OSError):  # it loses the race, not its way
+                wipe(str(work))
+            assert state(outside) == before
+
+
+def wipe_by_path(folder):
+    """The control: what `wipe` was."""
+    for entry in list(os.scandir(folder)):
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+            continue
+        for child in list(os.scandir(entry.path)):
+            if child.is_dir(follow_symlinks=False):
+                os.rename(child.path, os.path.join(folder, os.urandom(8).hex()))
+            else:
+                os.unlink(child.path)
+        os.rmdir(entry.path)
+
+
+def test_control_the_same_by_path_is_led_out(tmp_path):
+    with swapped(tmp_path) as (work, outside):
+        before = state(outside)
+        end = time.monotonic() + 60
+        while state(outside) == before and time.monotonic() < end:
+            with suppress(OSError):
+                wipe_by_path(work)
+        assert state(outside) != before
+
+
+def test_measuring_is_not_led_out_by_a_race(tmp_path):
+    """The folder beside has more files than a call may have; it never counts."""
+    with swapped(tmp_path) as (work, outside):
+        for i in range(bounds.WORK_ENTRIES + 1):
+            (outside / "b" / f"more-{i}").touch()
+        opened = refused = 0
+        end = time.monotonic() + 60
+        top = os.open(work, os.O_RDONLY)
+        while min(opened, refused) < ROUNDS and time.monotonic() < end:
+            for path in ("a", "a/b"):
+                try:
+                    here = layers.open_below(top, path)
+                except OSError:  # not there, or a link
+                    refused += 1
+                    continue
+                opened += 1
+                assert not any("more-" in name for name in os.listdir(here))
+                os.close(here)
+        os.close(top)
+        assert min(opened, refused) >= ROUNDS
+
+
+def test_measuring_counts_bytes_entries_and_what_has_no_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "WORK_BYTES", 1 << 20)
+    monkeypatch.setattr(bounds, "WORK_ENTRIES", 50)
+    work, here = str(tmp_path), os.getpid()
+    too_much = lambda: bounds.holds_too_much(here, work)  # noqa: E731
+    assert not too_much()
+    (tmp_path / "f").write_bytes(bytes(900 << 10))
+    assert not too_much()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "g").write_bytes(bytes(200 << 10))
+    assert too_much()
+    (tmp_path / "f").unlink()
+    assert not too_much()
+    with open(tmp_path / "f", "wb") as file:
+        file.write(bytes(900 << 10))
+        file.flush()
+        (tmp_path / "f").unlink()
+        assert bounds.nameless_bytes(here, work) >= 900 << 10
+        assert too_much()
+    assert bounds.nameless_bytes(here, work) == 0
+    for i in range(50):
+        (tmp_path / f"entry-{i}").touch()
+    assert too_much()
+    assert not bounds.holds_too_much(2**22 - 1, work)  # nobody's number: it has ended
+
+
+def test_a_tree_deeper_than_a_path_can_be_long_is_too_much(tmp_path):
+    top = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(20):
+            os.mkdir("n" * 250)
+            os.chdir("n" * 250)
+        assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+    finally:
+        os.chdir(top)
+        wipe(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_thread_that_ends_meanwhile_is_no_error(tmp_path):
+    """Files and processes come and go while they are measured."""
+    going = threading.Event()
+
+    def churn():
+        while not going.is_set():
+            shutil.rmtree(tmp_path / "d", ignore_errors=True)
+            with suppress(OSError):
+                (tmp_path / "d" / "e").mkdir(parents=True)
+                (tmp_path / "d" / "e" / "f").write_text("x")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(ROUNDS):
+            assert bounds.holds_too_much(os.getpid(), str(tmp_path)) is False
+    finally:
+        going.set()
+        thread.join()

@@ -1,0 +1,129 @@
+"""The seccomp filter, simulated: every path of the BPF program ends in a verdict, the right one."""
+
+import struct
+
+import pytest
+
+from drlib.sandbox.layers import LayerError
+from drlib.sandbox.seccomp import SeccompFilter
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {  # x86-64, aarch64
+    "read": (0, 63),
+    "execve": (59, 221),
+    "socket": (41, 198),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "getpid": (39, 172),
+    "mount": (165, 40),
+    "setrlimit": (160, 164),
+    "fcntl": (72, 25),
+    "flock": (73, 32),
+    "close_range": (436, 436),
+    "mmap": (9, 222),
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "acct": (163, 89),
+    "timer_create": (222, 107),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "prctl": (157, 167),
+}
+ALLOW, EPERM, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x50026, 0x50000
+KILL, ASK = 0x80000000, 0x7FC00000
+THREAD, FORK = 0x3D0F00, 0x1200011
+FILES, NEW_USER = 0x400, 0x10000000
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def machine(request):
+    return request.param
+
+
+def judge(machine: str, name: str, *arguments: int, ask: bool = False) -> int:
+    """The verdict on one system call."""
+    column = list(ARCHITECTURES).index(machine)
+    program = SeccompFilter(machine, ask=ask)
+    return verdict(program, ARCHITECTURES[machine], NUMBERS[name][column], arguments)
+
+
+def verdict(program: SeccompFilter, arch: int, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """Interpret the classic BPF program on one system call."""
+    arguments = (*arguments, *(0,) * (6 - len(arguments)))
+    data = struct.pack("=iIQ6Q", number, arch, 0, *arguments)
+    code = list(struct.iter_unpack("=HBBI", program._program.raw[: 8 * program.instructions]))
+    accumulator, index = 0, 0
+    while True:
+        operation, yes, no, k = code[index]
+        index += 1
+        if operation == 0x20:
+            accumulator = struct.unpack_from("=I", data, k)[0]
+        elif operation == 0x54:
+            accumulator &= k
+        elif operation == 0x06:
+            return k
+        else:
+            test = {0x15: accumulator == k, 0x35: accumulator >= k, 0x25: accumulator > k}
+            index += yes if test[operation] else no
+
+
+def test_plain_yes_and_no(machine):
+    for name in ("read", "getpid"):
+        assert judge(machine, name) == ALLOW
+    for name in ("execve", "socket", "mount", "setrlimit", "timer_create", "splice", "tee", "acct"):
+        assert judge(machine, name) == EPERM
+    assert judge(machine, "clone3") == ENOSYS
+
+
+def test_another_architecture_is_killed(machine):
+    other = ARCHITECTURES[machine] ^ 1
+    assert verdict(SeccompFilter(machine), other, 0) == KILL
+    if machine == "x86_64":
+        assert verdict(SeccompFilter(machine), ARCHITECTURES[machine], 0x40000000 + 39) == KILL
+
+
+def test_a_machine_without_a_table_is_refused():
+    with pytest.raises(LayerError, match="riscv64"):
+        SeccompFilter("riscv64")
+
+
+def test_threads_and_no_processes_and_no_descriptors_of_their_own(machine):
+    assert judge(machine, "clone", THREAD) == ALLOW
+    assert judge(machine, "clone", THREAD | 0x400000) == ALLOW  # CLONE_DETACHED, ignored
+    for flags in (FORK, THREAD ^ FILES, THREAD | NEW_USER, 17, 0, THREAD ^ 0x10000):
+        assert judge(machine, "clone", flags) == EPERM, hex(flags)
+    assert judge(machine, "close_range", 3, 9, 0) == judge(machine, "close_range", 3, 9, 4) == ALLOW
+    for flags in (2, 6):  # CLOSE_RANGE_UNSHARE
+        assert judge(machine, "close_range", 3, 9, flags) == EPERM
+
+
+def test_locks_succeed_and_do_nothing(machine):
+    assert judge(machine, "flock", 3, 2) == DONE
+    for command in (6, 7, 37, 38):  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
+        assert judge(machine, "fcntl", 3, command) == DONE
+    for command in (0, 1, 2, 3, 4, 1030, 1032):
+        assert judge(machine, "fcntl", 3, command) == ALLOW
+    for command in (5, 36, 8, 10, 1031, 1033):  # to look at locks, owners, larger pipes, seals
+        assert judge(machine, "fcntl", 3, command) == EPERM
+
+
+def test_no_anonymous_memory_that_is_shared(machine):
+    for flags in (0x2, 0x22, 0x1, 0x3, 0x32):
+        assert judge(machine, "mmap", 0, 4096, 3, flags) == ALLOW, hex(flags)
+    for flags in (0x21, 0x23, 0x8021):
+        assert judge(machine, "mmap", 0, 4096, 3, flags) == EPERM, hex(flags)
+
+
+def test_in_a_session_a_fork_asks_and_nobody_signals(machine):
+    assert judge(machine, "clone", FORK, ask=True) == ASK
+    assert judge(machine, "acct", ask=True) == ASK
+    assert judge(machine, "clone", THREAD, ask=True) == ALLOW
+    for flags in (17, FORK | NEW_USER, THREAD ^ FILES, 0x8000 | FORK):  # CLONE_PARENT
+        assert judge(machine, "clone", flags, ask=True) == EPERM
+    for name in ("kill", "tgkill"):
+        # the number that stands for the process until it installs the filter
+        assert judge(machine, name, 0xFFFFFFF1) == ALLOW
+        assert judge(machine, name, 0xFFFFFFF1, ask=True) == EPERM
+        assert judge(machine, name, 2, ask=True) == EPERM
+    assert judge(machine, "read", ask=True) == ALLOW
+    assert judge(machine, "fcntl", 3, 6, ask=True) == DONE
