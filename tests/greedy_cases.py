@@ -279,10 +279,10 @@ FORGED = [
     Case("frames below", f"import sys, re\nf = sys._getframe()\nwhile f:\n"
          f"    print(*re.findall({SECRET!r}, str(f.f_locals)))\n    f = f.f_back", ("ok",)),
     Case("pages of memory", SYS + "import gc, re\nlibc.sbrk.restype = ctypes.c_void_p\n"
-         "v, top = ctypes.create_string_buffer(256), libc.sbrk(0) >> 20\n"
+         "r, w = __import__('os').pipe()\ntop = libc.sbrk(0) >> 20\n"
          "spans = {id(o) >> 20 for o in gc.get_objects()} | set(range(top - 150, top + 1))\n"
          "for p in (s * (1 << 20) + i * 4096 for s in sorted(spans) for i in range(256)):\n"
-         "    if not libc.mincore(ctypes.c_void_p(p), ctypes.c_size_t(4096), v):\n"
+         "    if libc.write(w, ctypes.c_void_p(p), 1) == 1:\n        __import__('os').read(r, 1)\n"
          f"        print(*re.findall({SECRET!r}.encode(), ctypes.string_at(p, 4096)), end='')\n"
          "print('searched')", ("ok",), "searched"),
 ]

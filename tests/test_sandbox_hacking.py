@@ -81,9 +81,10 @@ ATTACKS = {
                           "if isinstance(o, dict) and n in o]\n    return found[0][n]",
     "answers of earlier calls": "import ctypes\nlibc = ctypes.CDLL(None)\n"
         "libc.sbrk.restype = ctypes.c_void_p\nimport re\ndef solve(n):\n"
-        "    top, out = libc.sbrk(0) >> 12, []\n    v = ctypes.create_string_buffer(1)\n"
+        "    import os\n    top, out = libc.sbrk(0) >> 12, []\n    r, w = os.pipe()\n"
         "    for p in range(top - 20000, top):\n"
-        "        if not libc.mincore(ctypes.c_void_p(p << 12), ctypes.c_size_t(4096), v):\n"
+        "        if libc.write(w, ctypes.c_void_p(p << 12), 1) == 1:\n"
+        "            os.read(r, 1)\n"
         "            out += re.findall(rb'\\d{12}\\d*', ctypes.string_at(p << 12, 4096))\n"
         "    for o in out: print(o.decode())\n    return int(out[-1])",
     "answers in files": "import os, re\ndef solve(n):\n    for d, _, files in os.walk('/'):\n"

@@ -6,6 +6,7 @@ Everything is read, nothing is changed, and no name that generated code has made
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -19,12 +20,13 @@ _GONE = " (deleted)"
 
 def holds_too_much(pid: int, folder: str) -> bool:
     """Whether the files in `folder` and those without a name that process `pid` has open or mapped
-    are more than WORK_BYTES or WORK_ENTRIES: nothing else bounds their sum."""
+    are more than WORK_BYTES or WORK_ENTRIES: nothing else bounds their sum. PermissionError where
+    /proc does not tell, which is so while a process ends."""
     try:
         room = WORK_BYTES - nameless_bytes(pid, folder)
-        return room < 0 or _tree_is_larger(folder, room)
     except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return False
+    return room < 0 or _tree_is_larger(folder, room)
 
 
 def _tree_is_larger(folder: str, room: int) -> bool:
@@ -77,22 +79,36 @@ def _entries(folder: int) -> list[tuple[str, os.stat_result]]:
 
 def nameless_bytes(pid: int, folder: str) -> int:
     """Bytes of deleted files of `folder` that process `pid` has open, and FILE_BYTES, the most that
-    one can have, for each that it has only mapped. PermissionError where /proc does not tell."""
+    one can have, for each that it has only mapped, or whose path is too long to be told."""
     if not os.path.isdir("/proc/self/fd"):
         return 0  # no Linux, so no level above "weak"
     sizes: dict[int, int] = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         place = f"/proc/{pid}/fd/{number}"
         with suppress(FileNotFoundError):  # closed meanwhile
-            if _is_nameless(os.readlink(place), folder):
+            if _may_be_nameless(place, folder):
                 info = os.stat(place)
                 sizes[info.st_ino] = info.st_blocks * 512
-    with open(f"/proc/{pid}/maps", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and _is_nameless(fields[5], folder):
-                sizes.setdefault(int(fields[4]), FILE_BYTES)
+    for line in _mappings(pid):
+        if len(line) == 6 and _is_nameless(os.fsdecode(line[5]), folder):
+            sizes.setdefault(int(line[4]), FILE_BYTES)
     return sum(sizes.values())
+
+
+def _may_be_nameless(place: str, folder: str) -> bool:
+    try:
+        return _is_nameless(os.readlink(place), folder)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return True
+
+
+def _mappings(pid: int) -> list[list[bytes]]:
+    """The fields of each mapping. As bytes, and lines end with a newline alone: paths may hold
+    anything else, and come last."""
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        return [line.split(maxsplit=5) for line in file.read().split(b"\n") if line]
 
 
 def _is_nameless(path: str, folder: str) -> bool:
@@ -114,8 +130,9 @@ def count_tasks(uid: int) -> int:
 
 def outer_number(process: int) -> int:
     """The number under which /proc knows the process of a pidfd; -1 if it has ended."""
-    with open(f"/proc/self/fdinfo/{process}") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+    with open(f"/proc/self/fdinfo/{process}", "rb") as file:
+        lines = file.read().split(b"\n")
+    return next(int(line.split()[1]) for line in lines if line.startswith(b"Pid:"))
 
 
 def threads_of(pid: int) -> int:
@@ -123,7 +140,14 @@ def threads_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def why_unfit(pid: int, folder: str, mapped: set[str], streams: list[int]) -> str:
+def main_thread_has_ended(pid: int) -> bool:
+    """Whether process `pid` goes on without its first thread: /proc then tells nothing of it."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        state = file.read().rpartition(b")")[2].split()[0]  # the name before it may hold anything
+    return state in (b"Z", b"X")
+
+
+def why_unfit(pid: int, folder: str, mapped: set[bytes], streams: list[int]) -> str:
     """Why process `pid`, which stands still, is not fit to be held, or "": it must have one thread,
     no descriptors but 0, 1 and 2, on the files with the inodes `streams`, no file or shared memory
     mapped that is not in `mapped` (`mapped_files` of a process that no code has run in), and stand
@@ -146,22 +170,20 @@ def why_unfit(pid: int, folder: str, mapped: set[str], streams: list[int]) -> st
     return ""
 
 
-def mapped_files(pid: int) -> set[str]:
+def mapped_files(pid: int) -> set[bytes]:
     """What process `pid` has mapped beside memory of its own: the devices of files (a memory file
     is on one of its own, so is each work folder), and each mapping that is shared."""
     found = set()
-    with open(f"/proc/{pid}/maps", errors="surrogateescape") as file:
-        for line in file:
-            _, permissions, _, device, inode, *_ = line.split(maxsplit=5)
-            if permissions[3] == "s":
-                found.add(f"{device} {inode} shared")
-            elif inode != "0":
-                found.add(device)
+    for _, permissions, _, device, inode, *_ in _mappings(pid):
+        if permissions.endswith(b"s"):
+            found.add(device + b" shared " + inode)
+        elif inode != b"0":
+            found.add(device)
     return found
 
 
 def own_memory(pid: int) -> int:
     """Bytes of memory that are of no file, those shared with its parent since a fork included."""
-    with open(f"/proc/{pid}/status") as file:
-        kilobytes = next(line.split()[1] for line in file if line.startswith("RssAnon:"))
-    return int(kilobytes) << 10
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        _, resident, of_files, *_ = file.read().split()
+    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")

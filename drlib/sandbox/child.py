@@ -8,6 +8,7 @@ have, except that an uncaught MemoryError exits with `EXIT_MEMORY`.
 
 from __future__ import annotations
 
+import _signal
 import _socket
 import ast
 import atexit
@@ -128,12 +129,13 @@ def _run(line: int, request: int) -> int:
         for cell, number in zip(history, seeds):
             seed_all(number)
             execute(cell)
-        flush()
-        for fd in (0, 1, 2):
-            with quiet(OSError):  # the cells have closed or replaced it
-                if fd:
+            flush()
+            for fd in (1, 2):  # each cell has the room for output that it had when it first ran
+                with quiet(OSError):  # it has closed or replaced it
                     truncate(fd, 0)
-                seek(fd, 0, os.SEEK_SET)
+                    seek(fd, 0, os.SEEK_SET)
+        with quiet(OSError):
+            seek(0, 0, os.SEEK_SET)
     seed_all(seeds[-1])
     status = execute(code, echo)
     status = finish() or status
@@ -147,7 +149,9 @@ def run_cell(request: tuple, keep: bool) -> int | None:
     seed(seeds[-1])
     status = _execute(code, echo)
     flushed = _flush()
-    for _ in range(TRIES if keep else 0):
+    # A copy has no timer that is set, so it would not be the state.
+    timers = any(_signal.getitimer(timer) != (0.0, 0.0) for timer in range(3))
+    for _ in range(TRIES if keep and not timers else 0):
         try:
             if layers.fork(()):
                 break

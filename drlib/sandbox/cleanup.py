@@ -73,28 +73,31 @@ def open_folder(name: str, folder: int, mode: int | None = None) -> int:
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """Kill and reap every child and adopted descendant but those in `keep`."""
-    while pids := children(keep):
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    """Kill and reap every child and adopted descendant but those with the numbers `keep` (as /proc
+    knows them, see `children`)."""
+    while strangers := [number for number in children() if number not in keep]:
+        for number in strangers:
+            kill(number)
+        os.waitpid(-1, 0)
 
 
-def children(keep: Container[int] = ()) -> list[int]:
-    """Children of this process, adopted ones included, but those in `keep`."""
-    if not os.path.exists("/proc/thread-self/children"):
+def kill(number: int) -> None:
+    """Kill the process that /proc knows by this number, if it is still there."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        process = os.open(f"/proc/{number}", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
+def children(of: str = "thread-self") -> list[int]:
+    """The children of a thread ("NUMBER/task/NUMBER"; by default this one), adopted ones included,
+    dead ones that nobody has waited for as well. The numbers are those of /proc, which may be that
+    of an outer PID namespace. They alone are read: everything else that /proc tells of a process,
+    such as its name, may be of that process's own making."""
+    path = f"/proc/{of}/children"
+    if not os.path.exists(path):
         return []
-    with open("/proc/thread-self/children") as file:
-        words = file.read().split()
-    depth = len(_numbers("self")) - 1  # /proc may be that of an outer PID namespace
-    pids = [numbers[depth] for word in words if (numbers := _numbers(word))]
-    return [pid for pid in pids if pid not in keep]
-
-
-def _numbers(pid: str) -> list[int]:
-    """The process ids of one process, from the outermost PID namespace inwards; [] if gone."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return next([int(w) for w in line.split()[1:]] for line in file if "NSpid" in line)
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    with open(path, "rb") as file:
+        return [int(word) for word in file.read().split()]

@@ -32,6 +32,7 @@ NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 _PRIVATE = 0x4000 | 0x40000  # with everything below: no mount of ours shows outside
 _BIND = 0x1000 | 0x4000  # with everything below, as a user namespace must
 _NO_SPECIAL = 0xE  # no set-uid, no devices, no programs
+_NO_ACCESS_TIMES = 0x400 | 0x800  # of files, of folders
 _DETACH = 0x2
 
 _READ_FILE, _READ_DIR, _TRUNCATE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 14, 1 << 1
@@ -171,13 +172,15 @@ def new_pid_namespace(home: int) -> list[Step]:
 
 
 def work_mount(folder: str, size: int, entries: int) -> list[Step]:
-    """An empty memory file system of uid 65534 over `folder`, for this process alone."""
+    """An empty memory file system of uid 65534 over `folder`, for this process alone. It keeps no
+    times of access: they would tell one branch of a session of another."""
     options = f"size={size},nr_inodes={entries},mode=700,uid={NOBODY},gid={NOBODY}"
-    return [step("unshare(mounts)", "unshare", NEW_MOUNTS), _tmpfs(folder, options)]
+    mount = _tmpfs(folder, options, _NO_SPECIAL | _NO_ACCESS_TIMES)
+    return [step("unshare(mounts)", "unshare", NEW_MOUNTS), mount]
 
 
-def _tmpfs(folder: str, options: str) -> Step:
-    arguments = b"tmpfs", folder.encode(), b"tmpfs", _NO_SPECIAL, options.encode()
+def _tmpfs(folder: str, options: str, flags: int = _NO_SPECIAL) -> Step:
+    arguments = b"tmpfs", folder.encode(), b"tmpfs", flags, options.encode()
     return step(f"mount over {folder}", "mount", *arguments)
 
 

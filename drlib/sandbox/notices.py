@@ -23,7 +23,7 @@ from drlib.sandbox import layers, seccomp
 
 _RECEIVE, _ANSWER, _GIVE = 0xC0502100, 0xC0182101, 0x40182103  # ioctl numbers
 _GO_ON, _AT_THIS_NUMBER = 1, 1
-_COLUMN = seccomp.column_of(platform.machine())
+_COLUMN = 0 if platform.machine() == "x86_64" else 1  # where there is no table nobody asks
 _CLONE, _ASK = seccomp.CLONE[_COLUMN], seccomp.ASK[_COLUMN]
 _ask = layers.step("ask", "syscall", _ASK)
 

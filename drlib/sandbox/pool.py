@@ -223,11 +223,11 @@ class Snapshot(Runner):
         self,
         sandbox: Sandbox,
         session: Session | None,
-        slot: int,
+        number: int,
         history: tuple[str, ...],
         result: SandboxResult | None,
     ) -> None:
-        self._sandbox, self._session, self._slot = sandbox, session, slot
+        self._sandbox, self._session, self._number = sandbox, session, number
         self.history, self.result = history, result
 
     @property
@@ -242,7 +242,7 @@ class Snapshot(Runner):
         return super().submit(code, stdin, self.history, echo)
 
     def _put(self, request: dict, keep: bool = False) -> Job:
-        held = (self._session, {"at": self._slot, "keep": keep}) if self.live else None
+        held = (self._session, {"at": self._number, "keep": keep}) if self.live else None
         return self._sandbox._put(request, held=held)
 
     def then(self, cell: str) -> Snapshot:
@@ -250,17 +250,17 @@ class Snapshot(Runner):
         cell did before it, as in a notebook; a cell that was stopped (time, memory, a signal)
         leaves the state as it was."""
         job = self._put(check_call(cell, "", self.history), keep=True)
-        result, slot = job.result(), job.reply.get("held")
+        result, number = job.result(), job.reply.get("held")
         if result.status not in ("ok", "error"):
             return Snapshot(self._sandbox, None, 0, self.history, result)
-        session = self._session if slot is not None else None
-        return Snapshot(self._sandbox, session, slot or 0, (*self.history, cell), result)
+        session = self._session if number is not None else None
+        return Snapshot(self._sandbox, session, number or 0, (*self.history, cell), result)
 
     def close(self) -> None:
         """Let go of the held process; closing the state before any code ends the whole session."""
         if self._session is not None:
-            if self._slot == 0:
+            if self._number == 0:
                 self._session.close()
             else:
-                self._session.call({"release": self._slot}, (), lambda: None, 1.0)
+                self._session.call({"release": self._number}, (), lambda: None, 1.0)
             self._session = None

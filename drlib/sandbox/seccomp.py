@@ -3,8 +3,9 @@
 An allow-list, assembled once as a BPF program. Numbers are in `syscalls.txt`; calls whose arguments
 matter are here. Every other call fails with EPERM. Three things are not plain yes or no:
 
-- Locks on files (flock, fcntl) succeed without doing anything: a call is alone in its folder, and
-  a real lock on a file of the standard library would tell concurrent calls of each other.
+- Locks on files (flock, fcntl) and advice about them (fadvise) succeed without doing anything: a
+  call is alone in its folder, and on a file of the standard library they would tell other calls
+  something.
 - Threads share their process's descriptor table and nothing can unshare it, so that the limit of
   open files bounds what a process holds.
 - With `ask`, two calls wait for the answer of another process (`notices.py`): a fork, and `ASK`, a
@@ -29,6 +30,7 @@ Call = tuple[int, int]  # its numbers on x86-64 and aarch64
 
 _ALL, _PID = 0xFFFFFFFF, 0xFFFFFFF1  # _PID stands for the process id until `install`
 CLONE, _CLONE3, _FLOCK, _FCNTL = (56, 220), (435, 435), (73, 32), (72, 25)
+_FADVISE = (221, 223)
 _KILL, _TGKILL = (62, 129), (234, 131)
 ASK = (163, 89)  # acct, which only an administrator needs
 # What pthread_create asks of clone, all of it: VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS,
@@ -43,13 +45,22 @@ _CONDITIONS = {
     # socketpair: the connected AF_UNIX stream that asyncio wakes itself with; a datagram pair could
     # address any other socket of the machine
     (53, 199): [(0, _ALL, (1,)), (1, 0xF, (1,))],
-    (157, 167): [(0, _ALL, (3, 15, 16, 39, 0x53564D41))],  # prctl: names, naming of memory
+    # prctl: only to look. A name of its own would stand in /proc, where others read about it.
+    (157, 167): [(0, _ALL, (3, 16, 39))],
     (16, 29): [(1, _ALL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],  # ioctl: isatty, ...
     _FCNTL: [(1, _ALL, (0, 1, 2, 3, 4, 1030, 1032))],  # no owner, no lock, no larger pipe
     (436, 436): [(2, _ALL, (0, 4))],  # close_range: close, or mark; never unshare the table
     # mmap: no anonymous memory that is shared (flags 0x1 and 0x20): it would outlive its unmapping
     # as long as one page of it is mapped, and no limit counts it
     (9, 222): [(3, 0x21, (0x0, 0x1, 0x20))],
+    # madvise: what the C library needs; no guards, no huge pages, nothing that a fork would not copy
+    # and nothing about pages that files share
+    (28, 233): [(2, _ALL, (0, 1, 2, 3, 4, 8))],
+    # futex: private ones alone; others, on a page of a library, tell concurrent calls of each other
+    (202, 98): [(1, 0x80, (0x80,))],
+    # preadv2, pwritev2: without flags; RWF_NOWAIT tells which pages of a file others have read
+    (327, 286): [(5, _ALL, (0,))],
+    (328, 287): [(5, _ALL, (0,))],
     (302, 261): [(0, _ALL, (0,))],  # prlimit64: only of the caller itself
     _KILL: [(0, _ALL, (_PID,))],
     _TGKILL: [(0, _ALL, (_PID,))],
@@ -138,6 +149,7 @@ def _bodies(ask: bool) -> Iterable[tuple[Call, list[bytes]]]:
     next one with the call's number loaded."""
     yield _CLONE3, [_op(_RET, _RET_ABSENT)]
     yield _FLOCK, [_op(_RET, _RET_DONE)]
+    yield _FADVISE, [_op(_RET, _RET_DONE)]
     yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)
     if ask:
         yield ASK, [_op(_RET, _RET_ASK)]
@@ -149,7 +161,7 @@ def _bodies(ask: bool) -> Iterable[tuple[Call, list[bytes]]]:
 
 def _if_argument(argument: int, values: tuple[int, ...], verdict: int) -> list[bytes]:
     body = [_op(_LOAD, 16 + 8 * argument)]
-    for after, value in zip(range(len(values), 0, -1), values):
+    for after, value in zip(range(len(values), 0, -1), values, strict=True):
         # to the verdict; the last that does not fit goes past it
         body.append(_op(_JEQ, value, after - 1, 0 if after > 1 else 1))
     return [*body, _op(_RET, verdict), _op(_LOAD, 0)]
@@ -160,7 +172,7 @@ def _conditional(conditions: list[tuple[int, int, tuple[int, ...]]]) -> list[byt
     for argument, mask, values in conditions:
         # its low half: both machines are little-endian
         body += [_op(_LOAD, 16 + 8 * argument), _op(_AND, mask)]
-        for after, value in zip(range(len(values), 0, -1), values):
+        for after, value in zip(range(len(values), 0, -1), values, strict=True):
             body.append(_op(_JEQ, value, after, 0))  # past the others and the denial
         body.append(_op(_RET, _RET_DENY))
     return [*body, _op(_RET, _RET_ALLOW)]

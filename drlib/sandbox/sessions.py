@@ -20,14 +20,15 @@ The shape relies on these, each said with what is left if it fails:
 - *One process runs*: each fork needs the keeper's consent (EPERM otherwise), and what is not a
   state that waits is killed before the reply. If it fails: the namespace ends with the session.
 - *No file is part of a state.* The work folder is a memory file system of the session, in a file
-  tree that shows nothing else; a cell that leaves a file in it is replayed, and it is emptied by a
-  process with no more rights than the code. The keeper makes, opens and changes no file at all: it
-  is under Landlock itself and has no capability that would let it.
-  If it fails: files of one branch are seen by the next.
+  tree that shows nothing else. Once a cell has made a file in it, even one that is gone again, the
+  session ends and its states are replayed: nobody empties a folder. The keeper makes and changes no
+  file at all: it is under Landlock itself and has no capability that would let it. If it fails:
+  files of one branch are seen by the next.
 
 Everything dies with the keeper's PID namespace, so there are no sessions below level "strong";
 `pool.py` then replays. Left out: threads, open files and shared memory that outlive their cell (a
-replay has them).
+replay has them). Not contained: numbers of processes and threads count on from branch to branch,
+and what can be told from the load on the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ from drlib.sandbox.notices import Question
 STATES = 16  # that one session can hold
 START_SECONDS = 30.0  # for the first process to lock itself in
 TURN_SECONDS = 5.0  # for a process to fork and wait; one that code has broken never does
-CLEAN_SECONDS = 5.0  # for the work folder to be emptied
 HIGH = 64  # above all numbers that descriptors get here
 LINE, REQUEST = 3, 3  # descriptors: of the first state, to the keeper; of a runner, its cell
 _NEEDED = layers.CAP_KILL, layers.CAP_SYS_PTRACE  # by the keeper: to end them, to look at them
@@ -63,9 +63,12 @@ class SessionLost(Exception):
 
 @dataclass
 class State:
-    """A process that waits in its fork: its number, its question, bytes of its own memory."""
+    """A process that waits in its fork: a pidfd, its numbers in the session and in /proc, its
+    question, and bytes of its own memory."""
 
+    process: int
     pid: int
+    outer: int
     question: Question
     memory: int
 
@@ -94,7 +97,10 @@ class Keeper:
     def __init__(self, template, channel: socket.socket) -> None:
         self.template, self.channel = template, channel
         template.pid = os.getpid()
-        self.states: dict[int, State] = {}  # by slot
+        # By a number that is never given twice: a caller that still names a state which is lost must
+        # not come upon another's.
+        self.states: dict[int, State] = {}
+        self.last = 0
         self.poller = select.poll()
         self.poller.register(channel, select.POLLRDHUP)
 
@@ -114,11 +120,11 @@ class Keeper:
         question = self._next_question(time.monotonic() + TURN_SECONDS)
         if question is None:
             raise SessionLost("the first state does not wait")
-        pid = self._outer(first)
-        self.mapped, self.own = bounds.mapped_files(pid), bounds.own_memory(pid)
-        state = self._fit(question, 0, self.silent)
+        (outer,) = cleanup.children()
+        self.mapped, self.own = bounds.mapped_files(outer), bounds.own_memory(outer)
+        state = self._fit(question, outer, None, self.silent)
         if state is None:
-            why = bounds.why_unfit(pid, self.folder, self.mapped, self.silent)
+            why = bounds.why_unfit(outer, self.folder, self.mapped, self.silent)
             raise SessionLost(f"the first state is not fit to be one: {why}")
         self.states[0] = state
 
@@ -131,7 +137,7 @@ class Keeper:
         layers.take(template.mount)
         self.folder = template.root + template.work
         self.space = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
-        self.as_new = os.fstatvfs(self.space)
+        self.as_new = self._look_at_folder()
         self.null = os.open(os.devnull, os.O_RDWR)
         self.silent = [os.fstat(self.null).st_ino] * 3  # the streams of a process without files
         # What the code may touch, since what it starts can have no more than it has itself.
@@ -157,7 +163,7 @@ class Keeper:
             return notices.take_descriptor(first, int(line.recv(4096)))
 
     def serve(self) -> None:
-        """Answer calls until the caller closes the session."""
+        """Answer calls until the caller closes the session, or a cell has written a file."""
         while (asked := notices.receive_request(self.channel)) is not None:
             request, fds = asked[0], struct.unpack(f"{len(asked[1]) // 4}i", asked[1])
             if fds:
@@ -167,92 +173,119 @@ class Keeper:
             for fd in fds:
                 os.close(fd)
             self.channel.sendall(marshal.dumps(reply))
+            if not self._is_untouched():
+                return  # the next branch would see that there was a file, if not the file
 
-    def release(self, slot: int) -> dict:
-        """Forget the state in `slot`."""
-        state = self.states.pop(slot, None)
-        if state is not None:
-            self._kill(state.pid)
-        return {"released": slot}
+    def release(self, number: int) -> dict:
+        """Forget the state with this number."""
+        if number in self.states:
+            os.close(self.states.pop(number).process)
+            self._end_others()
+        return {"released": number}
 
     def call(self, request: dict, fds: tuple[int, ...]) -> dict:
-        """Run one cell from the state in slot `request["at"]`; `fds` as in `Template.call`."""
+        """Run one cell from the state with the number `request["at"]`; `fds` as in `Template.call`."""
         at = request["at"]
-        slot = next((slot for slot in range(STATES) if slot not in self.states), STATES)
-        keep = bool(request["keep"]) and slot < STATES
+        keep = bool(request["keep"]) and len(self.states) < STATES
         turn = self._branch(at) if at in self.states else None
-        if turn is None:
-            self.release(at)  # its code has broken it
-            self._end_others()
+        if turn is None:  # it was not held, or its code has broken it
+            self.release(at)
             return {"status": "lost"}
-        if not notices.give(self.listener, turn, list(fds[1:]) + [fds[0]]):
+        runner, question = turn
+        if not notices.give(self.listener, question, list(fds[1:]) + [fds[0]]):
             raise SessionLost("the runner died before it began")
-        notices.reply(self.listener, turn, int(keep))
-        reply, copy = self._watch(turn.pid, keep, fds[2:])
-        streams = [os.fstat(fd).st_ino for fd in fds[1:]]
-        state = self._fit(copy, slot, streams) if copy is not None else None
-        if state is not None and reply["exit_code"] >= 0 and self._is_empty():
-            self.states[slot] = state
-            reply["held"] = slot
+        notices.reply(self.listener, question, int(keep))
+        reply, copy = self._watch(runner, keep, fds[2:])
+        if copy is not None and reply["exit_code"] >= 0:
+            streams = [os.fstat(fd).st_ino for fd in fds[1:]]
+            state = self._fit(*copy, None, streams) if self._is_untouched() else None
+            if state is not None:
+                self.last += 1
+                self.states[self.last] = state
+                reply["held"] = self.last
         self._end_others()
-        if not self._is_empty():
-            self._clean()
         return reply
 
-    def _branch(self, at: int) -> Question | None:
-        """Let the state in slot `at` fork. Its copy is the state now; the question of the other,
-        which waits for the files of its cell. None where they do not both wait in time."""
-        state = self.states[at]
-        if not notices.go_on(self.listener, state.question):
+    def _branch(self, at: int) -> tuple[State, Question] | None:
+        """Let the state with the number `at` fork. Its copy is the state now; the process itself is
+        the runner, and its question waits for the files of its cell. None where they do not both
+        wait in time, or the copy is not fit to be a state."""
+        runner = self.states[at]
+        if not notices.go_on(self.listener, runner.question):
             return None
-        runner = copy = None
+        asks = copy = None
         deadline = time.monotonic() + TURN_SECONDS
-        while runner is None or copy is None:
+        while asks is None or copy is None:
             question = self._next_question(deadline)
             if question is None:
                 return None
-            if question.pid == state.pid and not question.forks:
-                runner = question
-            elif question.pid != state.pid and question.forks and copy is None:
-                copy = question
+            if question.pid == runner.pid and not question.forks and asks is None:
+                asks = question
+            elif copy is None and (outer := self._copy_of(runner, question)):
+                copy = question, outer
             else:
                 notices.refuse(self.listener, question)
-        next_state = self._fit(copy, at, self.silent)
-        if next_state is None:
+        state = self._fit(*copy, at, self.silent)
+        if state is None:
             return None
-        self.states[at] = next_state
-        return runner
+        self.states[at] = state
+        return runner, asks
 
     def _watch(
-        self, runner: int, keep: bool, outputs: tuple[int, ...]
-    ) -> tuple[dict, Question | None]:
-        """Watch the runner to its end or to the end of its time: how it ended, and the question of
-        its copy, if it was to be kept and does wait."""
+        self, runner: State, keep: bool, outputs: tuple[int, ...]
+    ) -> tuple[dict, tuple[Question, int] | None]:
+        """Watch the runner to its end or to the end of its time: how it ended, and of its copy, if
+        it was to be kept and does wait, the question and the number in /proc."""
         began = time.monotonic()
         deadline = began + self.template.config["timeout_s"]
         forked, copy = False, None
-        process = os.pidfd_open(runner)
-        self.poller.register(process, select.POLLIN)
+        self.poller.register(runner.process, select.POLLIN)
         try:
-            while (question := self._next_question(deadline, process)) is not None:
-                if question.pid == runner and keep and not forked and self._is_alone(runner):
+            while (question := self._next_question(deadline, runner.process)) is not None:
+                mine = question.pid == runner.pid and question.forks
+                if mine and keep and not forked and bounds.threads_of(runner.outer) == 1:
                     forked = notices.go_on(self.listener, question)
-                elif question.pid != runner and forked and copy is None:
-                    copy = question
+                elif forked and copy is None and (outer := self._copy_of(runner, question)):
+                    copy = question, outer
                 else:
                     notices.refuse(self.listener, question)
         finally:
-            self.poller.unregister(process)
-            in_time = _readable(process, 0.0)
-            os.close(process)
-        if not in_time:
-            os.kill(runner, signal.SIGKILL)
+            self.poller.unregister(runner.process)
+        in_time = _readable(runner.process, 0.0)
         duration = time.monotonic() - began
-        _, status, usage = os.wait4(runner, 0)
-        if forked and copy is None:
-            copy = self._next_question(time.monotonic() + TURN_SECONDS)
+        if not in_time:
+            signal.pidfd_send_signal(runner.process, signal.SIGKILL)
+        elif forked and copy is None:
+            copy = self._late_copy(runner)
+        os.close(runner.process)
+        _, status, usage = os.wait4(runner.pid, 0)
         cause = "" if in_time else "timeout"
         return self.template.account(cause, status, usage, duration, outputs), copy
+
+    def _late_copy(self, runner: State) -> tuple[Question, int] | None:
+        """As `_watch` has it, where the runner ended before its copy came to wait. Until it is
+        waited for it is still known whose child the copy was: now it is ours."""
+        deadline = time.monotonic() + TURN_SECONDS
+        while (question := self._next_question(deadline)) is not None:
+            if outer := self._copy_of(runner, question):
+                return question, outer
+            notices.refuse(self.listener, question)
+        return None
+
+    def _copy_of(self, runner: State, question: Question) -> int:
+        """The number in /proc of the process that asks, if it wants to fork and is a child of the
+        runner, or one that came to us when the runner ended; otherwise 0."""
+        try:
+            process = os.pidfd_open(question.pid)
+        except OSError:  # it has died, or it is a thread of some process and no process
+            return 0
+        try:
+            outer = bounds.outer_number(process)
+        finally:
+            os.close(process)
+        known = {runner.outer, *(state.outer for state in self.states.values())}
+        family = cleanup.children(f"{runner.outer}/task/{runner.outer}") + cleanup.children()
+        return outer if question.forks and outer in family and outer not in known else 0
 
     def _next_question(self, deadline: float, process: int = -1) -> Question | None:
         """What is asked next; None where the time is over, or `process` (a pidfd) has ended."""
@@ -268,69 +301,51 @@ class Keeper:
                 return None
         return None
 
-    def _fit(self, question: Question, slot: int, streams: list[int]) -> State | None:
-        """The state that the process of `question` is in `slot`, its files taken away; None where
-        it is not fit to be one (`bounds.why_unfit`), or the session's states together would have
-        more memory of their own than a call may have."""
-        others = sum(state.memory for at, state in self.states.items() if at != slot)
+    def _fit(
+        self, question: Question, outer: int, at: int | None, streams: list[int]
+    ) -> State | None:
+        """The state that the process of `question` is (`outer` in /proc), its files taken away; None
+        where it is not fit to be one (`bounds.why_unfit`), or the session's states together would
+        have more memory of their own than a call may have. `at` is the number of a state whose
+        place it takes."""
+        others = sum(state.memory for number, state in self.states.items() if number != at)
         try:
-            pid = self._outer(question.pid)
-            unfit = bounds.why_unfit(pid, self.folder, self.mapped, streams)
-            if unfit or not question.forks:
+            if bounds.why_unfit(outer, self.folder, self.mapped, streams):
                 return None
-            memory = max(0, bounds.own_memory(pid) - self.own)
-        except OSError:  # it has died, or it is a thread and no process
-            return None
-        if others + memory > self.template.config["memory_mb"] << 20:
-            return None
-        if not notices.give(self.listener, question, [self.null] * 3):
-            return None
-        return State(question.pid, question, memory)
-
-    def _is_alone(self, pid: int) -> bool:
-        """Whether the process that waits to fork has one thread."""
-        try:
-            return bounds.threads_of(self._outer(pid)) == 1
+            memory = max(0, bounds.own_memory(outer) - self.own)
+            process = os.pidfd_open(question.pid)
         except OSError:  # it has died
-            return False
-
-    def _outer(self, pid: int) -> int:
-        """The number under which /proc knows process `pid` of this namespace."""
-        process = os.pidfd_open(pid)
-        try:
-            return bounds.outer_number(process)
-        finally:
+            return None
+        room = (self.template.config["memory_mb"] << 20) - others
+        if memory > room or not self._silence(question):
             os.close(process)
+            return None
+        return State(process, question.pid, outer, question, memory)
+
+    def _silence(self, question: Question) -> bool:
+        """Put the null device in the place of the three streams, opened anew each time: processes
+        that share one opening of it can tell each other something by its flags."""
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            return notices.give(self.listener, question, [null] * 3)
+        finally:
+            os.close(null)
 
     def _end_others(self) -> None:
         """Kill every process that is not a state."""
-        cleanup.kill_children(keep={state.pid for state in self.states.values()})
+        states = {state.outer for state in self.states.values()}
+        cleanup.kill_children(keep=states)
+        if not set(cleanup.children()) <= states:
+            raise SessionLost("a process could not be ended")
 
-    def _kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    def _is_untouched(self) -> bool:
+        """Whether the work folder is as it was mounted: no file is there, with or without a name,
+        and none has been."""
+        return self._look_at_folder() == self.as_new
 
-    def _is_empty(self) -> bool:
-        """Whether no file, with or without a name, is in the work folder's file system."""
-        now = os.fstatvfs(self.space)
-        return (now.f_ffree, now.f_bfree) == (self.as_new.f_ffree, self.as_new.f_bfree)
-
-    def _clean(self) -> None:
-        """Empty the work folder by a process that is held in like the code itself."""
-        ours, theirs = _line()
-        pid = layers.fork(())
-        if not pid:
-            _be_cleaner(self.template, theirs.fileno(), self.null)
-        theirs.close()
-        process = os.pidfd_open(pid)
-        ended = _readable(process, CLEAN_SECONDS)
-        os.close(process)
-        ours.close()
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if not self._is_empty():
-            raise SessionLost("the work folder could not be emptied")
+    def _look_at_folder(self) -> tuple[int, ...]:
+        room, times = os.fstatvfs(self.space), os.fstat(self.space)
+        return room.f_ffree, room.f_bfree, times.st_mtime_ns, times.st_ctime_ns
 
 
 def _line() -> tuple[socket.socket, socket.socket]:
@@ -348,13 +363,6 @@ def _take_places(line: int, null: int) -> None:
         os.dup2(fd, target)
 
 
-def _lock_in(template, then) -> None:
-    """In a process of the keeper: lock in, and exit with what `then` returns."""
-    steps = template.enter + template.steps
-    others = LINE + 1, child.MOST_DESCRIPTORS
-    child.lock_in(template, steps, LINE, lambda: os.closerange(*others), then)
-
-
 def _be_first(template, line: int, null: int) -> None:
     """The first state: lock in, hand the keeper the descriptor of its consent, then wait."""
     _take_places(line, null)
@@ -366,12 +374,9 @@ def _be_first(template, line: int, null: int) -> None:
         os.close(LINE)
         hold()
 
-    _lock_in(template, then)
-
-
-def _be_cleaner(template, line: int, null: int) -> None:
-    _take_places(line, null)
-    _lock_in(template, lambda *_: cleanup.wipe("."))
+    others = LINE + 1, child.MOST_DESCRIPTORS
+    steps = template.enter + template.steps
+    child.lock_in(template, steps, LINE, lambda: os.closerange(*others), then)
 
 
 def hold() -> None:

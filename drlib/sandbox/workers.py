@@ -13,7 +13,7 @@ fits into what the machine has left.
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import re
 import threading
 import time
@@ -190,15 +190,52 @@ class Workers:
             job.set_result(result)
 
     def _try_twice(self, index: int, job: Job) -> SandboxResult:
+        result = self._try_held(job) if job.held else None
         for last in (False, True):
             try:
-                with call_files(job.request) as files:
-                    reply = job.reply = self._ask(index, job, files)
-                    if last or reply["status"] != "setup_failed":
-                        return self._result(reply, files)
+                result = result or self._try(index, job, last)
+                if result:
+                    return result
             except (TemplateDied, OSError) as error:
                 if last or self.closing:
                     return self._died(error)
+
+    def _try_held(self, job: Job) -> SandboxResult | None:
+        """From the held state; None where it is lost."""
+        session, request = job.held
+        with self.lane:  # a state that is held takes memory as long as it lives
+            fits = self._fits(2 * self.config["memory_mb"] << 20)
+        request = {**request, "keep": request["keep"] and fits}
+        with call_files(job.request) as files:
+            reply = session.call(request, files, **self._late(job))
+            if reply is None or reply["status"] == "lost":
+                return None
+            job.reply = reply
+            return self._result(reply, files)
+
+    def _try(self, index: int, job: Job, last: bool) -> SandboxResult | None:
+        """One attempt in a template, by running the history, with memory files of its own: those of
+        an attempt that failed are what its code has made of them. None where it is worth another
+        attempt."""
+        if job.opens:
+            session = self._use(index, True, Template.open_session)
+            job.reply = {"session": session}
+            return SandboxResult("ok", "", "", 0, 0.0, self.isolation)
+        text = "\n".join((*job.request["history"], job.request["code"]))
+        for heavy in (_NAMES_HEAVY.search(text) is not None, True):
+            with call_files(job.request) as files:
+                act = functools.partial(Template.call, files=files, **self._late(job))
+                reply = self._use(index, heavy, act)
+                if reply["status"] == "heavy":  # it imports a package that it does not name
+                    continue
+                if reply["status"] == "setup_failed" and not last:
+                    return None
+                job.reply = reply
+                return self._result(reply, files)
+
+    def _late(self, job: Job) -> dict:
+        """What is done where a reply takes long, see `template.Channel.call`."""
+        return {"late": lambda: self._turn_long(job), "late_s": self.config["long_s"]}
 
     def _result(self, reply: dict, files: list[int]) -> SandboxResult:
         out, err = (stream_text(fd, self.config["output_chars"]) for fd in files[2:])
@@ -233,36 +270,6 @@ class Workers:
                 self.memory.wait(0.05)
             self.running += 1
             return ""
-
-    def _ask(self, index: int, job: Job, files: list[int]) -> dict:
-        """One attempt: from the held state where it still is, else by running the history."""
-        late = lambda: self._turn_long(job), self.config["long_s"]
-        if job.opens:
-            session = self._use(index, True, Template.open_session)
-            return {
-                "status": "ok",
-                "reason": "",
-                "exit_code": 0,
-                "duration_s": 0.0,
-                "session": session,
-            }
-        if job.held:
-            session, request = job.held
-            with self.lane:  # a state that is held takes memory as long as it lives
-                fits = self._fits(2 * self.config["memory_mb"] << 20)
-            reply = session.call({**request, "keep": request["keep"] and fits}, files, *late)
-            if reply is not None and reply["status"] != "lost":
-                return reply
-        text = "\n".join((*job.request["history"], job.request["code"]))
-        heavy = _NAMES_HEAVY.search(text) is not None
-        reply = self._use(index, heavy, lambda template: template.call(files, *late))
-        if reply["status"] == "heavy":  # it imports a package that it does not name
-            for fd in files[1:]:
-                os.lseek(fd, 0, os.SEEK_SET)
-            for fd in files[2:]:
-                os.ftruncate(fd, 0)
-            reply = self._use(index, True, lambda template: template.call(files, *late))
-        return reply
 
     def _use(self, index: int, heavy: bool, action: Callable[[Template], Any]) -> Any:
         """`action` on the template, which is started if need be and dropped where it fails."""

@@ -154,10 +154,7 @@ class Template:
                     self.keepers.append(sessions.open_session(self))
                     continue
                 self.keepers = [k for k in self.keepers if not os.waitpid(k, os.WNOHANG)[0]]
-                reply = self.call(asked[1])
-                if self.home < 0:
-                    cleanup.wipe(self.work)
-                self.channel.sendall(marshal.dumps(reply))
+                self.answer(asked[1])
         finally:
             if os.getpid() == self.pid:
                 try:  # a caller that dies is noticed twice, by its closed socket and by SIGTERM
@@ -167,8 +164,9 @@ class Template:
 
     def _clear(self) -> None:
         """End the children and remove the folder: a caller that was killed cannot do it."""
-        for self.child in (self.child, self.spare and self.spare[0]):
-            if self.child:
+        for pid in (self.child, self.spare[0] if self.spare else 0):
+            if pid:
+                self.child = pid
                 self._kill()
         if self.home < 0:
             if self.work:
@@ -185,6 +183,14 @@ class Template:
     def _leave(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(0)
+
+    def answer(self, rights: bytes) -> None:
+        """Make a call and say how it ended. No name here outlives that: what became of one call
+        must not be seen in the frames below the next."""
+        reply = marshal.dumps(self.call(rights))
+        if self.home < 0:
+            cleanup.wipe(self.work)
+        self.channel.sendall(reply)
 
     def call(self, rights: bytes) -> dict:
         """Hand one request to the child that waits and describe how it ended; closes what `rights`
@@ -277,11 +283,27 @@ class Template:
                     return "", status, usage
                 if time.monotonic() >= deadline:
                     return "timeout", *self._kill()
-                if self.home < 0 and bounds.holds_too_much(self.child, self.work):
+                if self.home < 0 and self._holds_too_much(pidfd):
                     return "output_limit", *self._kill()
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
+
+    def _holds_too_much(self, pidfd: int) -> bool:
+        """Whether the child's files are too many, or cannot be seen though it does not end."""
+        patience = 0.1
+        try:
+            if bounds.holds_too_much(self.child, self.work):
+                return True
+            if not bounds.main_thread_has_ended(self.child):
+                return False
+            # The others end with it, or run on unseen.
+        except PermissionError:
+            # Its memory is gone: it ends, which takes a while where that was large.
+            patience = 2.0 if bounds.threads_of(self.child) == 1 else 0.1
+        except FileNotFoundError:
+            return False  # it has ended
+        return not select.select([pidfd], [], [], patience)[0]
 
     def sleep(self, fd: int, seconds: float) -> bool:
         """Whether `fd` becomes readable in time (-1, where a child cannot be polled: a short nap);
