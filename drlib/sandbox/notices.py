@@ -71,12 +71,13 @@ def reply(listener: int, question: Question, value: int) -> bool:
 
 
 def give(listener: int, question: Question, fds: list[int]) -> bool:
-    """Put copies of `fds` in the place of descriptors 0, 1, ... of the process that waits."""
+    """Put copies of `fds` in the place of descriptors 0, 1, ... of the process that waits; False
+    where that cannot be done: it has died, or has lowered its own limit of descriptors."""
     for target, fd in enumerate(fds):
         request = struct.pack("=QIIII", question.ident, _AT_THIS_NUMBER, fd, target, 0)
         try:
             fcntl.ioctl(listener, _GIVE, request)
-        except FileNotFoundError:
+        except OSError:
             return False
     return True
 

@@ -209,10 +209,11 @@ class Snapshot(Runner):
     At level "strong" a process that stands still holds the state (at most 16 a session, which have
     `memory_mb` of their own together); elsewhere, and when that process is lost, the cells are run
     again, to the same output: random numbers depend on the cells alone. Held is memory alone: where
-    a cell leaves a file in its folder, or a thread, an open file or shared memory behind, its state
-    is made by running the cells again. Differences that remain: a replay has one `timeout_s` for
-    all its cells, and code that was held may not signal itself and has a child that never ends
-    (`os.wait`). The branches of one session run one at a time.
+    a cell leaves a thread, a timer, an open file or shared memory behind, its state is made by
+    running the cells again, and where one has made a file, so are all of its session. Differences
+    that remain: a replay has one `timeout_s` for all its cells; in a held state the numbers of
+    processes and threads are others and change from cell to cell, code may not signal itself, and
+    `os.wait` finds a child that never ends. The branches of one session run one at a time.
 
     Attributes:
         history: the cells so far.

@@ -18,6 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEVELS = ("none", "weak", "standard", "strong")
+LEFT_OPEN = {  # SECURITY.md says more
+    "none": "everything",
+    "weak": "this user's files, processes and network",
+    "standard": "names, sizes and links of files (stat, readlink), process numbers; timing",
+    "strong": "what can be told from the load on the machine",
+}
 PACKAGES = ("numpy", "sympy", "mpmath")  # what code may import beyond the standard library
 HEAVY = (*PACKAGES, "decimal", "fractions", "statistics")
 # Run once in each template: what is not imported here would be imported again in every call. The
@@ -89,12 +95,11 @@ class Probe:
         return Probe(tuple(rows), self.drop)
 
     def table(self) -> str:
-        """The result as text, a line a layer."""
-        rows = [
-            f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}"
-            for layer in self.layers
-        ]
-        return "\n".join([f"isolation: {self.level}", *rows])
+        """The result as text: a line a layer, and what the level leaves open."""
+        rows = [f"isolation: {self.level}"]
+        for layer in self.layers:
+            rows.append(f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}")
+        return "\n".join([*rows, f"  left open: {LEFT_OPEN[self.level]}"])
 
 
 @functools.lru_cache(maxsize=1)

@@ -53,8 +53,8 @@ _CONDITIONS = {
     # mmap: no anonymous memory that is shared (flags 0x1 and 0x20): it would outlive its unmapping
     # as long as one page of it is mapped, and no limit counts it
     (9, 222): [(3, 0x21, (0x0, 0x1, 0x20))],
-    # madvise: what the C library needs; no guards, no huge pages, nothing that a fork would not copy
-    # and nothing about pages that files share
+    # madvise: what the C library needs; no guards, no huge pages, nothing that a fork would leave
+    # out, and nothing about pages that files share
     (28, 233): [(2, _ALL, (0, 1, 2, 3, 4, 8))],
     # futex: private ones alone; others, on a page of a library, tell concurrent calls of each other
     (202, 98): [(1, 0x80, (0x80,))],

@@ -17,8 +17,9 @@ The shape relies on these, each said with what is left if it fails:
   and only when every other process stands still; whoever got them (the copy that is kept) has none
   of them left, or is dead, before the caller looks. If it fails: a branch reads or forges the
   output of the branch that it is a copy of.
-- *One process runs*: each fork needs the keeper's consent (EPERM otherwise), and what is not a
-  state that waits is killed before the reply. If it fails: the namespace ends with the session.
+- *One process runs*, but for the moment in which a copy is made (two then, for a second at most):
+  each fork needs the keeper's consent (EPERM otherwise), and what is not a state that waits is
+  killed before the reply. If it fails: the namespace ends with the session.
 - *No file is part of a state.* The work folder is a memory file system of the session, in a file
   tree that shows nothing else. Once a cell has made a file in it, even one that is gone again, the
   session ends and its states are replayed: nobody empties a folder. The keeper makes and changes no
@@ -33,7 +34,6 @@ and what can be told from the load on the machine.
 
 from __future__ import annotations
 
-import fcntl
 import marshal
 import os
 import select
@@ -44,14 +44,13 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from drlib.sandbox import bounds, child, cleanup, layers, notices, seccomp
+from drlib.sandbox import bounds, cleanup, holding, layers, notices, seccomp
 from drlib.sandbox.notices import Question
 
 STATES = 16  # that one session can hold
 START_SECONDS = 30.0  # for the first process to lock itself in
-TURN_SECONDS = 5.0  # for a process to fork and wait; one that code has broken never does
-HIGH = 64  # above all numbers that descriptors get here
-LINE, REQUEST = 3, 3  # descriptors: of the first state, to the keeper; of a runner, its cell
+TURN_SECONDS = 2.0  # for a state to fork and both to wait; one that code has broken never does
+COPY_SECONDS = 1.0  # for the copy of a runner to come to wait
 _NEEDED = layers.CAP_KILL, layers.CAP_SYS_PTRACE  # by the keeper: to end them, to look at them
 # and for a process that it starts, until that one has locked itself in:
 _GIVEN_ON = layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT
@@ -97,8 +96,8 @@ class Keeper:
     def __init__(self, template, channel: socket.socket) -> None:
         self.template, self.channel = template, channel
         template.pid = os.getpid()
-        # By a number that is never given twice: a caller that still names a state which is lost must
-        # not come upon another's.
+        # By a number that is never given twice: a caller that still names a state which is lost
+        # must not come upon another's.
         self.states: dict[int, State] = {}
         self.last = 0
         self.poller = select.poll()
@@ -109,11 +108,11 @@ class Keeper:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         asking = seccomp.SeccompFilter(ask=True)  # read from a file that is out of reach later
         self._lock_in()
-        line, theirs = _line()
+        line, theirs = holding.new_line()
         first = layers.fork(())
         if not first:
             self.template.filter = asking
-            _be_first(self.template, theirs.fileno(), self.null)
+            holding.be_first(self.template, theirs.fileno(), self.null)
         theirs.close()
         self.listener = self._listener_of(first, line)
         self.poller.register(self.listener, select.POLLIN)
@@ -133,7 +132,7 @@ class Keeper:
         processes, and to let those that it starts lock themselves in."""
         template, channel = self.template, self.channel.fileno()
         os.closerange(3, channel)  # the template's
-        os.closerange(channel + 1, HIGH)
+        os.closerange(channel + 1, holding.HIGH)
         layers.take(template.mount)
         self.folder = template.root + template.work
         self.space = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
@@ -184,7 +183,7 @@ class Keeper:
         return {"released": number}
 
     def call(self, request: dict, fds: tuple[int, ...]) -> dict:
-        """Run one cell from the state with the number `request["at"]`; `fds` as in `Template.call`."""
+        """Run a cell from the state with the number `request["at"]`; `fds` as in `Template.call`."""
         at = request["at"]
         keep = bool(request["keep"]) and len(self.states) < STATES
         turn = self._branch(at) if at in self.states else None
@@ -193,7 +192,9 @@ class Keeper:
             return {"status": "lost"}
         runner, question = turn
         if not notices.give(self.listener, question, list(fds[1:]) + [fds[0]]):
-            raise SessionLost("the runner died before it began")
+            self._end_others()  # the runner alone is broken
+            os.close(runner.process)
+            return {"status": "lost"}
         notices.reply(self.listener, question, int(keep))
         reply, copy = self._watch(runner, keep, fds[2:])
         if copy is not None and reply["exit_code"] >= 0:
@@ -237,20 +238,26 @@ class Keeper:
         """Watch the runner to its end or to the end of its time: how it ended, and of its copy, if
         it was to be kept and does wait, the question and the number in /proc."""
         began = time.monotonic()
-        deadline = began + self.template.config["timeout_s"]
-        forked, copy = False, None
+        end = began + self.template.config["timeout_s"]
+        forked, copy, deadline = False, None, end
         self.poller.register(runner.process, select.POLLIN)
-        try:
-            while (question := self._next_question(deadline, runner.process)) is not None:
-                mine = question.pid == runner.pid and question.forks
-                if mine and keep and not forked and bounds.threads_of(runner.outer) == 1:
-                    forked = notices.go_on(self.listener, question)
-                elif forked and copy is None and (outer := self._copy_of(runner, question)):
-                    copy = question, outer
-                else:
-                    notices.refuse(self.listener, question)
-        finally:
-            self.poller.unregister(runner.process)
+        while True:
+            question = self._next_question(deadline, runner.process)
+            if question is None:
+                if deadline == end or _readable(runner.process, 0.0):
+                    break
+                self._end_copies(runner)  # it does not come to wait
+                deadline = end
+                continue
+            mine = question.pid == runner.pid and question.forks
+            if mine and keep and not forked and bounds.threads_of(runner.outer) == 1:
+                forked = notices.go_on(self.listener, question)
+                deadline = min(end, time.monotonic() + COPY_SECONDS)
+            elif forked and copy is None and (outer := self._copy_of(runner, question)):
+                copy, deadline = (question, outer), end
+            else:
+                notices.refuse(self.listener, question)
+        self.poller.unregister(runner.process)
         in_time = _readable(runner.process, 0.0)
         duration = time.monotonic() - began
         if not in_time:
@@ -263,14 +270,18 @@ class Keeper:
         return self.template.account(cause, status, usage, duration, outputs), copy
 
     def _late_copy(self, runner: State) -> tuple[Question, int] | None:
-        """As `_watch` has it, where the runner ended before its copy came to wait. Until it is
-        waited for it is still known whose child the copy was: now it is ours."""
-        deadline = time.monotonic() + TURN_SECONDS
+        """As `_watch` has it, where the runner ended before its copy came to wait."""
+        deadline = time.monotonic() + COPY_SECONDS
         while (question := self._next_question(deadline)) is not None:
             if outer := self._copy_of(runner, question):
                 return question, outer
             notices.refuse(self.listener, question)
         return None
+
+    def _end_copies(self, runner: State) -> None:
+        """Kill what the runner has forked but is no state."""
+        for outer in set(self._children_of(runner)) - {state.outer for state in self._all()}:
+            cleanup.kill(outer)
 
     def _copy_of(self, runner: State, question: Question) -> int:
         """The number in /proc of the process that asks, if it wants to fork and is a child of the
@@ -283,9 +294,15 @@ class Keeper:
             outer = bounds.outer_number(process)
         finally:
             os.close(process)
-        known = {runner.outer, *(state.outer for state in self.states.values())}
-        family = cleanup.children(f"{runner.outer}/task/{runner.outer}") + cleanup.children()
+        known = {runner.outer, *(state.outer for state in self._all())}
+        family = self._children_of(runner) + cleanup.children()
         return outer if question.forks and outer in family and outer not in known else 0
+
+    def _children_of(self, runner: State) -> list[int]:
+        return cleanup.children(f"{runner.outer}/task/{runner.outer}")
+
+    def _all(self) -> list[State]:
+        return list(self.states.values())
 
     def _next_question(self, deadline: float, process: int = -1) -> Question | None:
         """What is asked next; None where the time is over, or `process` (a pidfd) has ended."""
@@ -304,10 +321,10 @@ class Keeper:
     def _fit(
         self, question: Question, outer: int, at: int | None, streams: list[int]
     ) -> State | None:
-        """The state that the process of `question` is (`outer` in /proc), its files taken away; None
-        where it is not fit to be one (`bounds.why_unfit`), or the session's states together would
-        have more memory of their own than a call may have. `at` is the number of a state whose
-        place it takes."""
+        """The state that the process of `question` is (`outer` in /proc), its files taken away.
+        None where it is not fit to be one (`bounds.why_unfit`), or the session's states together
+        would have more memory of their own than a call may have. `at` is the number of a state
+        whose place it takes."""
         others = sum(state.memory for number, state in self.states.items() if number != at)
         try:
             if bounds.why_unfit(outer, self.folder, self.mapped, streams):
@@ -333,7 +350,7 @@ class Keeper:
 
     def _end_others(self) -> None:
         """Kill every process that is not a state."""
-        states = {state.outer for state in self.states.values()}
+        states = {state.outer for state in self._all()}
         cleanup.kill_children(keep=states)
         if not set(cleanup.children()) <= states:
             raise SessionLost("a process could not be ended")
@@ -348,47 +365,5 @@ class Keeper:
         return room.f_ffree, room.f_bfree, times.st_mtime_ns, times.st_ctime_ns
 
 
-def _line() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a read is what a write wrote
-
-
 def _readable(fd: int, seconds: float) -> bool:
     return bool(select.select([fd], [], [], seconds)[0])
-
-
-def _take_places(line: int, null: int) -> None:
-    """Descriptors 0 to 2 on the null device, `line` as LINE; those above are closed later."""
-    line, null = (fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in (line, null))
-    for target, fd in enumerate((null, null, null, line)):
-        os.dup2(fd, target)
-
-
-def _be_first(template, line: int, null: int) -> None:
-    """The first state: lock in, hand the keeper the descriptor of its consent, then wait."""
-    _take_places(line, null)
-
-    def then(_: None, listener: int) -> None:
-        os.write(LINE, b"%d" % listener)
-        os.read(LINE, 1)  # until the keeper has it
-        os.close(listener)  # or code could consent to itself
-        os.close(LINE)
-        hold()
-
-    others = LINE + 1, child.MOST_DESCRIPTORS
-    steps = template.enter + template.steps
-    child.lock_in(template, steps, LINE, lambda: os.closerange(*others), then)
-
-
-def hold() -> None:
-    """In a sandboxed process: wait in a fork; then the copy waits again, and this process asks for
-    the files of a cell and runs it. Never returns."""
-    while True:
-        if not layers.fork(()):
-            continue  # the copy is the state
-        keep = notices.ask()
-        request = marshal.loads(os.pread(REQUEST, os.fstat(REQUEST).st_size, 0))
-        os.close(REQUEST)
-        status = child.run_cell(request, bool(keep))
-        if status is not None:
-            os._exit(status)
-        # Otherwise this is a copy that is to be kept.
