@@ -4,6 +4,7 @@ The rule: every file is named by a descriptor of its folder and the last part of
 link is followed. The control does the same work by path, as it used to be done, and is led out.
 """
 
+import mmap
 import os
 import shutil
 import subprocess
@@ -182,13 +183,35 @@ def test_measuring_counts_bytes_entries_and_what_has_no_name(tmp_path, monkeypat
     assert not bounds.holds_too_much(2**22 - 1, work)  # nobody's number: it has ended
 
 
-def test_a_tree_deeper_than_a_path_can_be_long_is_too_much(tmp_path):
+def test_a_deleted_file_that_is_mapped_alone_counts_as_the_largest(tmp_path):
+    with open(tmp_path / "f\rwith odd \n name", "w+b") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
+    next(tmp_path.iterdir()).unlink()
+    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == bounds.FILE_BYTES
+    mapped.close()
+    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
+
+
+def test_more_mappings_than_can_be_looked_through_are_too_much(tmp_path, monkeypatch):
+    assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
+    monkeypatch.setattr(bounds, "MOST_MAPPINGS", 5)
+    assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+    assert b"too many" in bounds.mapped_files(os.getpid())
+
+
+def test_a_tree_deeper_than_a_path_can_be_long_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "WORK_BYTES", 2 << 20)
     top = os.getcwd()
     try:
         os.chdir(tmp_path)
-        for _ in range(20):
+        for _ in range(40):
             os.mkdir("n" * 250)
             os.chdir("n" * 250)
+        assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
+        with open("f", "wb") as file:
+            file.write(bytes(3 << 20))
         assert bounds.holds_too_much(os.getpid(), str(tmp_path))
     finally:
         os.chdir(top)

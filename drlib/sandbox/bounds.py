@@ -7,6 +7,7 @@ Everything is read, nothing is changed, and no name that generated code has made
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from contextlib import suppress
@@ -15,6 +16,9 @@ from drlib.sandbox import cleanup, layers
 
 FILE_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
+MOST_MAPPINGS = 8192  # some 350 are usual, and 512 threads add two each
+MOST_SWAPPED = 3  # times that a look at the folder begins again
+PART_NAMES = 12  # of a path, opened at once; the longest path has 4096 characters, a name 255
 _GONE = " (deleted)"
 
 
@@ -30,8 +34,9 @@ def holds_too_much(pid: int, folder: str) -> bool:
 
 
 def _tree_is_larger(folder: str, room: int) -> bool:
-    """Whether the tree has more than `room` bytes or WORK_ENTRIES entries."""
-    count, waiting = 0, ["."]
+    """Whether the tree has more than `room` bytes or WORK_ENTRIES entries, or folders that are
+    swapped as fast as they are looked at."""
+    count, size, swapped, waiting = 0, 0, 0, [""]
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         while waiting:
@@ -40,16 +45,19 @@ def _tree_is_larger(folder: str, room: int) -> bool:
                 here = _open_measured(top, path)
             except FileNotFoundError:  # gone meanwhile
                 continue
-            except OSError:  # swapped for a link, or deeper than a path can be long
-                return True
+            except OSError:  # it is another folder now, or a link: once more from the start
+                count, size, swapped, waiting = 0, 0, swapped + 1, [""]
+                if swapped > MOST_SWAPPED:
+                    return True
+                continue
             try:
                 for name, info in _entries(here):
                     count += 1
-                    room -= info.st_blocks * 512
-                    if room < 0 or count > WORK_ENTRIES:
+                    size += info.st_blocks * 512
+                    if size > room or count > WORK_ENTRIES:
                         return True
                     if stat.S_ISDIR(info.st_mode):
-                        waiting.append(f"{path}/{name}")
+                        waiting.append(f"{path}/{name}" if path else name)
             finally:
                 os.close(here)
     finally:
@@ -60,13 +68,26 @@ def _tree_is_larger(folder: str, room: int) -> bool:
 def _open_measured(top: int, path: str) -> int:
     """The folder `path` below `top`, opened to us where its own mode hides what is in it."""
     with suppress(PermissionError):
-        return layers.open_below(top, path)
-    parent, name = os.path.split(path)
-    above = layers.open_below(top, parent)
+        return _open_far_below(top, path)
+    parent, _, name = path.rpartition("/")
+    above = _open_far_below(top, parent)
     try:
         return cleanup.open_folder(name, above)
     finally:
         os.close(above)
+
+
+def _open_far_below(top: int, path: str) -> int:
+    """As `layers.open_below`, for a path of any length: a part at a time."""
+    here, names = os.dup(top), path.split("/") if path else []
+    while names:
+        part, names = names[:PART_NAMES], names[PART_NAMES:]
+        above = here
+        try:
+            here = layers.open_below(above, "/".join(part))
+        finally:
+            os.close(above)
+    return here
 
 
 def _entries(folder: int) -> list[tuple[str, os.stat_result]]:
@@ -79,7 +100,9 @@ def _entries(folder: int) -> list[tuple[str, os.stat_result]]:
 
 def nameless_bytes(pid: int, folder: str) -> int:
     """Bytes of deleted files of `folder` that process `pid` has open, and FILE_BYTES, the most that
-    one can have, for each that it has only mapped, or whose path is too long to be told."""
+    one can have, for each that it has only mapped, or whose path is too long to be told. More than
+    may be held where there are more than MOST_MAPPINGS: to look through them would take too long.
+    """
     if not os.path.isdir("/proc/self/fd"):
         return 0  # no Linux, so no level above "weak"
     sizes: dict[int, int] = {}
@@ -89,7 +112,10 @@ def nameless_bytes(pid: int, folder: str) -> int:
             if _may_be_nameless(place, folder):
                 info = os.stat(place)
                 sizes[info.st_ino] = info.st_blocks * 512
-    for line in _mappings(pid):
+    mappings = _mappings(pid)
+    if len(mappings) > MOST_MAPPINGS:
+        return WORK_BYTES + 1
+    for line in mappings:
         if len(line) == 6 and _is_nameless(os.fsdecode(line[5]), folder):
             sizes.setdefault(int(line[4]), FILE_BYTES)
     return sum(sizes.values())
@@ -105,10 +131,11 @@ def _may_be_nameless(place: str, folder: str) -> bool:
 
 
 def _mappings(pid: int) -> list[list[bytes]]:
-    """The fields of each mapping. As bytes, and lines end with a newline alone: paths may hold
-    anything else, and come last."""
+    """The fields of each mapping, of MOST_MAPPINGS and one at most. As bytes, and lines end with a
+    newline alone: paths may hold anything else, and come last."""
     with open(f"/proc/{pid}/maps", "rb") as file:
-        return [line.split(maxsplit=5) for line in file.read().split(b"\n") if line]
+        lines = itertools.islice(file, MOST_MAPPINGS + 1)
+        return [line.rstrip(b"\n").split(maxsplit=5) for line in lines]
 
 
 def _is_nameless(path: str, folder: str) -> bool:
@@ -172,9 +199,11 @@ def why_unfit(pid: int, folder: str, mapped: set[bytes], streams: list[int]) -> 
 
 def mapped_files(pid: int) -> set[bytes]:
     """What process `pid` has mapped beside memory of its own: the devices of files (a memory file
-    is on one of its own, so is each work folder), and each mapping that is shared."""
-    found = set()
-    for _, permissions, _, device, inode, *_ in _mappings(pid):
+    is on one of its own, so is each work folder), each mapping that is shared, and "too many" where
+    there are too many to look through."""
+    mappings = _mappings(pid)
+    found = {b"too many"} if len(mappings) > MOST_MAPPINGS else set()
+    for _, permissions, _, device, inode, *_ in mappings:
         if permissions.endswith(b"s"):
             found.add(device + b" shared " + inode)
         elif inode != b"0":

@@ -27,7 +27,7 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 
-from drlib.sandbox import layers
+from drlib.sandbox import layers, notices
 
 EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
@@ -151,6 +151,8 @@ def run_cell(request: tuple, keep: bool) -> int | None:
     flushed = _flush()
     # A copy has no timer that is set, so it would not be the state.
     timers = any(_signal.getitimer(timer) != (0.0, 0.0) for timer in range(3))
+    if keep and not timers:
+        notices.ask()  # the cell is done: from now on one fork is granted
     for _ in range(TRIES if keep and not timers else 0):
         try:
             if layers.fork(()):

@@ -239,7 +239,8 @@ class Keeper:
         it was to be kept and does wait, the question and the number in /proc."""
         began = time.monotonic()
         end = began + self.template.config["timeout_s"]
-        forked, copy, deadline = False, None, end
+        done = forked = False  # its cell; the fork that keeps the state, before which it says so
+        copy, deadline = None, end
         self.poller.register(runner.process, select.POLLIN)
         while True:
             question = self._next_question(deadline, runner.process)
@@ -249,8 +250,10 @@ class Keeper:
                 self._end_copies(runner)  # it does not come to wait
                 deadline = end
                 continue
-            mine = question.pid == runner.pid and question.forks
-            if mine and keep and not forked and bounds.threads_of(runner.outer) == 1:
+            mine = question.pid == runner.pid
+            if mine and not question.forks:
+                done = notices.reply(self.listener, question, 0)
+            elif mine and done and keep and not forked and self._is_alone(runner):
                 forked = notices.go_on(self.listener, question)
                 deadline = min(end, time.monotonic() + COPY_SECONDS)
             elif forked and copy is None and (outer := self._copy_of(runner, question)):
@@ -268,6 +271,9 @@ class Keeper:
         _, status, usage = os.wait4(runner.pid, 0)
         cause = "" if in_time else "timeout"
         return self.template.account(cause, status, usage, duration, outputs), copy
+
+    def _is_alone(self, runner: State) -> bool:
+        return bounds.threads_of(runner.outer) == 1
 
     def _late_copy(self, runner: State) -> tuple[Question, int] | None:
         """As `_watch` has it, where the runner ended before its copy came to wait."""

@@ -273,18 +273,21 @@ class Template:
 
     def _watch(self, deadline: float) -> tuple[str, int, object]:
         """Until the child ends or must: (why we killed it or "", wait status, resource usage)."""
+        pause = CHECK_SECONDS
         pidfd = os.pidfd_open(self.child) if hasattr(os, "pidfd_open") else -1
         try:
             while True:
                 left = deadline - time.monotonic()
-                self.sleep(pidfd, min(left, CHECK_SECONDS if self.home < 0 else left))
+                self.sleep(pidfd, min(left, pause if self.home < 0 else left))
                 pid, status, usage = os.wait4(self.child, os.WNOHANG)
                 if pid:
                     return "", status, usage
                 if time.monotonic() >= deadline:
                     return "timeout", *self._kill()
+                looked = time.monotonic()
                 if self.home < 0 and self._holds_too_much(pidfd):
                     return "output_limit", *self._kill()
+                pause = max(CHECK_SECONDS, time.monotonic() - looked)
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
