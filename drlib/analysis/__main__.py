@@ -5,6 +5,7 @@ import sys
 
 import matplotlib
 
+from drlib.analysis.rendering import visible
 from drlib.analysis.report import report
 from drlib.policy.moe import load_any_model
 
@@ -26,9 +27,10 @@ def main() -> int:
         model = None if args.model is None else load_any_model(args.model)
         options = {k: vars(args)[k] for k in ("temperature", "window", "share", "viewed")}
         tokenizer = args.tokenizer or args.model
-        print(report(args.report, args.files, tokenizer, model=model, **options))
+        out = report(args.report, args.files, tokenizer, model=model, **options)
+        print(visible(str(out)))
     except (ValueError, OSError) as fault:
-        print(f"error: {fault}", file=sys.stderr)
+        print(f"error: {visible(str(fault))}", file=sys.stderr)
         return 1
     return 0
 

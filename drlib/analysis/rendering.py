@@ -2,12 +2,15 @@
 
 Every block carries its name in words, because GitHub's static view drops colours; in Jupyter the
 blocks are tinted as well. A `Rendered` shows as HTML where HTML can be seen and as text elsewhere.
-Texts of policies and pages are escaped: nothing that a page says becomes markup. No latency and
-no time is shown, so equal trajectories give equal bytes.
+Texts of policies and pages are escaped: nothing that a page says becomes markup. Nor does it move
+what stands beside it: characters that are not seen, those that turn the direction of writing among
+them, are shown by their numbers (`visible`, `markup`), and text from right to left is isolated. No
+latency and no time is shown, so equal trajectories give equal bytes.
 """
 
 import html
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +20,15 @@ from drlib.trajectory import Trajectory
 
 TINTS = {"think": "#eeeeee", "call": "#d6e9f5", "response": "#fdf0d5", "failed": "#f8d7c4",
          "answer": "#d5efe6", "text": "#ffffff"}  # fmt: skip
+# Characters of which nothing is seen: controls but newline and tab, line separators, Unicode's
+# "default ignorable" (marks of direction, joiners, fillers, variation selectors, tags), surrogates.
+# The page of `viewer` reads this pattern as well.
+UNSEEN = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_MARK = '<span style="border:1px solid;border-radius:3px;padding:0 2px;font-size:75%">{}</span>'
 _BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
 
 
@@ -44,6 +56,26 @@ class Rendered:
 
     def __add__(self, other: "Rendered") -> "Rendered":
         return Rendered(self.markup + other.markup, f"{self.text}\n\n{other.text}")
+
+
+def _code(found: re.Match) -> str:
+    return f"U+{ord(found[0]):04X}"
+
+
+def visible(text: str) -> str:
+    """`text` with every unseen character as <U+202E>, the way `less` shows it."""
+    return UNSEEN.sub(lambda found: f"<{_code(found)}>", text)
+
+
+def markup(text: str) -> str:
+    """`text` as HTML of a block of its own, with every unseen character in a small box."""
+    return UNSEEN.sub(lambda found: _MARK.format(_code(found)), html.escape(text))
+
+
+def isolated(text: str) -> str:
+    """`markup(text)` for a line that holds other things: it cannot change their order."""
+    turned = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"<bdi>{markup(text)}</bdi>" if turned else markup(text)
 
 
 def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
@@ -89,20 +121,21 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
     """A conversation that is not a trajectory, such as a demonstration, in the same form; `right`
     is the right answer, empty where it is not to be shown."""
     answer = f"  (right: {right})" if right else ""
-    rows, lines, before = [], [head, f"  question  {question}{answer}"], 0
+    rows, lines, before = [], [visible(head), visible(f"  question  {question}{answer}")], 0
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
-        shown = html.escape(part.text.strip()).replace("\n", "<br>")
+        shown = markup(part.text).strip().replace("\n", "<br>")
         style = f"background:{TINTS[part.name]};color:#000;text-align:left;vertical-align:top"
         rows.append(f'<tr style="{style}"><td style="{style}">{number}</td>'
                     f'<td style="{style}"><b>{label}</b></td>'
                     f'<td style="{style};white-space:normal">{shown}</td></tr>')  # fmt: skip
-        first, *rest = part.text.strip().splitlines() or [""]
+        first, *rest = visible(part.text).strip().split("\n")
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]
         before = part.turn
-    top = f"<p><b>{html.escape(head)}</b><br>{html.escape(question + answer)}</p>"
+    asked = f"{isolated(question)}  (right: {isolated(right)})" if right else isolated(question)
+    top = f"<p><b>{isolated(head)}</b><br>{asked}</p>"
     return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
 
 
@@ -113,10 +146,10 @@ def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
     pieces, plain = [], []
     names = tokenizer.convert_ids_to_tokens(trajectory.token_ids.tolist())
     for name, trained in zip(names, trajectory.generated):
-        shown = html.escape(name.replace("\n", "⏎"))
+        shown = isolated(name.replace("\n", "⏎"))
         mark = f'<b style="background:{tint};color:#000">{shown}</b>'
         pieces.append(mark if trained else f'<span style="color:#777">{shown}</span>')
-        plain.append(f"[{name}]" if trained else name)
+        plain.append(f"[{visible(name)}]" if trained else visible(name))
     n = int(trajectory.generated.sum())
     head = f"advantage {advantage + 0.0:+.2f}, {n} of {len(names)} tokens carry loss (bold)"
     return Rendered(f"<p>{head}</p><p>{' '.join(pieces)}</p>", f"{head}\n{''.join(plain)}")

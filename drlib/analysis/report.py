@@ -26,6 +26,7 @@ from drlib.analysis.entropy import (
 )  # fmt: skip
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import png_bytes
+from drlib.analysis.rendering import markup, visible
 from drlib.chat import load_any_tokenizer
 from drlib.rl.checks import require
 from drlib.trajectory import Trajectory
@@ -72,7 +73,7 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
         return found if model is None else rescore(model, found, temperature=temperature, top_k=5)
 
     table = token_statistics(read())
-    yield f"<h1>{html.escape(path.name)}</h1>"
+    yield f"<h1>{markup(path.name)}</h1>"
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
     yield (f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
@@ -82,7 +83,7 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
         try:
             yield from panel(table, window, share)
         except ValueError as what:  # said in the report, in the place of what cannot be said
-            yield f'<p class="note">{html.escape(str(what))}</p>'
+            yield f'<p class="note">{markup(str(what))}</p>'
             if title == "Entropy" and model is None and tokenizer is not None:
                 yield _bounds(read(), len(tokenizer))
     if tokenizer is not None:
@@ -146,12 +147,13 @@ def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
             for name, row in reflection.lexicon_table(table, texts).items()
         ])  # fmt: skip
     if np.isfinite(table.entropy).all():
-        words = reflection.word_entropies(table, texts, top=60)
+        found = reflection.word_entropies(table, texts, top=60)
+        words = [(visible(word), *numbers) for word, *numbers in found]
         yield _figure(lambda ax: plots.word_grid(ax, words), height=4)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
-    shown = [["–" if "nan" in str(x) else html.escape(str(x)) for x in row] for row in rows]
+    shown = [["–" if "nan" in str(x) else markup(str(x)) for x in row] for row in rows]
     lines = ["".join(f"<td>{x}</td>" for x in row) for row in shown]
     top = "".join(f"<th>{html.escape(x)}</th>" for x in heads)
     return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -4,10 +4,25 @@ const $ = (id) => document.getElementById(id);
 function make(tag, name = "", ...inside) {
   const element = document.createElement(tag);
   element.className = name;
-  element.append(...inside);  // strings become text nodes
+  element.append(...inside.flatMap(pieces));
   return element;
 }
-const SET = JSON.parse($("set").textContent), PARTS = document.getElementsByClassName("part");
+function pieces(inside) {  // strings become text nodes, what is not seen in them boxes
+  if (typeof inside !== "string") return [inside];
+  return inside.split(UNSEEN).map((text, k) => k % 2 ? unseen(text) : text).filter(Boolean);
+}
+function unseen(character) {  // still holds it, so that the text of the page is that of the tokens
+  const mark = document.createElement("mark");
+  mark.textContent = character;
+  mark.dataset.code = code(character);
+  return mark;
+}
+const alone = (text) => make("bdi", "", text);
+const code = (character) =>
+  `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+const plain = (text) => text.replace(UNSEEN, (character) => `<${code(character)}>`);
+const SET = JSON.parse($("set").textContent), UNSEEN = new RegExp(`(${SET.unseen})`, "gu");
+const PARTS = document.getElementsByClassName("part");
 const SEGMENTS = ["prompt", "think", "tool call", "tool response", "answer", "report", "template"];
 const TINTS = ["prompt", "think", "call", "response", "answer", "answer", "prompt"];
 const VIEWS = SET.names.length > 1 ? [...SET.names, "difference", "side by side"] : SET.names;
@@ -105,7 +120,7 @@ function facts(row, mean, ...more) {
 const items = SET.rows.map((row, at) => {
   const li = make("li", "", make("p", "", row.question || row.id),
     make("p", "soft", ...facts(row, "H")));
-  li.title = row.id;
+  li.title = plain(row.id);
   li.onclick = () => open(at);
   return li;
 });
@@ -181,7 +196,8 @@ function drawStrip() {
     g.fillText({ ok: "●", error: "✕", empty: "○" }[status], x(start), 11);
   }
   g.font = `10px ${css.fontFamily}`; g.fillStyle = colour("soft");
-  if (lanes.length > 1) lanes.forEach((k) => g.fillText(SET.names[k], 2, 26 + k * (tall + 4)));
+  const names = SET.names.map(plain);
+  if (lanes.length > 1) lanes.forEach((k) => g.fillText(names[k], 2, 26 + k * (tall + 4)));
   if (state.token >= 0) box(colour("accent"), x(state.token + 0.5) - 1, 13, 2, height - 13);
 }
 function under(event) {  // the token that gives the column under the mouse its colour
@@ -209,8 +225,8 @@ function drawText() {  // empty blocks, each filled when it comes near the windo
   for (const b of it.blocks) {
     const { tool, status, error } = b.event ?? {}, bad = status && status !== "ok";
     const label = make("p", "", SEGMENTS[b.kind]);
-    const kind = ["", status, tool].includes(error) ? "" : ` (${error})`;  // of error
-    if (tool) label.append(make("span", status, `${tool} · ${status}${kind}`));
+    const kind = ["", status, tool].includes(error) ? [] : [" (", alone(error), ")"];  // of error
+    if (tool) label.append(make("span", status, alone(tool), ` · ${status}`, ...kind));
     b.boxes = views.map((view) => Object.assign(make("div", "tokens"), { view }));
     b.element = make("div", views.length > 1 ? "block both" : "block", label, ...b.boxes);
     b.element.style.setProperty("--tint", `var(--${bad ? "failed" : TINTS[b.kind]})`);
@@ -229,8 +245,28 @@ function fill(b) {
   if (it.spans[b.start]) return;
   for (let i = b.start; i < b.end; i++) it.spans[i] = b.boxes.map((box) => token(i, box.view));
   b.boxes.forEach((box, k) =>
-    box.replaceChildren(...it.spans.slice(b.start, b.end).map((some) => some[k])));
+    box.replaceChildren(...together(it.spans.slice(b.start, b.end).map((some) => some[k]))));
   b.element.style.minHeight = "";
+}
+const RIGHT_TO_LEFT =  // the scripts' blocks
+  /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+function together(spans) {  // words from right to left, and what is between them, by themselves
+  const out = [];
+  let run = null, between = [];
+  for (const span of spans) {
+    const text = span.textContent;
+    if (RIGHT_TO_LEFT.test(text)) {
+      if (run) run.append(...between, span);
+      else out.push(run = make("bdi", "", span));
+      between = [];
+    } else if (run && !/\p{L}|\n/u.test(text)) between.push(span);
+    else {
+      out.push(...between, span);
+      run = null;
+      between = [];
+    }
+  }
+  return [...out, ...between];
 }
 function token(i, view) {
   const text = it.text(i), v = value(i, view), names = { given: !it.generated[i],
@@ -350,9 +386,10 @@ function open(at, turn = 0, chosen = -1) {
   Object.assign(state, { at, turn, token: -1, near: -1 });
   it = load(at);
   const { row } = it;
-  document.querySelector("h2").textContent = row.question || row.id;
-  $("facts").replaceChildren(...facts(row, "mean entropy", row.answer && `answer: ${row.answer}`,
-    row.expected && row.outcome !== "right" && `expected: ${row.expected}`));
+  document.querySelector("h2").replaceChildren(...pieces(row.question || row.id));
+  const said = (what, text) => make("bdi", "", `${what}: `, alone(text));
+  $("facts").replaceChildren(...facts(row, "mean entropy", row.answer && said("answer", row.answer),
+    row.expected && row.outcome !== "right" && said("expected", row.expected)));
   items[at].setAttribute("aria-current", "true");
   items[at].scrollIntoView({ block: "nearest" });
   setView(state.view);

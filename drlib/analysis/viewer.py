@@ -6,7 +6,9 @@ float16 for log-probabilities and entropies (three digits, which is what is show
 unsigned integers for the rest; of sampled tokens only where others have none. NaN is "not known".
 
 Whatever pages and policies wrote is inert: JSON is ASCII with `<`, `>` and `&` escaped, the page
-makes text nodes only, and its security policy allows one script (by hash) and no request. Equal
+makes text nodes only, and its security policy allows one script (by hash) and no request. Nor does
+it re-order what stands beside it: unseen characters are drawn as boxes with their numbers, and each
+text is isolated, of a trajectory's tokens those that are written from right to left. Equal
 trajectories give equal bytes. Left out: sets larger than memory, editing, notes.
 """
 
@@ -23,7 +25,7 @@ import numpy as np
 
 from drlib.analysis.entropy import Source, outcome, responses, status_of, token_texts
 from drlib.analysis.inputs import read_rollouts
-from drlib.analysis.rendering import TINTS
+from drlib.analysis.rendering import TINTS, UNSEEN, visible
 from drlib.chat import load_any_tokenizer
 from drlib.rl.checks import require
 from drlib.training.run import write_atomically
@@ -63,6 +65,7 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
         "names": stems if len({*stems}) == 2 else ["first", "second"][: len(sets)],
         "texts": [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)],
         "ids": ids.tolist(), "rows": rows, "scale": _scale(both, measures),
+        "unseen": UNSEEN.pattern,
         "filters": {group: [(name, found[name]) for name in names if found[name]] for group, names
                     in (("outcome", ("right", "wrong", *ends)), ("status", TOOLS))},
     }  # fmt: skip
@@ -196,7 +199,7 @@ def _json(value) -> str:
 def _fill(title: str, head: dict, parts: list[dict]) -> str:
     script = SCRIPT.read_text(encoding="utf-8")
     values = {
-        "TITLE": html.escape(title), "SET": _json(head), "SCRIPT": script,
+        "TITLE": html.escape(visible(title)), "SET": _json(head), "SCRIPT": script,
         "PARTS": "\n".join(f'<script type="application/json" class="part">{_json(part)}</script>'
                            for part in parts),
         "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

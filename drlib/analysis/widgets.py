@@ -96,7 +96,8 @@ class TrajectoryPanel(_Panel):
         if not any(runs.values()):
             raise ValueError("a trajectory panel needs at least one trajectory")
         self._found = {(name, t.task_id): t for name, some in runs.items() for t in some}
-        questions = {t.metadata["question"]: t.task_id for some in runs.values() for t in some}
+        every = [t for some in runs.values() for t in some]
+        questions = {rendering.visible(t.metadata["question"]): t.task_id for t in every}
         wide = ipw.Layout(width="90%")
         self.question = ipw.Dropdown(options=questions, description="question", layout=wide)
         self.policy = ipw.ToggleButtons(options=list(runs), description="policy")

@@ -2,14 +2,17 @@
 
 POST /run takes {"calls": [{"code", "stdin", "history", "echo", "id"}, ...]} and answers a line of
 JSON for each call as it ends. GET /health, and GET /metrics for Prometheus. Loopback only, unless
-DRLIB_SANDBOX_TOKEN is set: then every request needs `Authorization: Bearer <token>`.
+DRLIB_SANDBOX_TOKEN is set: then every request needs `Authorization: Bearer <token>`. Without one,
+what a page in a browser of this machine may send is refused: a Host that only a rebound name would
+have, an Origin from elsewhere.
 
 What is accepted is bounded in calls and in characters; a batch beyond is told to come back (429).
 When a client goes away, or the service is told to stop, calls that wait are not run and those that
-run come to their end. Connections without a request end after 5 s, the oldest at once where there
-are too many: strangers cannot take all the places. Requests are checked by hand: pydantic refuses
-the lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address
-(a proxy's work: strangers who connect thousands of times a second still cost CPU).
+run come to their end. Connections without a whole request end after 5 s, or when their body comes
+too slowly; the oldest ends at once where there are too many, or too many bytes in unfinished
+bodies: strangers cannot take all the places. Requests are checked by hand: pydantic refuses the
+lone surrogates that Python code may hold. Left out: snapshots; TLS and limits for each address (a
+proxy's work: strangers who connect thousands of times a second still cost CPU).
 """  # no `from __future__ import annotations`: FastAPI must see the type of `request`
 
 import asyncio
@@ -18,6 +21,7 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -31,8 +35,11 @@ fastapi, kit, uvicorn = require("fastapi"), require("prometheus_client"), requir
 Gone, Refusal = require("starlette.requests").ClientDisconnect, fastapi.HTTPException
 MAX_CALLS = 64
 MAX_HELD_CHARS = 256 << 20  # of all calls that wait or run
-BODY_SECONDS, READERS = 60.0, 8  # bodies are read a few at a time: they are not counted yet
-MAX_IDLE, IDLE_SECONDS = 512, 5.0  # connections without a request
+MAX_UNREAD = 256 << 20  # bytes of all bodies that have not come to their end
+BODY_SECONDS = 60.0  # from a body's first byte to its last
+PACE_SECONDS = 5.0  # in which it must end or bring...
+PACE_BYTES = 64 << 10  # ...so many bytes, and then again
+MAX_IDLE, IDLE_SECONDS = 512, 5.0  # connections without a whole request
 STEPS = [0.001 * 2**k for k in range(16)]  # of the histograms: 1 ms to 33 s
 STOPPED = SandboxResult("service_unavailable", "", "the service was stopped", None, 0.0, "")
 
@@ -43,7 +50,8 @@ class Service:
     def __init__(self, sandbox: Sandbox, max_queue: int, token: str) -> None:
         self.sandbox, self.max_queue, self.token = sandbox, max_queue, token
         self.open: dict[Future, int] = {}  # characters of each call that waits or runs
-        self.stopping, self.readers = False, asyncio.Semaphore(READERS)
+        self.stopping = False
+        self.bodies: dict[int, bytearray] = {}  # that are being read, the oldest first
         self.registry = kit.CollectorRegistry()
         how = {"registry": self.registry, "namespace": "drlib_sandbox"}
         self.calls = kit.Counter("calls", "Accepted calls that have ended.", ["status"], **how)
@@ -94,7 +102,9 @@ class Service:
             future.cancel()
 
     async def check(self, request: fastapi.Request) -> None:
-        """Before every answer: the token."""
+        """Before every answer: the token; without one, who may ask at all."""
+        if not self.token:
+            _check_local(request.headers)
         shown = request.headers.get("authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
             raise Refusal(401, "Authorization: Bearer with the service's token is needed")
@@ -119,20 +129,51 @@ class Service:
         reply = require("fastapi.responses").StreamingResponse
         return reply(lines(), media_type="application/x-ndjson")
 
-    async def _read(self, request: fastapi.Request) -> bytes:
+    async def _read(self, request: fastapi.Request) -> bytearray:
         # Browsers send other types to any page's address without asking; this one they ask for.
         if request.headers.get("content-type", "").split(";")[0] != "application/json":
             raise Refusal(415, "Content-Type: application/json is needed")
         body = bytearray()
+        self.bodies[id(body)] = body
         try:
-            async with self.readers, asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > MAX_BODY_BYTES:
-                        raise Refusal(413, f"body: {MAX_BODY_BYTES} bytes is the limit")
+            await self._fill(body, request)
+            return body
         except (TimeoutError, Gone) as error:
-            raise Refusal(408, "body: it did not come to its end") from error
-        return bytes(body)
+            # Nobody reads on: without a close, what still drips in would keep the connection.
+            why = "body: it did not come to its end in time"
+            raise Refusal(408, why, {"Connection": "close"}) from error
+        finally:
+            self.bodies.pop(id(body), None)
+
+    async def _fill(self, body: bytearray, request: fastapi.Request) -> None:
+        """Read to the end; TimeoutError where that is slow, `Gone`, or a refusal."""
+        now = asyncio.get_running_loop().time
+        end = now() + BODY_SECONDS
+        fresh = 0
+        async with asyncio.timeout(PACE_SECONDS) as clock:
+            async for part in request.stream():
+                if id(body) not in self.bodies:
+                    why = "body: too many come at once"
+                    raise Refusal(429, why, {"Retry-After": "1", "Connection": "close"})
+                body += part
+                fresh += len(part)
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refusal(413, f"body: {MAX_BODY_BYTES} bytes is the limit")
+                if fresh >= PACE_BYTES:
+                    clock.reschedule(min(end, now() + PACE_SECONDS))
+                    fresh = 0
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the oldest unfinished bodies where all of them together are too many bytes."""
+        held = sum(map(len, self.bodies.values()))
+        for key, body in list(self.bodies.items()):
+            if held <= MAX_UNREAD:
+                return
+            if len(body) > PACE_BYTES:  # to drop a small one would free next to nothing
+                held -= len(body)
+                del self.bodies[key]
+                body.clear()
 
     async def health(self):
         return {"status": "ok", "isolation": self.sandbox.isolation, **self.count(),
@@ -150,7 +191,7 @@ async def _answer(ident: str, future: Future) -> dict:
     return {"id": ident, **dataclasses.asdict(result)}
 
 
-def parse(body: bytes) -> tuple[list[str], list[dict]]:
+def parse(body: bytes | bytearray) -> tuple[list[str], list[dict]]:
     """(ids, calls) of a request; a ValueError names the field."""
     try:
         message = json.loads(body)
@@ -179,10 +220,26 @@ class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         self.loop.call_later(IDLE_SECONDS, lambda: self.cycle or transport.close())
-        idle = [c for c in self.connections if not c.transport.is_closing()
-                and (c.cycle is None or c.cycle.response_complete)]  # fmt: skip
+        idle = [c for c in self.connections if c.is_idle()]
         if len(idle) > MAX_IDLE:
             min(idle, key=lambda c: c.since).transport.close()
+
+    def on_response_complete(self) -> None:
+        """Who is answered before all is said may end it in a while, but not go on for ever."""
+        super().on_response_complete()
+        answered = self.cycle
+        if answered.more_body:
+            self.loop.call_later(IDLE_SECONDS, lambda: self._leave(answered))
+
+    def _leave(self, answered) -> None:
+        if self.cycle is answered:
+            self.transport.close()
+
+    def is_idle(self) -> bool:
+        """Whether it takes a place without a whole request that is still to be answered."""
+        if self.transport.is_closing():
+            return False
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
 
 class Server(uvicorn.Server):
@@ -193,14 +250,44 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _check_local(headers) -> None:
+    """Refuse what a page in a browser may send; anyone may point a name of his at 127.0.0.1."""
+    remedy = f"set {TOKEN} to be asked from elsewhere"
+    host = ",".join(headers.getlist("host"))  # none, or several: no form of a loopback address
+    if not _is_loopback(host):
+        raise Refusal(403, f"Host {host!r:.100} is no loopback address or localhost: {remedy}")
+    for origin in headers.getlist("origin"):
+        if not _is_loopback(origin.partition("://")[2]):
+            raise Refusal(403, f"Origin {origin!r:.100} is not of this machine: {remedy}")
+
+
+def _is_loopback(netloc: str) -> bool:
+    """Whether `host[:port]` is localhost or a loopback address in its usual notation."""
+    form = r"(?:\[([0-9a-f:.]+)\]|([0-9.]+|localhost))(?::[0-9]{0,5})?"
+    found = re.fullmatch(form, netloc.lower())
+    try:
+        name = found[1] or found[2]
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except (TypeError, ValueError):  # no such form, no such number
+        return False
+
+
 def serve(host: str, port: int, max_queue: int, **settings) -> int:
-    """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port."""
+    """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port.
+
+    ValueError: a number out of range, or no token where others could ask.
+    """
+    # The system's look-up takes a port modulo 65536; the other numbers are checked by `Sandbox`.
+    for name, value, low, high in (
+        ("port", port, 0, 65535),
+        ("max_queue", max_queue, MAX_CALLS, 10**9),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; give a number from {low} to {high}.")
     token = os.environ.get(TOKEN, "")
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (token.isascii() and (token or ipaddress.ip_address(address[0]).is_loopback)):
         raise ValueError(f"Set {TOKEN} to a long secret of ASCII characters to serve on {host}.")
-    if max_queue < MAX_CALLS:
-        raise ValueError(f"max_queue is {max_queue}; a batch may have {MAX_CALLS} calls.")
     with (socket.create_server(address[:2], family=family) as listener,
           Sandbox(**settings) as sandbox):  # fmt: skip
         service = Service(sandbox, max_queue, token)

@@ -4,9 +4,12 @@ A policy chooses the addresses, so a page may point at this machine, its network
 metadata. Each name is looked up once, all its addresses must be public, and the first is dialled as
 it is, with Host header and TLS name of the URL: no second look-up can differ (DNS rebinding). Each
 redirect goes the same way; proxies of the environment are not used. One clock bounds look-up, TLS,
-headers and body. Left out: a second address of a dead server, kept-alive connections, scripts.
+headers and body. Of httpx only the transport is used: its client reads `Location` and cookies also
+where nobody asked for it, and raises. Left out: a second address of a dead server, kept-alive
+connections, scripts.
 """
 
+import contextlib
 import functools
 import re
 import socket
@@ -27,6 +30,8 @@ from drlib.tools.backends import ANSWERS, ToolFault
 MAX_BYTES, MAX_REDIRECTS = 10_000_000, 5  # of a body, unpacked; of a page
 REDIRECTS = (301, 302, 303, 307, 308)
 FAULTS = {401: "auth", 404: "not_found", 408: "timeout", 410: "not_found", 429: "rate_limited"}
+# What a host can make httpx, its look-up and TLS raise.
+BROKEN = (httpx.TransportError, httpx.DecodingError, httpx.InvalidURL, OSError, UnicodeError)
 TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
 # Of IPv6 only global unicast (2000::/3) is public, less the forms that carry an IPv4 address
 # (Teredo, 6to4; mapped and NAT64 lie outside it). 168.63.129.16 is Azure's metadata.
@@ -49,9 +54,14 @@ def resolve(host: str) -> list[str]:
 
 
 def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
-    """An http(s) URL without user info, seen from `base`; "refused" otherwise."""
+    """An http(s) URL without user info, seen from `base`; "refused" otherwise.
+
+    What has a scheme is not joined: readers do not agree whose host "http:x" means.
+    """
     try:
-        url = base.join(text) if base else httpx.URL(text)
+        url = httpx.URL(text)
+        if base and text and not url.scheme:
+            url = base.join(text)
         port = 80 if url.port is None else url.port
         good = url.scheme in ("http", "https") and url.host and 0 < port < 65536
     except (httpx.InvalidURL, ValueError, TypeError):
@@ -73,20 +83,23 @@ def exchange(
     """
     sent = {"Host": url.netloc, "User-Agent": "drlib", "Accept-Encoding": "gzip", **headers}
     host = url.raw_host.decode()
-    more = {"headers": sent, "json": json, "extensions": {"sni_hostname": host}}
 
     def work() -> tuple[int, httpx.Headers, bytes]:
         target = url.copy_with(host=look_up(host))
-        with client.stream("POST" if json else "GET", target, **more) as reply:
+        waits = httpx.Timeout(_left(deadline)).as_dict()  # of one read: `_within` bounds them all
+        more = {"sni_hostname": host, "timeout": waits}
+        how = "POST" if json else "GET"
+        request = httpx.Request(how, target, headers=sent, json=json, extensions=more)
+        with contextlib.closing(transport.handle_request(request)) as reply:
             inspect(reply.status_code, reply.headers)
             return reply.status_code, reply.headers, _body(reply, deadline)
 
     try:
-        with httpx.Client(verify=_tls(), trust_env=False, timeout=_left(deadline)) as client:
+        with httpx.HTTPTransport(verify=_tls(), trust_env=False) as transport:
             return _within(deadline, work)
     except (TimeoutError, httpx.TimeoutException):
         raise ToolFault("timeout", f"{host} did not answer in time") from None
-    except (httpx.TransportError, httpx.DecodingError, OSError, UnicodeError) as error:
+    except BROKEN as error:
         raise ToolFault("connection", f"{host}: {type(error).__name__}") from None
 
 
@@ -180,9 +193,9 @@ class PageReader:
             status, headers, body = exchange(url, deadline, accept, _inspect, look_up=self._look_up)
             if status not in REDIRECTS:
                 suffix, charset = _type(headers)
-                rest = max(0.0, deadline - time.monotonic())
+                rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
                 return {"url": str(url), **files.parse(suffix, body, rest, charset)}
-            url = web_address(headers.get("location"), url)
+            url = web_address(_location(headers), url)
         raise ToolFault("refused", f"more than {MAX_REDIRECTS} redirects")
 
     def _look_up(self, host: str) -> str:
@@ -196,6 +209,14 @@ class PageReader:
         if not addresses or not visitable:
             raise ToolFault("refused", f"{host} is at {addresses}, not on the public internet")
         return addresses[0]
+
+
+def _location(headers: httpx.Headers) -> str | None:
+    """Where a redirect leads; "refused" if it names several places."""
+    places = {*headers.get_list("location")}
+    if len(places) > 1:
+        raise ToolFault("refused", f"a redirect to {len(places)} places at once")
+    return places.pop() if places else None
 
 
 def _inspect(status: int, headers: httpx.Headers) -> None:
