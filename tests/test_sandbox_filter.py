@@ -28,6 +28,13 @@ NUMBERS = {  # x86-64, aarch64
     "splice": (275, 76),
     "tee": (276, 77),
     "prctl": (157, 167),
+    "openat": (257, 56),
+    "clock_gettime": (228, 113),
+    "getpgid": (121, 155),
+    "futex": (202, 98),
+    "madvise": (28, 233),
+    "fadvise64": (221, 223),
+    "preadv2": (327, 286),
 }
 ALLOW, EPERM, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x50026, 0x50000
 KILL, ASK = 0x80000000, 0x7FC00000
@@ -127,3 +134,24 @@ def test_in_a_session_a_fork_asks_and_nobody_signals(machine):
         assert judge(machine, name, 2, ask=True) == EPERM
     assert judge(machine, "read", ask=True) == ALLOW
     assert judge(machine, "fcntl", 3, 6, ask=True) == DONE
+
+
+def test_what_would_tell_calls_of_each_other_is_denied(machine):
+    assert judge(machine, "openat", 0, 0, 0o2) == ALLOW
+    assert judge(machine, "openat", 0, 0, 0x400000 | 0x10000 | 2) == EPERM  # O_TMPFILE
+    for clock in (0, 1, 2, 3, 7, 11):
+        assert judge(machine, "clock_gettime", clock) == ALLOW
+    for clock in (12, (~1 << 3 | 2) & 0xFFFFFFFF):  # the processor time of process 1
+        assert judge(machine, "clock_gettime", clock) == EPERM
+    assert judge(machine, "getpgid", 0) == ALLOW and judge(machine, "getpgid", 1) == EPERM
+    for operation in (0x80, 0x81, 0x89 | 0x100):
+        assert judge(machine, "futex", 0, operation) == ALLOW
+    for operation in (0, 1, 9, 0x109):
+        assert judge(machine, "futex", 0, operation) == EPERM
+    for advice, allowed in ((4, True), (8, True), (10, False), (14, False), (21, False)):
+        assert judge(machine, "madvise", 0, 0, advice) == (ALLOW if allowed else EPERM)
+    assert judge(machine, "fadvise64", 3, 0, 0, 4) == DONE
+    assert judge(machine, "preadv2") == ALLOW
+    assert judge(machine, "preadv2", 3, 0, 1, 0, 0, 8) == EPERM
+    for option, allowed in ((3, True), (16, True), (15, False), (4, False), (0x53564D41, False)):
+        assert judge(machine, "prctl", option) == (ALLOW if allowed else EPERM)

@@ -29,6 +29,7 @@ _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARC
 Call = tuple[int, int]  # its numbers on x86-64 and aarch64
 
 _ALL, _PID = 0xFFFFFFFF, 0xFFFFFFF1  # _PID stands for the process id until `install`
+_NONE = 0xFFFFFFF0  # the number of a call that a machine does not have
 CLONE, _CLONE3, _FLOCK, _FCNTL = (56, 220), (435, 435), (73, 32), (72, 25)
 _FADVISE = (221, 223)
 _KILL, _TGKILL = (62, 129), (234, 131)
@@ -61,7 +62,19 @@ _CONDITIONS = {
     # preadv2, pwritev2: without flags; RWF_NOWAIT tells which pages of a file others have read
     (327, 286): [(5, _ALL, (0,))],
     (328, 287): [(5, _ALL, (0,))],
-    (302, 261): [(0, _ALL, (0,))],  # prlimit64: only of the caller itself
+    # open, openat: no file without a name (O_TMPFILE): it leaves no trace by which it is counted
+    (2, _NONE): [(1, 0x400000, (0,))],
+    (257, 56): [(2, 0x400000, (0,))],
+    # clock_gettime, clock_getres, clock_nanosleep: the clocks of everybody and of the caller, not
+    # the processor time of another process (a negative number)
+    (228, 113): [(0, _ALL, tuple(range(12)))],
+    (229, 114): [(0, _ALL, tuple(range(12)))],
+    (230, 115): [(0, _ALL, tuple(range(12)))],
+    # prlimit64, getpgid, getsid, sched_getaffinity: only of the caller itself
+    (302, 261): [(0, _ALL, (0,))],
+    (121, 155): [(0, _ALL, (0,))],
+    (124, 156): [(0, _ALL, (0,))],
+    (204, 123): [(0, _ALL, (0,))],
     _KILL: [(0, _ALL, (_PID,))],
     _TGKILL: [(0, _ALL, (_PID,))],
 }

@@ -273,7 +273,10 @@ class Keeper:
         return self.template.account(cause, status, usage, duration, outputs), copy
 
     def _is_alone(self, runner: State) -> bool:
-        return bounds.threads_of(runner.outer) == 1
+        try:
+            return bounds.threads_of(runner.outer) == 1
+        except OSError:  # it has died
+            return False
 
     def _late_copy(self, runner: State) -> tuple[Question, int] | None:
         """As `_watch` has it, where the runner ended before its copy came to wait."""
@@ -337,7 +340,7 @@ class Keeper:
                 return None
             memory = max(0, bounds.own_memory(outer) - self.own)
             process = os.pidfd_open(question.pid)
-        except OSError:  # it has died
+        except (OSError, ValueError):  # it has died, or just does
             return None
         room = (self.template.config["memory_mb"] << 20) - others
         if memory > room or not self._silence(question):

@@ -185,8 +185,8 @@ class Template:
         sys.exit(0)
 
     def answer(self, rights: bytes) -> None:
-        """Make a call and say how it ended. No name here outlives that: what became of one call
-        must not be seen in the frames below the next."""
+        """Make a call and say how it ended. No name here outlives that, or what became of one call
+        would be seen in the frames below the next; traces of it are left in freed memory."""
         reply = marshal.dumps(self.call(rights))
         if self.home < 0:
             cleanup.wipe(self.work)
