@@ -196,6 +196,27 @@ def test_a_deleted_file_that_is_mapped_alone_counts_as_the_largest(tmp_path):
     assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
 
 
+def test_a_look_takes_no_longer_where_the_tree_is_deep(tmp_path, monkeypatch):
+    """Each folder opened from the top again would take some 0.4 s."""
+    top = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(900):
+            os.mkdir("n" * 20)
+            os.mkdir("m" * 20)
+            os.chdir("n" * 20)
+        assert bounds.holds_too_much(os.getpid(), str(tmp_path))  # 1,800 entries
+        monkeypatch.setattr(bounds, "WORK_ENTRIES", 2000)
+        assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(bounds, "LOOK_SECONDS", 0.0)
+        assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        os.chdir(top)
+        wipe(str(tmp_path))
+
+
 def test_more_mappings_than_can_be_looked_through_are_too_much(tmp_path, monkeypatch):
     assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
     monkeypatch.setattr(bounds, "MOST_MAPPINGS", 5)

@@ -146,7 +146,7 @@ def test_what_would_tell_calls_of_each_other_is_denied(machine):
     assert judge(machine, "getpgid", 0) == ALLOW and judge(machine, "getpgid", 1) == EPERM
     for operation in (0x80, 0x81, 0x89 | 0x100):
         assert judge(machine, "futex", 0, operation) == ALLOW
-    for operation in (0, 1, 9, 0x109):
+    for operation in (0, 1, 9, 0x109, 0x86, 0x87):  # shared, owned
         assert judge(machine, "futex", 0, operation) == EPERM
     for advice, allowed in ((4, True), (8, True), (10, False), (14, False), (21, False)):
         assert judge(machine, "madvise", 0, 0, advice) == (ALLOW if allowed else EPERM)

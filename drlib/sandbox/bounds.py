@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import stat
+import time
 from contextlib import suppress
 
 from drlib.sandbox import cleanup, layers
@@ -17,8 +18,9 @@ from drlib.sandbox import cleanup, layers
 FILE_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
 WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
 MOST_MAPPINGS = 8192  # some 350 are usual, and 512 threads add two each
-MOST_SWAPPED = 3  # times that a look at the folder begins again
-PART_NAMES = 12  # of a path, opened at once; the longest path has 4096 characters, a name 255
+LOOK_SECONDS = 0.05  # of processor time
+MOST_LOOKS = 4  # at a tree that changes while it is looked at
+KEPT_APART = 12  # names of a path; the longest that can be opened has 4096 characters, a name 255
 _GONE = " (deleted)"
 
 
@@ -35,20 +37,40 @@ def holds_too_much(pid: int, folder: str) -> bool:
 
 def _tree_is_larger(folder: str, room: int) -> bool:
     """Whether the tree has more than `room` bytes or WORK_ENTRIES entries, or folders that are
-    swapped as fast as they are looked at."""
-    count, size, swapped, waiting = 0, 0, 0, [""]
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    swapped as fast as they are looked at, or a look takes LOOK_SECONDS."""
+    end = time.process_time() + LOOK_SECONDS
+    for _ in range(MOST_LOOKS):
+        walk = _Walk(folder)
+        try:
+            return walk.is_larger(room, end)
+        except OSError:  # a folder is another one now, or a link: look again
+            continue
+        finally:
+            walk.close()
+    return True
+
+
+class _Walk:
+    """One look at a tree, depth first. Folders on the way to the present one are kept open, some
+    names apart: from the last of them a path is short, however deep the tree."""
+
+    def __init__(self, folder: str) -> None:
+        self.kept: list[tuple[list[str], int]] = [([], os.open(folder, cleanup.FOLDER))]
+
+    def close(self) -> None:
+        for _, fd in self.kept:
+            os.close(fd)
+
+    def is_larger(self, room: int, end: float) -> bool:
+        """See `_tree_is_larger`; OSError where the tree changes in a way that is not growth."""
+        count, size, waiting = 0, 0, [[]]
         while waiting:
-            path = waiting.pop()
+            if time.process_time() > end:
+                return True
+            names = waiting.pop()
             try:
-                here = _open_measured(top, path)
+                here = self._open(names)
             except FileNotFoundError:  # gone meanwhile
-                continue
-            except OSError:  # it is another folder now, or a link: once more from the start
-                count, size, swapped, waiting = 0, 0, swapped + 1, [""]
-                if swapped > MOST_SWAPPED:
-                    return True
                 continue
             try:
                 for name, info in _entries(here):
@@ -57,37 +79,29 @@ def _tree_is_larger(folder: str, room: int) -> bool:
                     if size > room or count > WORK_ENTRIES:
                         return True
                     if stat.S_ISDIR(info.st_mode):
-                        waiting.append(f"{path}/{name}" if path else name)
+                        waiting.append([*names, name])
             finally:
                 os.close(here)
-    finally:
-        os.close(top)
-    return False
+        return False
 
-
-def _open_measured(top: int, path: str) -> int:
-    """The folder `path` below `top`, opened to us where its own mode hides what is in it."""
-    with suppress(PermissionError):
-        return _open_far_below(top, path)
-    parent, _, name = path.rpartition("/")
-    above = _open_far_below(top, parent)
-    try:
-        return cleanup.open_folder(name, above)
-    finally:
-        os.close(above)
-
-
-def _open_far_below(top: int, path: str) -> int:
-    """As `layers.open_below`, for a path of any length: a part at a time."""
-    here, names = os.dup(top), path.split("/") if path else []
-    while names:
-        part, names = names[:PART_NAMES], names[PART_NAMES:]
-        above = here
+    def _open(self, names: list[str]) -> int:
+        """The folder with this path, opened to us where its own mode hides what is in it."""
+        with suppress(PermissionError):
+            return self._open_as_it_is(names)
+        above = self._open_as_it_is(names[:-1])
         try:
-            here = layers.open_below(above, "/".join(part))
+            return cleanup.open_folder(names[-1], above)
         finally:
             os.close(above)
-    return here
+
+    def _open_as_it_is(self, names: list[str]) -> int:
+        while self.kept[-1][0] != names[: len(self.kept[-1][0])]:
+            os.close(self.kept.pop()[1])
+        start, above = self.kept[-1]
+        here = layers.open_below(above, "/".join(names[len(start) :]) or ".")
+        if len(names) - len(start) >= KEPT_APART:
+            self.kept.append((names, os.dup(here)))
+        return here
 
 
 def _entries(folder: int) -> list[tuple[str, os.stat_result]]:

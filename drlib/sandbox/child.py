@@ -69,7 +69,7 @@ def seed(number: int) -> None:
 
 def main(template, line: _socket.socket) -> None:
     """Lock in, wait for the call, run it; never returns. All of the call comes over `line`: nothing
-    of it is ever in the memory that the next is forked from."""
+    of its code, input and output is ever in the memory that the next is forked from."""
     fd = line.fileno()
     steps = template.mount + template.enter + template.steps
     lock_in(template, steps, fd, lambda: _receive(line), lambda request, _: _run(fd, request))
@@ -153,13 +153,14 @@ def run_cell(request: tuple, keep: bool) -> int | None:
     timers = any(_signal.getitimer(timer) != (0.0, 0.0) for timer in range(3))
     if keep and not timers:
         notices.ask()  # the cell is done: from now on one fork is granted
-    for _ in range(TRIES if keep and not timers else 0):
-        try:
-            if layers.fork(()):
-                break
-            return None
-        except layers.LayerError:  # the keeper said no: a thread is left, or just on its way out
-            time.sleep(0.001)
+        for _ in range(TRIES):
+            try:
+                if layers.fork(()):
+                    break
+                return None
+            except layers.LayerError:  # the keeper said no: a thread is left, or on its way out
+                time.sleep(0.001)
+        notices.ask()  # and from now on none
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
 

@@ -12,13 +12,14 @@ import signal
 from collections.abc import Container
 from contextlib import suppress
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# How a folder is opened: never a link.
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def wipe(folder: str) -> None:
     """Empty `folder`, however deep the tree in it and whatever its modes, following no link:
     sub-folders are moved up to `folder` and emptied there, so that no path grows too long."""
-    top = os.open(folder, _FOLDER)
+    top = os.open(folder, FOLDER)
     try:
         while names := os.listdir(top):
             for name in names:
@@ -63,13 +64,13 @@ def open_folder(name: str, folder: int, mode: int | None = None) -> int:
     where it is closed (or where `mode` says how it is to be); OSError where it is a link."""
     if mode is None:
         with suppress(PermissionError):
-            return os.open(name, _FOLDER, dir_fd=folder)
+            return os.open(name, FOLDER, dir_fd=folder)
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", mode or 0o700)  # of that very folder
     finally:
         os.close(place)
-    return os.open(name, _FOLDER, dir_fd=folder)
+    return os.open(name, FOLDER, dir_fd=folder)
 
 
 def kill_children(keep: Container[int] = ()) -> None:

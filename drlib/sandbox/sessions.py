@@ -239,7 +239,8 @@ class Keeper:
         it was to be kept and does wait, the question and the number in /proc."""
         began = time.monotonic()
         end = began + self.template.config["timeout_s"]
-        done = forked = False  # its cell; the fork that keeps the state, before which it says so
+        # Whether it has said that its cell is done and it will fork; whether it has forked.
+        done = forked = False
         copy, deadline = None, end
         self.poller.register(runner.process, select.POLLIN)
         while True:
@@ -252,7 +253,8 @@ class Keeper:
                 continue
             mine = question.pid == runner.pid
             if mine and not question.forks:
-                done = notices.reply(self.listener, question, 0)
+                notices.reply(self.listener, question, 0)
+                done = not done
             elif mine and done and keep and not forked and self._is_alone(runner):
                 forked = notices.go_on(self.listener, question)
                 deadline = min(end, time.monotonic() + COPY_SECONDS)
@@ -359,7 +361,8 @@ class Keeper:
 
     def _end_others(self) -> None:
         """Kill every process that is not a state."""
-        states = {state.outer for state in self._all()}
+        # A dead one may be waited for below, and its number be another's then.
+        states = {state.outer for state in self._all() if not _readable(state.process, 0.0)}
         cleanup.kill_children(keep=states)
         if not set(cleanup.children()) <= states:
             raise SessionLost("a process could not be ended")
