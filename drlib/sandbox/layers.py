@@ -189,28 +189,39 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str)
     its own path, read-only; and the empty folder `box`. `hidden` names folders inside `shown` that
     appear empty but for what of `shown` lies in them. Needs a mount namespace of our own."""
     take([_tmpfs(root, "size=4m,mode=755")])
-    covered = set(hidden)
+    paths = {path for path in shown if os.path.exists(path)}  # what is not there cannot be shown
+    places, covered = {os.path.realpath(path) for path in paths}, set(hidden)
     # A folder before what lies in it, or the second mount would end up under the first.
-    for path in sorted({*shown, *hidden}, key=lambda path: (path.count("/"), path)):
-        place = root + path
+    for path in sorted(places | covered, key=lambda path: (path.count("/"), path)):
         if path in covered:
-            if os.path.isdir(place):
-                take([_tmpfs(place, "size=1m,mode=755")])
-            continue
-        if not os.path.exists(path):
-            continue  # what is not there cannot be shown
-        if os.path.isdir(path):
-            os.makedirs(place, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o444))
-        source = os.path.realpath(path).encode()
-        take([step(f"bind {path}", "mount", source, place.encode(), b"", _BIND, b"")])
+            if os.path.isdir(root + path):
+                take([_tmpfs(root + path, "size=1m,mode=755")])
+        elif not os.path.exists(root + path):  # in no folder that is shown already
+            _bind(path, root + path)
+    for path in paths - places:  # by another name as well
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        if not os.path.lexists(root + path):
+            os.symlink(os.path.realpath(path), root + path)
     os.makedirs(root + box, 0o755)
-    # for this mount and all below it, whatever else they forbid
-    read_only = struct.pack("=4Q", 1, 0, 0, 0)
-    size, recursive = len(read_only), 0x8000
-    take([step("mount_setattr", "syscall", 442, -1, root.encode(), recursive, read_only, size)])
+    _make_read_only(root)
+
+
+def _bind(source: str, place: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(place)
+    else:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    take([step(f"bind {source}", "mount", source.encode(), place.encode(), b"", _BIND, b"")])
+    _make_read_only(place)  # at once: a mistake further on must not write into the host's folders
+
+
+def _make_read_only(place: str) -> None:
+    """The mount at `place` and all below it, whatever else they forbid."""
+    what = struct.pack("=4Q", 1, 0, 0, 0)
+    recursive = 0x8000
+    arguments = 442, -1, place.encode(), recursive, what, len(what)
+    take([step("mount_setattr", "syscall", *arguments)])
 
 
 def change_root(root: str) -> list[Step]:
