@@ -205,6 +205,25 @@ def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
     assert memory["growth"]["parent_mb"] < 10 and memory["growth"]["children_mb"] < 10
 
 
+def test_no_call_held_more_than_its_limits():
+    """Read, not measured here: tests/test_sandbox_bounds.py wrote it as a script, and measures
+    again as a test."""
+    rows = json.loads((TOUR.parent / "sandbox" / "bounds.json").read_text())
+    assert len(rows) >= 40
+    for name, row in rows.items():
+        assert row["strong"]["held_mb"] <= row["limit_mb"], name
+        assert row["standard"]["held_mb"] <= row["limit_mb"], name
+
+
+def test_branching_beside_replay_was_measured():
+    """Read, not timed here: tests/benchmarks/bench_sessions.py wrote it. A prefix that takes some
+    time is cheaper to hold than to run again; one that takes none is not."""
+    found = json.loads((TOUR.parent / "sandbox" / "sessions.json").read_text())
+    ratios = {row["prefix"]: row["replay_over_held"] for row in found["rows"]}
+    assert ratios["sorting 300,000 numbers"] > 4 and ratios["an integral by sympy"] > 1
+    assert ratios["one assignment"] < 1
+
+
 def test_the_laboratory_was_as_fast_and_small_as_issue_5_asks():
     """Read, not timed here: tests/benchmarks/bench_analysis.py and bench_viewer.py wrote these."""
     rows = json.loads((TOUR.parent / "analysis" / "bench.json").read_text())["rows"]
