@@ -125,7 +125,7 @@ try: print(os.readlink({str(tmp_path / "link")!r}))
 except OSError as error: print(type(error).__name__)
 for action in (lambda: os.mkdir('/made'), lambda: open('/box/made', 'w'), lambda: os.chdir('/..'),
                lambda: os.chmod(os.__file__, 0o777), lambda: os.unlink(os.__file__),
-               lambda: os.rename(os.__file__, '/box/work/x'), lambda: os.chroot('.')):
+               lambda: os.rename(os.__file__, 'x'), lambda: os.chroot('.')):
     try: print(action(), os.getcwd())
     except OSError as error: print(type(error).__name__)
 """

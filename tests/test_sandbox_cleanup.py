@@ -135,6 +135,20 @@ def test_control_the_same_by_path_is_led_out(tmp_path):
         assert state(outside) != before
 
 
+def test_control_a_copy_by_path_is_led_out(tmp_path):
+    """What keepers of sessions once did with the folder of a state that was believed to be still:
+    the copy has files of the folder beside it."""
+    with swapped(tmp_path) as (work, _):
+        end = time.monotonic() + 60
+        stolen = []
+        while not stolen and time.monotonic() < end:
+            copy = tmp_path / os.urandom(8).hex()
+            with suppress(OSError, shutil.Error):
+                shutil.copytree(work, copy, symlinks=True)
+            stolen = [path for path in copy.rglob("kept-*") if not path.is_symlink()]
+        assert stolen
+
+
 def test_measuring_is_not_led_out_by_a_race(tmp_path):
     """The folder beside has more files than a call may have; it never counts."""
     with swapped(tmp_path) as (work, outside):

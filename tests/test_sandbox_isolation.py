@@ -147,7 +147,8 @@ SYSTEM_CALLS = {  # x86-64 and aarch64 numbers; each must fail with EPERM
     "adjtimex": (159, 171), "capset": (126, 91), "setreuid": (113, 145), "vmsplice": (278, 75),
     "sched_setattr": (314, 274), "quotactl_fd": (443, 443), "cachestat": (451, 451),
     "mincore": (27, 232), "timer_create": (222, 107), "splice": (275, 76), "tee": (276, 77),
-    "acct": (163, 89), "listmount": (458, 458), "statmount": (457, 457), "an unknown one": (999, 999),
+    "acct": (163, 89),
+    "listmount": (458, 458), "statmount": (457, 457), "an unknown one": (999, 999),
 }
 
 

@@ -57,7 +57,7 @@ _CONDITIONS = {
     # madvise: what the C library needs; no guards, no huge pages, nothing that a fork would leave
     # out, and nothing about pages that files share
     (28, 233): [(2, _ALL, (0, 1, 2, 3, 4, 8))],
-    # futex: private ones alone; others, on a page of a library, tell concurrent calls of each other.
+    # futex: private ones alone; others, on a page of a library, tell calls of each other.
     # None that is owned by a thread (PI), whose number could be anybody's. 0x100: another clock
     (202, 98): [(1, _ALL ^ 0x100, (0x80, 0x81, 0x83, 0x84, 0x85, 0x89, 0x8A))],
     # preadv2, pwritev2: without flags; RWF_NOWAIT tells which pages of a file others have read

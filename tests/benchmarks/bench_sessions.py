@@ -17,6 +17,7 @@ from pathlib import Path
 
 from drlib.sandbox import Sandbox
 
+COMMAND = "python tests/benchmarks/bench_sessions.py --out figures/reference/sandbox/sessions.json"
 # Cells of the prefix, the branch's code, its answer.
 PREFIXES = {
     "one assignment": (["x = 1"], "print(x)", "1"),
@@ -46,7 +47,7 @@ def main() -> None:
         if sandbox.isolation != "strong":
             parser.error(f"states are held at level strong alone; here it is {sandbox.isolation}")
         rows = [measure(sandbox, name, asked) for name in PREFIXES]
-    found = {"command": "bench_sessions.py", "machine": platform.machine(), "rows": rows}
+    found = {"command": COMMAND, "machine": platform.machine(), "rows": rows}
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,0 +1,206 @@
+"""Walls of the sandbox with a brick taken out: attacks must succeed there, or they prove nothing.
+
+`BRICKS` names textual changes of one file each. `win` copies the package into a folder, makes the
+change (the old text must be there exactly once) and runs an attack on the copy in a process of its
+own. An attack is "KIND: NAME": a "call" of `hostile_cases.py`, a "session" of
+`session_attacks.py`, `session_spoilers.py` or `session_breakers.py`, or a "hoard" of
+`hoarding_cases.py`. As a script this file is that process:
+`python bricks.py PACKAGE_FOLDER KIND:NAME LEVEL ROUNDS` prints {"won": ..., "rounds": ...} and how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = int(os.environ.get("DRLIB_RACE_ROUNDS", "200"))
+SECONDS = 300.0  # for all rounds of one attack
+
+
+@dataclass(frozen=True)
+class Brick:
+    """In `file` of drlib/sandbox, `new` in place of `old` lets `attack` succeed at `level`."""
+
+    file: str
+    old: str
+    new: str
+    attack: str
+    level: str = "strong"
+    also: tuple[tuple[str, str, str], ...] = ()  # (file, old, new): what would hold all the same
+
+
+BRICKS = {
+    "Landlock": Brick(
+        "zygote.py",
+        "self.restrict = layers.landlock_restrict(ruleset)",
+        "self.restrict = []",
+        "call: read a file",
+        "standard",
+    ),
+    "no open file in a state": Brick(
+        "bounds.py",
+        'numbers = sorted(os.listdir(f"/proc/{pid}/fd"))',
+        'numbers = ["0", "1", "2"]',
+        "session: a pipe",
+    ),
+    "no mapped file in a state": Brick(
+        "bounds.py",
+        "if not mapped_files(pid) <= mapped:",
+        "if False:",
+        "session: a mapped output",
+    ),
+    "no file in the folder of a session": Brick(
+        "sessions.py",
+        "return self._look_at_folder() == self.as_new",
+        "return True",
+        "session: a new file",
+    ),
+    "no anonymous memory that is shared": Brick(
+        "seccomp.py",
+        "(9, 222): [(3, 0x21, (0x0, 0x1, 0x20))],",
+        "(9, 222): [(3, 0x21, (0x0, 0x1, 0x20, 0x21))],",
+        "hoard: shared memory of which a page stays mapped",
+    ),
+    "no huge pages": Brick(
+        "zygote.py",
+        "layers.take(layers.NO_HUGE_PAGES)",
+        "",
+        "hoard: huge pages of which a small one stays mapped",
+        also=(("seccomp.py", "(28, 233): [(2, _ALL, (0, 1,", "(28, 233): [(2, _ALL, (14, 0, 1,"),),
+    ),
+    "locks that do nothing": Brick(
+        "seccomp.py",
+        "yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)",
+        "yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_ALLOW)",
+        "hoard: record locks",
+    ),
+    "one table of descriptors": Brick(
+        "seccomp.py",
+        "(436, 436): [(2, _ALL, (0, 4))],",
+        "(436, 436): [(2, _ALL, (0, 2, 4))],",
+        "hoard: socket pairs in tables of their own",
+    ),
+    "no splice": Brick(
+        "syscalls.txt",
+        "sendfile:40:71",
+        "sendfile:40:71 splice:275:76",
+        "hoard: pages of shortened files in sockets",
+    ),
+    "files without a name are counted": Brick(
+        "bounds.py",
+        "room = WORK_BYTES - nameless_bytes(pid, folder)",
+        "room = WORK_BYTES",
+        "hoard: deleted files, mapped",
+        "standard",
+    ),
+}
+
+
+def take_out(brick: Brick, folder: Path) -> None:
+    """A copy of the package in `folder`, without this brick."""
+    source = ROOT / "drlib"
+    copy = folder / "drlib"
+    shutil.copytree(
+        source / "sandbox", copy / "sandbox", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(source / "__init__.py", copy)
+    for name, old, new in ((brick.file, brick.old, brick.new), *brick.also):
+        path = copy / "sandbox" / name
+        text = path.read_text()
+        count = text.count(old)
+        if count != 1:
+            raise AssertionError(f"{name} has this {count} times, not once:\n{old}")
+        path.write_text(text.replace(old, new))
+
+
+def win(brick: Brick, rounds: int = ROUNDS) -> dict:
+    """How often its attack succeeded with the brick taken out; ends with the first success."""
+    with tempfile.TemporaryDirectory() as folder:
+        take_out(brick, Path(folder))
+        # Whoever loses root's rights must still be able to read the copy.
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        command = [sys.executable, __file__, folder, brick.attack, brick.level, str(rounds)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, cwd=folder, check=False
+        )
+        if done.returncode:
+            raise AssertionError(f"The attack could not be run:\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- in the process of the attack ---------------------------------------------------------------
+
+
+def call_rounds(name: str, level: str, rounds: int):
+    """For each round of an attack by a single call, what it breached."""
+    from tests.sandbox_targets import BREACH, CANARY, CASES, Places, sandbox_at, shown
+
+    with ExitStack() as stack:
+        places = Places(stack)
+        made = stack.enter_context(sandbox_at(level, timeout_s=8.0, memory_mb=256))
+        for _ in range(rounds):
+            case = CASES[name]
+            result = made.run(places.fill(case.code), case.stdin, case.history)
+            yield [word for word in (CANARY, BREACH) if word in shown(result)]
+
+
+def session_rounds(name: str, level: str, rounds: int):
+    """For each round of an attack on a session, what it breached."""
+    from tests.sandbox_targets import sandbox_at
+    from tests.session_attacks import RACES
+    from tests.session_breakers import BREAKERS, LEFT
+    from tests.session_spoilers import AWAKE, KEPT
+    from tests.session_targets import PREFIX, Outside, attempt
+
+    attacks = {attack.name: attack for attack in RACES + AWAKE + KEPT + BREAKERS + LEFT}
+    with ExitStack() as stack:
+        outside = Outside(stack)
+        made = stack.enter_context(sandbox_at(level, timeout_s=2.0, memory_mb=128))
+        for _ in range(rounds):
+            with made.session() as start:
+                found = attempt(made, start.then(PREFIX), outside, attacks[name])
+            yield [one for one in found if not one.startswith("the answer should")]
+
+
+def hoard_rounds(name: str, level: str, rounds: int):
+    """For each round of a hoard, whether it held too much."""
+    from tests import test_sandbox_bounds as bounds
+
+    bounds.SECONDS = 6.0  # some hoard slowly, on a slow machine
+    with bounds.sandbox_for(level) as made:
+        made.run("print(1)")
+        for _ in range(rounds):
+            found = bounds.held(made, name)
+            yield [f"held {found}"] if found["held_mb"] > bounds.limit(name) else []
+
+
+KINDS = {"call": call_rounds, "session": session_rounds, "hoard": hoard_rounds}
+
+
+def main(folder: str, attack: str, level: str, rounds: str) -> None:
+    """Attack the package in `folder` until it is breached."""
+    sys.path[:0] = [folder, str(ROOT)]
+    import drlib.sandbox
+
+    if not Path(drlib.sandbox.__file__).is_relative_to(folder):
+        raise RuntimeError(f"attacked would be {drlib.sandbox.__file__}")
+    kind, name = attack.split(": ", 1)
+    tried = 0
+    for found in KINDS[kind](name, level, int(rounds)):
+        tried += 1
+        if found:
+            print(json.dumps({"won": 1, "rounds": tried, "how": str(found[0])[:300]}))
+            return
+    print(json.dumps({"won": 0, "rounds": tried, "how": ""}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
