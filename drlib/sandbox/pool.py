@@ -1,8 +1,8 @@
 """Run generated Python code: `Sandbox` keeps warm template processes and hands them calls.
 
 Each call runs in a single-use child of a warm template process; `workers.py` says how calls queue,
-`zygote.py` and `child.py` what happens in one, `layers.py` and `seccomp.py` what holds it in. Fails closed:
-`probe()` tries every layer, and below `min_level` there is no sandbox. The observation
+`zygote.py` and `child.py` what happens in one, `layers.py` and `seccomp.py` what holds it in. Fails
+closed: `probe()` tries every layer, and below `min_level` there is no sandbox. The observation
 (`SandboxResult.text`) is a fixed function of what the code did, without a clock.
 
 State between calls comes in two forms with one meaning: `history` runs earlier cells again
