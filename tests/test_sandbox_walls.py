@@ -2,8 +2,8 @@
 
 The attacks are data (`session_attacks.py`, `session_spoilers.py`, `session_breakers.py`), the
 targets and one round of an attack are in `session_targets.py`. Races are tried
-`DRLIB_RACE_ROUNDS` times (200) at level "strong" with every core busy; elsewhere states are
-replayed, so nothing can race and only the answers count: `DRLIB_REPLAYED_ROUNDS` times (5).
+`DRLIB_RACE_ROUNDS` times (200) with every core busy; below "strong" states are replayed, so nothing
+can race there and only the answers count.
 
 The races are against a keeper that copies and empties folders by path and stops processes by
 signals, and were won against it (6 to 39 times in 40) before there was another.
@@ -24,7 +24,6 @@ from tests.session_spoilers import AWAKE, KEPT
 from tests.session_targets import ANSWER, HONEST, PREFIX, SIBLING, Outside, attempt, busy
 
 ROUNDS = int(os.environ.get("DRLIB_RACE_ROUNDS", "200"))
-REPLAYED_ROUNDS = int(os.environ.get("DRLIB_REPLAYED_ROUNDS", "5"))
 ATTACKS = {attack.name: attack for attack in AWAKE + KEPT + BREAKERS + LEFT}
 RACES_BY_NAME = {race.name: race for race in RACES}
 
@@ -64,13 +63,12 @@ def test_attack(name, sandbox, outside):
 
 
 @pytest.mark.parametrize("name", RACES_BY_NAME)
-def test_race(name, sandbox, outside, level):
-    rounds = ROUNDS if level == "strong" else REPLAYED_ROUNDS
+def test_race(name, sandbox, outside):
     with ExitStack() as stack:
         stack.enter_context(busy())
         session = stack.enter_context(ExitStack())
         prefix = None
-        for number in range(rounds):
+        for number in range(ROUNDS):
             if prefix is None or not prefix.live:  # a cell has ended the session before
                 session.close()
                 prefix = session.enter_context(sandbox.session()).then(PREFIX)
