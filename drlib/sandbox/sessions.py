@@ -23,7 +23,7 @@ The shape relies on these, each said with what is left if it fails:
 - *No file is part of a state.* The work folder is a memory file system of the session, in a file
   tree that shows nothing else. Once a cell has made a file in it, even one that is gone again, the
   session ends and its states are replayed: nobody empties a folder. The keeper makes and changes no
-  file at all: it is under Landlock itself and has no capability that would let it. If it fails:
+  file at all; it is under Landlock itself and could reach none but in that folder. If it fails:
   files of one branch are seen by the next.
 
 Everything dies with the keeper's PID namespace, so there are no sessions below level "strong";
