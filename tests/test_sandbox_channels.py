@@ -102,12 +102,23 @@ def test_advice_about_files_does_nothing(pair):
 
 def test_frames_below_a_call_tell_nothing_of_the_last_one(pair):
     look = (
-        "import sys\nf, seen = sys._getframe(), []\nwhile f:\n"
-        "    seen += [(k, v) for k, v in f.f_locals.items() if k in ('reply', 'status', 'usage')]\n"
+        "import sys\nf, seen, names = sys._getframe(), [], ('reply', 'status', 'usage')\n"
+        "while f:\n    found = {**f.f_locals, **getattr(f.f_locals.get('self'), '__dict__', {})}\n"
+        "    seen += [(name, found[name]) for name in names if name in found]\n"
         "    f = f.f_back\nprint(seen)"
     )
     pair.map(["raise SystemExit(77)"] * 4)
     assert [result.text for result in pair.map([look] * 4)] == ["[]"] * 4
+
+
+def test_the_limits_of_a_call_are_set_for_good(pair):
+    names = ("CPU", "FSIZE", "NOFILE", "CORE", "MEMLOCK", "MSGQUEUE", "SIGPENDING")
+    code = (
+        f"import resource\nfor name in {names}:\n"
+        "    print(*resource.getrlimit(getattr(resource, 'RLIMIT_' + name)))"
+    )
+    values = (7, 8 << 20, 64, 0, 0, 0, 1024)
+    assert pair.run(code).text == "\n".join(f"{value} {value}" for value in values)
 
 
 # --- the host -----------------------------------------------------------------------------------

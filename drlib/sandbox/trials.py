@@ -237,6 +237,8 @@ def _one_namespaced_call(folder: str) -> str:
         expect(OSError, lambda: (file.write(bytes(2 << 20)), file.flush()), "more than the size")
         os.ftruncate(file.fileno(), 0)
     expect(OSError, lambda: os.mkdir("/box/other"), "a change of the file tree")
+    if not os.statvfs(os.__file__).f_flag & os.ST_RDONLY:
+        raise AssertionError("what the file tree shows could be written to")
     if os.path.exists("/proc") or not os.path.exists(os.__file__):
         raise AssertionError("the file tree is not the one that was built")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
