@@ -1,8 +1,8 @@
 """What each line of defence in `sandbox/sessions.py` gives, seen from outside and one at a time.
 
 The attacks of `test_sandbox_walls.py` meet all of them together, so one that is gone may go
-unnoticed there. Here each is looked at by itself, and a copy of the package without it (`bricks.py`)
-shows that the look would tell.
+unnoticed there. Here each is looked at by itself, and a copy of the package without it
+(`bricks.py`) shows that the look would tell.
 """
 
 import subprocess
