@@ -37,6 +37,21 @@ def until_refused(action, limit=10**7):
             done += 1
     except (OSError, MemoryError, RuntimeError, ValueError): pass
     return done
+def fill(write):
+    try:
+        while True: write(bytes(1 << 16))
+    except BlockingIOError: pass
+def full_pipe():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    fill(lambda data: os.write(write, data))
+    return read, write
+def socket_pair(_):
+    pair = socket.socketpair()
+    kept.append(pair)
+    for end in pair:
+        end.setblocking(False)
+        fill(end.send)
 """
 
 # Threads with a table of descriptors of their own, if the sandbox lets them have one.
@@ -52,14 +67,6 @@ def in_own_tables(action, tables=64):
     for _ in range(tables): threading.Thread(target=one, daemon=True).start()
     done.wait()
     return sum(counts)
-def socket_pair(_):
-    pair = socket.socketpair()
-    kept.append(pair)
-    for end in pair:
-        end.setblocking(False)
-        try:
-            while True: end.send(bytes(1 << 16))
-        except BlockingIOError: pass
 """
 
 MEMORY = {

@@ -6,24 +6,10 @@ from tests.hoarding_cases import TABLES
 
 DESCRIPTORS = {
     "pipes": """# fills as many pipes as it may open
-def take(_):
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    try:
-        while True: os.write(write, bytes(1 << 16))
-    except BlockingIOError: pass
-    kept.append(write)
-hold(until_refused(take))
+hold(until_refused(lambda _: kept.append(full_pipe())))
 """,
     "pipes of one end": """# keeps one descriptor of each full pipe only
-def take(_):
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    try:
-        while True: os.write(write, bytes(1 << 16))
-    except BlockingIOError: pass
-    os.close(write)
-hold(until_refused(take))
+hold(until_refused(lambda _: os.close(full_pipe()[1])))
 """,
     "enlarged pipes": """# asks for pipes of a megabyte and fills them
 def take(_):
@@ -285,14 +271,6 @@ timer = ctypes.c_void_p()
 signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 65))
 def files(number):
     with open(f"f{number}", "wb") as file: file.write(bytes(4 * MB))
-def sockets(_):
-    pair = socket.socketpair()
-    kept.append(pair)
-    for end in pair:
-        end.setblocking(False)
-        try:
-            while True: end.send(bytes(1 << 16))
-        except BlockingIOError: pass
 def timers(_):
     if libc.timer_create(0, None, ctypes.byref(timer)): raise MemoryError
 def tables(number):
@@ -302,7 +280,7 @@ counts = [until_refused(files, 15)]
 for fd in range(3):
     try: os.pwrite(fd, bytes(8 * MB - PAGE), 0)
     except OSError: pass
-counts.append(until_refused(sockets, 28))
+counts.append(until_refused(socket_pair, 28))
 counts.append(until_refused(timers, 50_000))
 counts.append(until_refused(lambda n: os.kill(os.getpid(), 34 + n % 30), 100_000))
 counts.append(until_refused(tables, 60_000))
