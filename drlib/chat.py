@@ -31,9 +31,18 @@ from drlib.trajectory import Segment
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = (
-    PAD, START, END, "<think>", "</think>", "<tool_call>", "</tool_call>",
-    "<tool_response>", "</tool_response>", "<answer>", "</answer>",
-)  # fmt: skip
+    PAD,
+    START,
+    END,
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<answer>",
+    "</answer>",
+)
 ROLES = ("system\n", "user\n", "assistant\n")
 MAX_DEPTH = 32  # of the JSON in a call
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
@@ -44,9 +53,12 @@ CHAT_TEMPLATE = _TEMPLATE_FILE.read_text(encoding="utf-8").replace("\\\n", "").r
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, *,
-    names: Iterable[str] = (), phrases: Iterable[str] = (),
-) -> PreTrainedTokenizerFast:  # fmt: skip
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    names: Iterable[str] = (),
+    phrases: Iterable[str] = (),
+) -> PreTrainedTokenizerFast:
     """A tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
 
     texts: what the common words and the subwords are counted in. names: each word of each becomes
@@ -68,8 +80,10 @@ def train_tokenizer(
     bytes_ = (f"<0x{b:02X}>" for b in range(256))
     pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
     if len(pieces) > vocab_size:
-        raise ValueError(f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit "
-                         f"into a vocabulary of {vocab_size}: raise it or drop names")  # fmt: skip
+        raise ValueError(
+            f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit "
+            f"into a vocabulary of {vocab_size}: raise it or drop names"
+        )
     lexicon = {*words, *name_words} - {*phrases}
     # first of words that are no pieces yet; where texts are short, of all
     subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
@@ -83,8 +97,10 @@ def train_tokenizer(
         while len(pieces) < size and (piece := next(candidates, None)):
             pieces[piece] = None
     if len(pieces) < vocab_size:
-        raise ValueError(f"the texts give only {len(pieces)} pieces for a vocabulary of "
-                         f"{vocab_size}: lower it or pass more texts")  # fmt: skip
+        raise ValueError(
+            f"the texts give only {len(pieces)} pieces for a vocabulary of "
+            f"{vocab_size}: lower it or pass more texts"
+        )
     return _build(pieces, splitter)
 
 
@@ -108,9 +124,12 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TAGS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE,
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    )
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
@@ -135,16 +154,19 @@ def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer at {path}: give the folder of the model that made the "
-                         f"rollouts ({error})") from error  # fmt: skip
+        raise ValueError(
+            f"no tokenizer at {path}: give the folder of the model that made the rollouts ({error})"
+        ) from error
 
 
 def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
     special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     missing = [tag for tag in TAGS if tag not in special]
     if missing:
-        raise ValueError(f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; "
-                         f"add them and resize the embedding, or {_REMEDY}")  # fmt: skip
+        raise ValueError(
+            f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; "
+            f"add them and resize the embedding, or {_REMEDY}"
+        )
 
 
 @dataclass(frozen=True)
@@ -168,16 +190,34 @@ class FormatError:
 
 
 FORMAT_REASONS = (
-    _NO_ACTION, _OPEN_THINK, _OPEN_CALL, _NOT_JSON, _NOT_A_CALL, _BAD_NAME, _BAD_ARGUMENTS,
-    _BAD_CODE, _OPEN_ANSWER, _EMPTY_ANSWER, _TOOL_RESPONSE, _MARKER, _NOT_UNICODE,
+    _NO_ACTION,
+    _OPEN_THINK,
+    _OPEN_CALL,
+    _NOT_JSON,
+    _NOT_A_CALL,
+    _BAD_NAME,
+    _BAD_ARGUMENTS,
+    _BAD_CODE,
+    _OPEN_ANSWER,
+    _EMPTY_ANSWER,
+    _TOOL_RESPONSE,
+    _MARKER,
+    _NOT_UNICODE,
 ) = (
-    "no tool call or answer.", "think is not closed.", "tool call is not closed.",
-    "tool call is not valid JSON.", "tool call needs a name and arguments, nothing else.",
-    "name must be a text.", "arguments must be a JSON object.",
-    "code must be closed, not empty, and only for python.", "answer is not closed.",
-    "answer is empty.", "policy wrote a tool response.", "policy wrote a chat marker.",
+    "no tool call or answer.",
+    "think is not closed.",
+    "tool call is not closed.",
+    "tool call is not valid JSON.",
+    "tool call needs a name and arguments, nothing else.",
+    "name must be a text.",
+    "arguments must be a JSON object.",
+    "code must be closed, not empty, and only for python.",
+    "answer is not closed.",
+    "answer is empty.",
+    "policy wrote a tool response.",
+    "policy wrote a chat marker.",
     "text is not valid Unicode.",
-)  # fmt: skip
+)
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
 _OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_ANSWER}
 

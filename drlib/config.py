@@ -64,9 +64,9 @@ class Config:
     # "exclude" is Tongyi's rule; "keep" trains on unanswered over-long negatives
     rl_overlong: Literal["exclude", "keep"] = "exclude"
     # switches of reinforcement learning; with all of them here a step is the published recipe
-    rl_advantage: Literal[
-        "leave_one_out", "group_mean", "group_normalized", "batch_normalized"
-    ] = "leave_one_out"
+    rl_advantage: Literal["leave_one_out", "group_mean", "group_normalized", "batch_normalized"] = (
+        "leave_one_out"
+    )
     rl_clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
     rl_level: Literal["token", "sequence"] = "token"
     rl_aggregate: Literal["token", "sequence", "constant"] = "token"
@@ -110,13 +110,17 @@ class Config:
                 value = changes[name] = float(value)
             number = kind is not str and type(value) is kind
             for wrong, fault in (
-                (type(value) is not kind,
-                 f"be {kind.__name__}, got {type(value).__name__} ({value!r})"),
+                (
+                    type(value) is not kind,
+                    f"be {kind.__name__}, got {type(value).__name__} ({value!r})",
+                ),
                 (number and value < 0, f"not be negative, got {value}"),
-                (number and name.endswith("_share") and value > 1,
-                 f"be a share in 0..1, got {value}"),
+                (
+                    number and name.endswith("_share") and value > 1,
+                    f"be a share in 0..1, got {value}",
+                ),
                 (choices and value not in choices, f"be one of {choices}, got {value!r}"),
-            ):  # fmt: skip
+            ):
                 if wrong:
                     raise ValueError(f"parameter {name!r} must {fault}")
         return dataclasses.replace(self, **changes)
@@ -132,13 +136,23 @@ class Config:
 TOUR = {"rl_overlong": "keep", "rl_emergency_stop": True}
 PROFILES: dict[str, dict] = {
     "laptop": TOUR,
-    "ci": TOUR | {
-        "cpt_steps": 12, "cpt_batch_tokens": 2048, "cpt_warmup_steps": 2,
-        "demonstrations": 120, "sft_steps": 8, "sft_batch_tokens": 2048, "sft_continued_steps": 8,
-        "rl_steps": 3, "rl_questions": 8, "rl_group": 4, "checkpoint_every": 2,
-        "eval_questions": 10, "eval_samples": 2,
+    "ci": TOUR
+    | {
+        "cpt_steps": 12,
+        "cpt_batch_tokens": 2048,
+        "cpt_warmup_steps": 2,
+        "demonstrations": 120,
+        "sft_steps": 8,
+        "sft_batch_tokens": 2048,
+        "sft_continued_steps": 8,
+        "rl_steps": 3,
+        "rl_questions": 8,
+        "rl_group": 4,
+        "checkpoint_every": 2,
+        "eval_questions": 10,
+        "eval_samples": 2,
     },
-}  # fmt: skip
+}
 
 
 def nearest(word: str, known) -> str:

@@ -80,11 +80,17 @@ class ToolResult:
 
 
 _ARRAYS = {  # dtype and axes
-    "token_ids": (np.int32, "T"), "generated": (np.bool_, "T"), "logprobs": (np.float32, "T"),
-    "entropies": (np.float32, "T"), "segments": (np.uint8, "T"), "turns": (np.uint16, "T"),
-    "versions": (np.int32, "T"), "routed_experts": (np.uint16, "T", "L", "k"),
-    "top_ids": (np.int32, "T", "K"), "top_logprobs": (np.float32, "T", "K"),
-}  # fmt: skip
+    "token_ids": (np.int32, "T"),
+    "generated": (np.bool_, "T"),
+    "logprobs": (np.float32, "T"),
+    "entropies": (np.float32, "T"),
+    "segments": (np.uint8, "T"),
+    "turns": (np.uint16, "T"),
+    "versions": (np.int32, "T"),
+    "routed_experts": (np.uint16, "T", "L", "k"),
+    "top_ids": (np.int32, "T", "K"),
+    "top_logprobs": (np.float32, "T", "K"),
+}
 _OPTIONAL = ("entropies", "routed_experts", "top_ids", "top_logprobs")
 
 
@@ -145,8 +151,9 @@ class Trajectory:
                 got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
                 raise TypeError(f"{at}{name} must be {want}, got {got}")
             if len(array) != len(self):
-                raise ValueError(f"{at}{name} has {len(array)} entries for {len(self)} tokens; "
-                                 "give one a token")  # fmt: skip
+                raise ValueError(
+                    f"{at}{name} has {len(array)} entries for {len(self)} tokens; give one a token"
+                )
             if name.endswith(("logprobs", "entropies")) and array[~self.generated].any():
                 raise ValueError(f"{at}{name} is not 0 at a token that was not generated")
         top = [None if x is None else x.shape for x in (self.top_ids, self.top_logprobs)]
@@ -180,12 +187,16 @@ def _same(a: Any, b: Any) -> bool:
 _TEXT = ("id", "task_id", "group_id", "world_version", "termination", "answer")
 _JSON = ("tool_results", "reward_parts", "messages", "metadata")
 _SHAPES = {"routed_experts": "routed_shape", "top_ids": "top_shape", "top_logprobs": "top_shape"}
-_SCHEMA = pa.schema([
-    *((name, pa.string()) for name in _TEXT), *((name, pa.string()) for name in _JSON),
-    ("policy_version", pa.int64()), ("reward", pa.float64()),
-    *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, (dtype, *_) in _ARRAYS.items()),
-    *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
-])  # fmt: skip
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in _TEXT),
+        *((name, pa.string()) for name in _JSON),
+        ("policy_version", pa.int64()),
+        ("reward", pa.float64()),
+        *((name, pa.list_(pa.from_numpy_dtype(dtype))) for name, (dtype, *_) in _ARRAYS.items()),
+        *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
+    ]
+)
 _LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no such columns
 _ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
 
@@ -223,9 +234,10 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
         if error.errno is None:  # of the file that the trajectories come from
             raise
         raise OSError(
-            error.errno, f"cannot write trajectories to {path}: {error}; nothing was kept of this "
+            error.errno,
+            f"cannot write trajectories to {path}: {error}; nothing was kept of this "
             "attempt, free space or choose another folder and save again",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _groups(rows: Iterable[dict]) -> Iterator[list[dict]]:

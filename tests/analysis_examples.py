@@ -4,8 +4,11 @@ import numpy as np
 
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
 
-STATUS = {"ok": (True, "", "found it"), "error": (False, "error", "Error: no"),
-          "empty": (False, "empty", "")}  # fmt: skip
+STATUS = {
+    "ok": (True, "", "found it"),
+    "error": (False, "error", "Error: no"),
+    "empty": (False, "empty", ""),
+}
 
 
 def rollout(name, turns, statuses=(), **fields):
@@ -29,11 +32,25 @@ def rollout(name, turns, statuses=(), **fields):
     ids = np.where(sampled, 99 + np.cumsum(sampled), 7).astype(np.int32)
     results = [ToolResult("search", {}, STATUS[s][2], *STATUS[s][:2]) for s in statuses]
     values = dict(
-        id=name, task_id="q", group_id="g", world_version="w", policy_version=0, token_ids=ids,
-        generated=sampled, logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
-        entropies=np.array(entropies, np.float32), segments=np.array(segments, np.uint8),
-        turns=np.array(at_turn, np.uint16), versions=np.zeros(n, np.int32), routed_experts=None,
-        tool_results=results, termination=Termination.ANSWERED, answer="Oslo", reward=None,
-        reward_parts={}, messages=[], metadata={},
-    )  # fmt: skip
+        id=name,
+        task_id="q",
+        group_id="g",
+        world_version="w",
+        policy_version=0,
+        token_ids=ids,
+        generated=sampled,
+        logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+        entropies=np.array(entropies, np.float32),
+        segments=np.array(segments, np.uint8),
+        turns=np.array(at_turn, np.uint16),
+        versions=np.zeros(n, np.int32),
+        routed_experts=None,
+        tool_results=results,
+        termination=Termination.ANSWERED,
+        answer="Oslo",
+        reward=None,
+        reward_parts={},
+        messages=[],
+        metadata={},
+    )
     return Trajectory(**{**values, **fields})

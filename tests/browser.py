@@ -20,8 +20,9 @@ from tornado.websocket import websocket_connect
 
 from tests.waiting import until
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-                None)  # fmt: skip
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run
  --disable-background-networking --disable-component-update --disable-sync --disable-extensions
  --disable-features=IsolateSandboxedIframes --hide-scrollbars --remote-debugging-port=0""".split()
@@ -36,8 +37,10 @@ class Browser(AbstractContextManager):
         self._profile, self._loop = Path(tempfile.mkdtemp()), asyncio.new_event_loop()
         self._process = subprocess.Popen(
             [CHROMIUM, *FLAGS, OFFLINE, f"--user-data-dir={self._profile}", "about:blank"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             self._loop.run_until_complete(self._connect())
             for domain in ("Page", "Runtime", "Log", "Network"):
@@ -52,8 +55,9 @@ class Browser(AbstractContextManager):
         until(lambda: file.exists() and len(file.read_text().splitlines()) == 2)
         port = file.read_text().split()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as reply:
-            url = next(tab["webSocketDebuggerUrl"] for tab in json.load(reply)
-                       if tab["type"] == "page")  # fmt: skip
+            url = next(
+                tab["webSocketDebuggerUrl"] for tab in json.load(reply) if tab["type"] == "page"
+            )
         self._socket = await websocket_connect(url, max_message_size=1 << 30)
 
     def call(self, method: str, **params) -> dict:
@@ -75,8 +79,13 @@ class Browser(AbstractContextManager):
         return reply["result"]
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -96,11 +105,19 @@ class Browser(AbstractContextManager):
 
     def point(self, element: str, click: bool = False, across: float = 0.5) -> None:
         """Move the mouse to an element (an expression), `across` of its width; click."""
-        x, y = self.js(f"(() => {{ const box = ({element}).getBoundingClientRect(); "
-                       f"return [box.x + {across} * box.width, box.y + box.height / 2]; }})()")
+        x, y = self.js(
+            f"(() => {{ const box = ({element}).getBoundingClientRect(); "
+            f"return [box.x + {across} * box.width, box.y + box.height / 2]; }})()"
+        )
         for kind in ("mouseMoved", *(("mousePressed", "mouseReleased") if click else ())):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left",
-                      clickCount=int(click))  # fmt: skip
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                clickCount=int(click),
+            )
 
     def keys(self, *keys: str) -> None:
         for key in keys:

@@ -17,15 +17,28 @@ def tour_graph():
 
 def small_graph():
     """Two rivers, three towns, years and numbers; small enough to check by hand."""
-    nodes = [Node("Alba", "town"), Node("Borg", "town", ("Burg",)), Node("Cove", "town"),
-             Node("Rin", "river"), Node("Sava", "river", ("Sau",)), Node("Nord", "region"),
-             Node("Sund", "region")]  # fmt: skip
+    nodes = [
+        Node("Alba", "town"),
+        Node("Borg", "town", ("Burg",)),
+        Node("Cove", "town"),
+        Node("Rin", "river"),
+        Node("Sava", "river", ("Sau",)),
+        Node("Nord", "region"),
+        Node("Sund", "region"),
+    ]
     facts = [
-        ("Alba", "river", "Rin"), ("Borg", "river", "Rin"), ("Cove", "river", "Sava"),
-        ("Alba", "region", "Nord"), ("Borg", "region", "Sund"), ("Cove", "region", "Sund"),
-        ("Alba", "founding year", "1412"), ("Borg", "founding year", "1417"),
-        ("Cove", "founding year", "1423"), ("Rin", "length", "57"), ("Sava", "length", "940"),
-    ]  # fmt: skip
+        ("Alba", "river", "Rin"),
+        ("Borg", "river", "Rin"),
+        ("Cove", "river", "Sava"),
+        ("Alba", "region", "Nord"),
+        ("Borg", "region", "Sund"),
+        ("Cove", "region", "Sund"),
+        ("Alba", "founding year", "1412"),
+        ("Borg", "founding year", "1417"),
+        ("Cove", "founding year", "1423"),
+        ("Rin", "length", "57"),
+        ("Sava", "length", "940"),
+    ]
     return Graph(nodes, facts)
 
 
@@ -45,8 +58,9 @@ def satisfies(title, query, graph):
         case Range(relation, low, high):
             return any(low <= n <= high for n in _numbers(title, relation, graph))
         case Extreme(relation, of, most):
-            ranked = {n: title for title in answers(of, graph)
-                      for n in _numbers(title, relation, graph)}  # fmt: skip
+            ranked = {
+                n: title for title in answers(of, graph) for n in _numbers(title, relation, graph)
+            }
             own = satisfies(title, of, graph) and _numbers(title, relation, graph)
             return bool(own) and (max if most else min)(ranked) in own
         case Count(of):
@@ -64,14 +78,19 @@ def answers(query, graph):
 
 def explain(title, graph, rng, depth, width=2):
     """A query that `title` fits: a constant at depth 0, else up to `width` facts about it."""
-    around = [(r, v) for r in graph.relations.get(title, ())
-              for v in sorted(graph.values(title, r))]  # fmt: skip
+    around = [
+        (r, v) for r in graph.relations.get(title, ()) for v in sorted(graph.values(title, r))
+    ]
     if depth == 0 or not around:
         return title
     facts = rng.sample(around, min(width, len(around)))
-    parts = tuple(Proj(inverse(r), v if graph.is_value(v) else
-                       explain(v, graph, rng, rng.randrange(depth), width))
-                  for r, v in facts)  # fmt: skip
+    parts = tuple(
+        Proj(
+            inverse(r),
+            v if graph.is_value(v) else explain(v, graph, rng, rng.randrange(depth), width),
+        )
+        for r, v in facts
+    )
     return And(parts) if len(parts) > 1 else parts[0]
 
 
@@ -101,11 +120,15 @@ def any_query(graph, rng, depth=3):
 
     forward = [r for r in relations if not r.endswith(" of")]
     low = rng.randint(0, 60)
-    return rng.choice((
-        lambda: Proj(rng.choice(relations), inside()),
-        lambda: Proj(rng.choice(relations), inside()),
-        lambda: And((inside(), inside())), lambda: Or((inside(), inside())),
-        lambda: Diff(inside(), inside()), lambda: Range(rng.choice(forward), low, low + 1500),
-        lambda: Extreme(rng.choice(forward), inside(), rng.random() < 0.5),
-        lambda: Count(inside()),
-    ))()  # fmt: skip
+    return rng.choice(
+        (
+            lambda: Proj(rng.choice(relations), inside()),
+            lambda: Proj(rng.choice(relations), inside()),
+            lambda: And((inside(), inside())),
+            lambda: Or((inside(), inside())),
+            lambda: Diff(inside(), inside()),
+            lambda: Range(rng.choice(forward), low, low + 1500),
+            lambda: Extreme(rng.choice(forward), inside(), rng.random() < 0.5),
+            lambda: Count(inside()),
+        )
+    )()

@@ -13,10 +13,18 @@ CLIPS = ["ppo", "double_sided", "cispo", "none"]
 
 def a_tool_result(env_fault=False):
     return ToolResult(
-        tool="search", arguments={"query": ["x"]}, text="1. x", ok=not env_fault,
-        error="backend down" if env_fault else None, latency_s=0.1, attempts=1, source="index",
-        cache_hit=False, degraded=False, env_fault=env_fault,
-    )  # fmt: skip
+        tool="search",
+        arguments={"query": ["x"]},
+        text="1. x",
+        ok=not env_fault,
+        error="backend down" if env_fault else None,
+        latency_s=0.1,
+        attempts=1,
+        source="index",
+        cache_hit=False,
+        degraded=False,
+        env_fault=env_fault,
+    )
 
 
 def a_trajectory(
@@ -25,14 +33,27 @@ def a_trajectory(
     generated = np.arange(tokens + 1) > 0
     zeros = np.zeros(tokens + 1)
     return Trajectory(
-        id=name, task_id="t-1", group_id="g-0", world_version="w", policy_version=0,
-        token_ids=zeros.astype(np.int32), generated=generated,
-        logprobs=zeros.astype(np.float32), entropies=None,
+        id=name,
+        task_id="t-1",
+        group_id="g-0",
+        world_version="w",
+        policy_version=0,
+        token_ids=zeros.astype(np.int32),
+        generated=generated,
+        logprobs=zeros.astype(np.float32),
+        entropies=None,
         segments=np.full(tokens + 1, Segment.ANSWER, dtype=np.uint8),
-        turns=zeros.astype(np.uint16), versions=zeros.astype(np.int32), routed_experts=None,
-        tool_results=[a_tool_result(i < faults) for i in range(2)], termination=termination,
-        answer=answer, reward=reward, reward_parts={}, messages=[], metadata={},
-    )  # fmt: skip
+        turns=zeros.astype(np.uint16),
+        versions=zeros.astype(np.int32),
+        routed_experts=None,
+        tool_results=[a_tool_result(i < faults) for i in range(2)],
+        termination=termination,
+        answer=answer,
+        reward=reward,
+        reward_parts={},
+        messages=[],
+        metadata={},
+    )
 
 
 def changed(trajectory, **changes):
@@ -41,9 +62,13 @@ def changed(trajectory, **changes):
 
 def a_format_error(reason="think is not closed."):
     return dataclasses.replace(
-        a_tool_result(), tool="format", arguments={}, text=f"Error: {reason}", ok=False,
+        a_tool_result(),
+        tool="format",
+        arguments={},
+        text=f"Error: {reason}",
+        ok=False,
         error="format",
-    )  # fmt: skip
+    )
 
 
 def a_batch(seed=0, sequences=6, tokens=7, shift=0.3):

@@ -82,8 +82,10 @@ class Places:
             file.flush()
             setattr(self, name.lower(), file.name)
         self.victim = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(3600)", CANARY], cwd=self.folder,
-            env={"SECRET": CANARY})
+            [sys.executable, "-c", "import time; time.sleep(3600)", CANARY],
+            cwd=self.folder,
+            env={"SECRET": CANARY},
+        )
         stack.callback(lambda: (self.victim.kill(), self.victim.wait()))
         self.before = self.state()
 
@@ -93,11 +95,21 @@ class Places:
     def fill(self, code: str) -> str:
         """The program with the names of the targets in the places kept for them."""
         values = {
-            "FOLDER": self.folder, "SECRET": self.secret, "SIZE": len(CANARY), "HOME": self.home,
-            "TMP": self.tmp, "REPO": Path(__file__).resolve().parents[1], "KEY": KEY,
-            "PORT": self.tcp.getsockname()[1], "UDP": self.udp.getsockname()[1],
-            "ABSTRACT": f"{TOKEN}-planted", "TOKEN": TOKEN, "PARENT": os.getpid(),
-            "VICTIM": self.victim.pid, "STDLIB": os.path.dirname(os.__file__), "BREACH": BREACH,
+            "FOLDER": self.folder,
+            "SECRET": self.secret,
+            "SIZE": len(CANARY),
+            "HOME": self.home,
+            "TMP": self.tmp,
+            "REPO": Path(__file__).resolve().parents[1],
+            "KEY": KEY,
+            "PORT": self.tcp.getsockname()[1],
+            "UDP": self.udp.getsockname()[1],
+            "ABSTRACT": f"{TOKEN}-planted",
+            "TOKEN": TOKEN,
+            "PARENT": os.getpid(),
+            "VICTIM": self.victim.pid,
+            "STDLIB": os.path.dirname(os.__file__),
+            "BREACH": BREACH,
         }
         for name, value in values.items():
             code = code.replace(f"<{name}>", str(value))
@@ -105,12 +117,21 @@ class Places:
 
     def state(self):
         """All that a case could have changed, comparable."""
-        found = [(p.name, s.st_mode, s.st_uid, s.st_size, s.st_mtime_ns, s.st_nlink)
-                 for p in sorted(self.folder.iterdir()) for s in [p.stat()]]
+        found = [
+            (p.name, s.st_mode, s.st_uid, s.st_size, s.st_mtime_ns, s.st_nlink)
+            for p in sorted(self.folder.iterdir())
+            for s in [p.stat()]
+        ]
         process = psutil.Process(self.victim.pid)
-        return (self.secret.read_text(), found, self.victim.poll(), process.nice(),
-                process.status() == psutil.STATUS_STOPPED, os.getpriority(os.PRIO_PROCESS, 0),
-                os.sched_getaffinity(0))
+        return (
+            self.secret.read_text(),
+            found,
+            self.victim.poll(),
+            process.nice(),
+            process.status() == psutil.STATUS_STOPPED,
+            os.getpriority(os.PRIO_PROCESS, 0),
+            os.sched_getaffinity(0),
+        )
 
     def check(self) -> None:
         """Nothing is changed and nobody has called."""

@@ -12,9 +12,16 @@ TOWNS = [f"Town {i:03}" for i in range(150)]
 def tiny():
     """Towns 0..149: in Bigland (all), on River r (i % 10), with Guild g (i % 7); people: 1000 + i.
     Town 5, 12 and 19 have a mill; Bigland's page has three parts."""
-    facts = [(town, relation, value) for i, town in enumerate(TOWNS) for relation, value in (
-        ("country", "Bigland"), ("river", f"River {i % 10}"), ("guild", f"Guild {i % 7}"),
-        ("people", str(1000 + i)))]  # fmt: skip
+    facts = [
+        (town, relation, value)
+        for i, town in enumerate(TOWNS)
+        for relation, value in (
+            ("country", "Bigland"),
+            ("river", f"River {i % 10}"),
+            ("guild", f"Guild {i % 7}"),
+            ("people", str(1000 + i)),
+        )
+    ]
     facts += [(TOWNS[i], "mill", "Old Mill") for i in (5, 12, 19)]
     facts += [("Bigland", "zone", "Zone North"), ("Bigland", "capital", "Town 019")]
     nodes = [Node(town, "town") for town in TOWNS] + [Node("Bigland", "country")]

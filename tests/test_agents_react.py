@@ -174,8 +174,9 @@ def test_a_task_reads_its_own_world(chat, toolbox):
 
 @pytest.fixture(scope="module")
 def policy():
-    shape = PolicyShape(hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16,
-                        max_positions=256)  # fmt: skip
+    shape = PolicyShape(
+        hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16, max_positions=256
+    )
     return build_policy(shape, 0, init="plain")
 
 

@@ -12,21 +12,39 @@ import torch
 from tests.analysis_examples import rollout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3MoeForCausalLM,
-)  # fmt: skip
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3MoeForCausalLM,
+)
 
 from drlib.analysis.entropy import (
-    entropy_bounds, high_entropy, outcome, overlap, rescore, responses, summary, token_statistics,
-    token_texts, top_share,
-)  # fmt: skip
+    entropy_bounds,
+    high_entropy,
+    outcome,
+    overlap,
+    rescore,
+    responses,
+    summary,
+    token_statistics,
+    token_texts,
+    top_share,
+)
 from drlib.chat import load_tokenizer
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import record_routes
 from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
 
 TOUR = "figures/reference/tour"
-SMALL = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-             num_key_value_heads=1, intermediate_size=48, max_position_embeddings=64)  # fmt: skip
+SMALL = dict(
+    vocab_size=150,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=48,
+    max_position_embeddings=64,
+)
 
 
 def model_of(kind):
@@ -34,8 +52,10 @@ def model_of(kind):
     if kind == "policy":
         shape = PolicyShape(vocab_size=150, hidden=32, layers=2, heads=2, experts=4)
         return build_policy(shape, 0, "plain").eval()
-    own = {"gpt2": dict(vocab_size=150, n_embd=32, n_layer=2, n_head=2, n_positions=64),
-           "gemma2": {**SMALL, "head_dim": 16, "final_logit_softcapping": 0.5}}  # fmt: skip
+    own = {
+        "gpt2": dict(vocab_size=150, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+        "gemma2": {**SMALL, "head_dim": 16, "final_logit_softcapping": 0.5},
+    }
     config = AutoConfig.for_model(kind, **own.get(kind, SMALL))
     model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():  # far from uniform, so that entropies differ
@@ -45,8 +65,10 @@ def model_of(kind):
 
 def rollouts(seed=0, sizes=((5, 3), (9,), (2, 8, 4))):
     rng = np.random.default_rng(seed)
-    made = [rollout(f"t{i}", [[0.0] * n for n in turns], ["ok"] * (len(turns) - 1))
-            for i, turns in enumerate(sizes)]  # fmt: skip
+    made = [
+        rollout(f"t{i}", [[0.0] * n for n in turns], ["ok"] * (len(turns) - 1))
+        for i, turns in enumerate(sizes)
+    ]
     return [replace(t, token_ids=rng.integers(150, size=len(t)).astype(np.int32)) for t in made]
 
 
@@ -56,8 +78,9 @@ def test_rescored_values_are_those_of_a_plain_softmax_over_each_trajectory_alone
     """gemma2 caps its logits: hidden states times the output matrix would be wrong."""
     model = model_of(kind)
     for top_k in (0, 3):
-        found = list(rescore(model, rollouts(), temperature=temperature, top_k=top_k,
-                             batch_tokens=30))  # fmt: skip
+        found = list(
+            rescore(model, rollouts(), temperature=temperature, top_k=top_k, batch_tokens=30)
+        )
         for before, after in zip(rollouts(), found):
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor(before.token_ids.tolist())[None]).logits[0]
@@ -109,17 +132,31 @@ def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
 
 def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
     model = model_of("llama")
-    for how, message in ((dict(temperature=0.0), "above 0: 0.0"), (dict(top_k=151), "0..150"),
-                         (dict(temperature=math.nan), "above 0: nan")):  # fmt: skip
+    for how, message in (
+        (dict(temperature=0.0), "above 0: 0.0"),
+        (dict(top_k=151), "0..150"),
+        (dict(temperature=math.nan), "above 0: nan"),
+    ):
         with pytest.raises(ValueError, match=message):
             next(rescore(model, rollouts(), **how))
     with pytest.raises(ValueError, match=r"training mode; call model.eval\(\) first"):
         next(rescore(model.train(), rollouts()))
     nothing = rollout("none", [])
-    nothing = replace(nothing, **{
-        name: getattr(nothing, name)[:0] for name in ("token_ids", "generated", "logprobs",
-        "entropies", "segments", "turns", "versions")
-    })  # fmt: skip
+    nothing = replace(
+        nothing,
+        **{
+            name: getattr(nothing, name)[:0]
+            for name in (
+                "token_ids",
+                "generated",
+                "logprobs",
+                "entropies",
+                "segments",
+                "turns",
+                "versions",
+            )
+        },
+    )
     assert len(next(rescore(model.eval(), [nothing], top_k=2))) == 0
 
 
@@ -136,8 +173,10 @@ def test_a_head_with_a_bias_is_exact_too():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [(dict(token_ids=np.full(15, 150, np.int32)), "t0 has ids beyond .* of 150: .*another tok"),
-     (dict(token_ids=np.full(15, -2, np.int32)), "t0 has ids beyond")],
+    [
+        (dict(token_ids=np.full(15, 150, np.int32)), "t0 has ids beyond .* of 150: .*another tok"),
+        (dict(token_ids=np.full(15, -2, np.int32)), "t0 has ids beyond"),
+    ],
 )
 def test_ids_of_another_tokenizer_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -184,8 +223,13 @@ def test_bounds_hold_and_are_exact_when_everything_is_known():
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [([[-0.1, math.nan]], "NaN"), ([[0.5]], "positive"), ([[-0.1, -0.1]], "more than 1"),
-     ([-0.1], r"need \[N, K\]"), ([[-3.0] * 5], "K from 1 to the vocabulary of 4")],
+    [
+        ([[-0.1, math.nan]], "NaN"),
+        ([[0.5]], "positive"),
+        ([[-0.1, -0.1]], "more than 1"),
+        ([-0.1], r"need \[N, K\]"),
+        ([[-3.0] * 5], "K from 1 to the vocabulary of 4"),
+    ],
 )
 def test_what_is_no_top_k_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
@@ -197,8 +241,10 @@ def test_what_is_no_top_k_is_refused(values, message):
 
 
 def test_the_table_by_hand(tmp_path):
-    made = [rollout("a", [[1, 2], [3], [4, 5]], ["error", "empty"], reward=1.0),
-            rollout("b", [[6, 7]], metadata={"right_answer": "Rome"})]  # fmt: skip
+    made = [
+        rollout("a", [[1, 2], [3], [4, 5]], ["error", "empty"], reward=1.0),
+        rollout("b", [[6, 7]], metadata={"right_answer": "Rome"}),
+    ]
     save_trajectories(tmp_path / "t.parquet", made)
     table = token_statistics(tmp_path / "t.parquet")
     assert table.names == ["a", "b"] and table.right_M.tolist() == [1, 0]
@@ -242,8 +288,16 @@ def test_a_person_s_words_are_no_response_and_missing_results_are_named():
     segments[10] = Segment.TEMPLATE  # no text came back
     empty_first = replace(spoken, segments=segments[::1].copy())
     assert responses(empty_first) == [(9, 13, "empty")]
-    after = token_statistics([replace(t, segments=np.where(
-        np.arange(len(t)) == 10, Segment.PROMPT, t.segments).astype(np.uint8))])  # fmt: skip
+    after = token_statistics(
+        [
+            replace(
+                t,
+                segments=np.where(np.arange(len(t)) == 10, Segment.PROMPT, t.segments).astype(
+                    np.uint8
+                ),
+            )
+        ]
+    )
     assert after.since.tolist() == [-1, 0, -1], "a person's words end what a response began"
     with pytest.raises(ValueError, match="trajectory a: 2 tool responses for 1 tool results"):
         responses(replace(t, tool_results=only))
@@ -260,8 +314,9 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(ValueError, match="0 trajectories without a sampled token"):
         token_statistics([])
     silent = rollout("a", [[1]])
-    silent = replace(silent, generated=np.zeros(4, bool), logprobs=np.zeros(4, np.float32),
-                     entropies=None)  # fmt: skip
+    silent = replace(
+        silent, generated=np.zeros(4, bool), logprobs=np.zeros(4, np.float32), entropies=None
+    )
     with pytest.raises(ValueError, match="1 trajectories without a sampled token"):
         token_statistics([silent])
     with pytest.raises(ValueError, match="the id 'a' occurs 2 times"):
@@ -287,10 +342,13 @@ def test_the_top_share_is_exact_and_ties_go_to_the_first(share):
 
 
 def test_scopes_and_segments():
-    table = token_statistics([rollout("a", [[0.1, 0.2, 0.3, 0.4, 0.5]]),
-                              rollout("b", [[1, 2, 3, 4, 5]])])  # fmt: skip
-    by = {scope: np.flatnonzero(high_entropy(table, 0.4, scope)).tolist()
-          for scope in ("trajectory", "batch", "fixed")}  # fmt: skip
+    table = token_statistics(
+        [rollout("a", [[0.1, 0.2, 0.3, 0.4, 0.5]]), rollout("b", [[1, 2, 3, 4, 5]])]
+    )
+    by = {
+        scope: np.flatnonzero(high_entropy(table, 0.4, scope)).tolist()
+        for scope in ("trajectory", "batch", "fixed")
+    }
     assert by == {"trajectory": [3, 4, 8, 9], "batch": [6, 7, 8, 9], "fixed": [5, 6, 7, 8, 9]}
     within = np.arange(10) < 7
     assert np.flatnonzero(high_entropy(table, 0.4, within=within)).tolist() == [4, 5, 6]

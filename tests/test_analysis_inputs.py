@@ -28,8 +28,14 @@ from tests.test_house import ROOT
 
 TOUR = ROOT / "figures" / "reference" / "tour"
 FILES = ("sft_sampled", "sft_greedy", "rl_sampled", "rl_greedy")
-P, T, C, R, A, X = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE,
-                    Segment.ANSWER, Segment.TEMPLATE)  # fmt: skip
+P, T, C, R, A, X = (
+    Segment.PROMPT,
+    Segment.THINK,
+    Segment.TOOL_CALL,
+    Segment.TOOL_RESPONSE,
+    Segment.ANSWER,
+    Segment.TEMPLATE,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +54,11 @@ def foreign():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<eos>"],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(["the search for the answer of the question"] * 9, trainer)
     tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
@@ -97,15 +106,42 @@ def test_segments_of_a_text_with_markers():
     """Nothing opens inside an open tag; only assistants think, call and answer."""
     start = "<|im_start|>"
     pieces = [
-        (start + "system\n", X), ("Be good.", P), ("<|im_end|>\n", X), (start + "user\n", X),
-        ("Who", P), ("<answer>", X), ("I?", P), ("</answer>", X), ("<|im_end|>", X),
-        (start + "assistant\n", X), ("<think>", X), ("Hm", T), ("<answer>", X), ("no", T),
-        ("</think>", X), ("so", T), ("<tool_call>", X), ("{}", C), ("</tool_call>", X),
-        ("<|im_end|>\n", X), (start + "tool\n", X), ("found", R), ("<|im_end|>\n", X),
-        (start + "user\n", X), ("<tool_response>", X), ("<think>", X), ("more", R),
-        ("</tool_response>", X), ("<|im_end|>", X), (start + "assistant\n", X), ("<answer>", X),
-        ("you", A), ("</answer>", X), ("<report>", X), ("all", Segment.REPORT),
-    ]  # fmt: skip
+        (start + "system\n", X),
+        ("Be good.", P),
+        ("<|im_end|>\n", X),
+        (start + "user\n", X),
+        ("Who", P),
+        ("<answer>", X),
+        ("I?", P),
+        ("</answer>", X),
+        ("<|im_end|>", X),
+        (start + "assistant\n", X),
+        ("<think>", X),
+        ("Hm", T),
+        ("<answer>", X),
+        ("no", T),
+        ("</think>", X),
+        ("so", T),
+        ("<tool_call>", X),
+        ("{}", C),
+        ("</tool_call>", X),
+        ("<|im_end|>\n", X),
+        (start + "tool\n", X),
+        ("found", R),
+        ("<|im_end|>\n", X),
+        (start + "user\n", X),
+        ("<tool_response>", X),
+        ("<think>", X),
+        ("more", R),
+        ("</tool_response>", X),
+        ("<|im_end|>", X),
+        (start + "assistant\n", X),
+        ("<answer>", X),
+        ("you", A),
+        ("</answer>", X),
+        ("<report>", X),
+        ("all", Segment.REPORT),
+    ]
     texts, expected = zip(*pieces)
     assert segments_of(texts, np.zeros(len(texts), bool)).tolist() == list(expected)
     letters = [(c, segment) for text, segment in pieces for c in text]
@@ -126,10 +162,16 @@ def test_without_markers_the_sampled_text_is_the_assistants():
 
 
 def tongyi_row(t, **more):
-    return {"question": t.metadata["question"], "answer": t.metadata["right_answer"],
-            "messages": t.messages, "prediction": t.answer or "No answer found.",
-            "termination": {"answered": "answer", "turns": "exceed available llm calls"}.get(
-                t.termination, str(t.termination)), **more}  # fmt: skip
+    return {
+        "question": t.metadata["question"],
+        "answer": t.metadata["right_answer"],
+        "messages": t.messages,
+        "prediction": t.answer or "No answer found.",
+        "termination": {"answered": "answer", "turns": "exceed available llm calls"}.get(
+            t.termination, str(t.termination)
+        ),
+        **more,
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -175,15 +217,28 @@ def test_parquet_of_messages_reads_like_the_lines(tour, tokenizer, tmp_path):
 
 
 def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
-    call = {"id": "c1", "type": "function",
-            "function": {"name": "search", "arguments": '{"query": ["Malawi"]}'}}  # fmt: skip
-    row = {"messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Which code?"}]},
-        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "name": "search", "content": "it", "ok": False},
-        {"role": "assistant", "content": "<answer>MWK</answer>", "tool_calls": None},
-        {"role": "user", "content": "Thank you, never answered to."},
-    ], "score": True, "id": "own", "termination": "a word that nobody knows"}  # fmt: skip
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"query": ["Malawi"]}'},
+    }
+    row = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Which code?"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "Look.",
+                "tool_calls": [call],
+            },
+            {"role": "tool", "tool_call_id": "c1", "name": "search", "content": "it", "ok": False},
+            {"role": "assistant", "content": "<answer>MWK</answer>", "tool_calls": None},
+            {"role": "user", "content": "Thank you, never answered to."},
+        ],
+        "score": True,
+        "id": "own",
+        "termination": "a word that nobody knows",
+    }
     (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), tokenizer)
     turn = '<think>Look.</think><tool_call>{"name": "search", "arguments": {"query": ["Malawi"]}}'
     assert t.messages[1]["content"] == turn + "</tool_call>"
@@ -196,23 +251,26 @@ def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
     assert np.unique(t.turns[t.generated]).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("message, ok, error", [
-    ({"content": "Finland. No Error here, KeyErrors neither"}, True, None),
-    ({"content": "Errors and how to avoid them"}, True, None),
-    ({"content": "Error: query must be a list"}, False, "error"),
-    ({"content": "KeyError: 'x'"}, False, "error"),
-    ({"content": "json.decoder.JSONDecodeError: no"}, False, "error"),
-    ({"content": "[Python Interpreter Error]: Formatting error."}, False, "error"),
-    ({"content": "Traceback (most recent call last):\n"}, False, "error"),
-    ({"content": "{'error': 'no such tool'}"}, False, "error"),  # TRL's str of a failed call
-    ({"content": " \n"}, False, "empty"),
-    ({"content": "No results found for 'x'."}, False, "empty"),
-    ({"content": "Error 404, a page about it", "ok": True}, True, None),
-    ({"content": "fine", "is_error": True}, False, "error"),
-    ({"content": "fine", "isError": False}, True, None),
-    ({"content": "fine", "status": "error"}, False, "error"),
-    ({"content": "fine", "error": "timeout"}, False, "timeout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message, ok, error",
+    [
+        ({"content": "Finland. No Error here, KeyErrors neither"}, True, None),
+        ({"content": "Errors and how to avoid them"}, True, None),
+        ({"content": "Error: query must be a list"}, False, "error"),
+        ({"content": "KeyError: 'x'"}, False, "error"),
+        ({"content": "json.decoder.JSONDecodeError: no"}, False, "error"),
+        ({"content": "[Python Interpreter Error]: Formatting error."}, False, "error"),
+        ({"content": "Traceback (most recent call last):\n"}, False, "error"),
+        ({"content": "{'error': 'no such tool'}"}, False, "error"),  # TRL's str of a failed call
+        ({"content": " \n"}, False, "empty"),
+        ({"content": "No results found for 'x'."}, False, "empty"),
+        ({"content": "Error 404, a page about it", "ok": True}, True, None),
+        ({"content": "fine", "is_error": True}, False, "error"),
+        ({"content": "fine", "isError": False}, True, None),
+        ({"content": "fine", "status": "error"}, False, "error"),
+        ({"content": "fine", "error": "timeout"}, False, "timeout"),
+    ],
+)
 def test_whether_a_call_worked(message, ok, error):
     said = '<tool_call>{"name": "visit", "arguments": {"url": "a"}}</tool_call>'
     tool = {"role": "tool"} | message
@@ -223,9 +281,15 @@ def test_whether_a_call_worked(message, ok, error):
 def test_responses_of_parallel_calls_are_one_result_and_format_errors_are_named():
     both = "<tool_response>\none\n</tool_response>\n<tool_response>\nError\n</tool_response>"
     calls = '<tool_call>{"name": "a", "arguments": {}}</tool_call>' * 2
-    talk = [("user", "<tool_response>not one</tool_response>"), ("assistant", calls),
-            ("user", both), ("assistant", "<tool_call>{"), ("tool", "Error: not JSON"),
-            ("assistant", "I ask you"), ("user", "a person's words")]  # fmt: skip
+    talk = [
+        ("user", "<tool_response>not one</tool_response>"),
+        ("assistant", calls),
+        ("user", both),
+        ("assistant", "<tool_call>{"),
+        ("tool", "Error: not JSON"),
+        ("assistant", "I ask you"),
+        ("user", "a person's words"),
+    ]
     first, second = tool_results([{"role": role, "content": said} for role, said in talk])
     assert (first.tool, first.text, first.ok) == ("a", "one\nError", False)
     assert (second.tool, second.error) == ("format", "format")
@@ -247,37 +311,67 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
         later = ~t.generated & (t.turns > 0)
         assert set(t.segments[later]) == {between} and "".join(texts[later]).count("R") == 1
         assert [status for *_, status in responses(t)] == ["error"] * (role == "tool")
-    said = [("user", "Q"), ("assistant", call), ("tool", "Error: R"), ("assistant", "So"),
-            ("user", "And?"), ("assistant", call), ("tool", "found"), ("assistant", "End")]
+    said = [
+        ("user", "Q"),
+        ("assistant", call),
+        ("tool", "Error: R"),
+        ("assistant", "So"),
+        ("user", "And?"),
+        ("assistant", call),
+        ("tool", "found"),
+        ("assistant", "End"),
+    ]
     row = {"messages": [{"role": role, "content": content} for role, content in said]}
     (t,) = read_rollouts(lines(tmp_path / "b.jsonl", [row]), foreign)
     found = responses(t)
     assert [status for *_, status in found] == ["error", "ok"]
     texts = token_texts(foreign, t.token_ids)
     assert ["".join(texts[a:b]) for a, b, _ in found] == [
-        "[tool]Error: R[assistant]", "[tool]found[assistant]"
+        "[tool]Error: R[assistant]",
+        "[tool]found[assistant]",
     ]
 
 
-@pytest.mark.parametrize("prediction, word, answer, end", [
-    ("MWK", "answer", "MWK", Termination.ANSWERED),  # without a tag in the text
-    ("No answer found.", "answer not found", None, Termination.FORMAT),
-    ("No answer found after 2h30mins", "No answer found after 2h30mins", None,
-     Termination.WALL_CLOCK),
-    ("a turn", "format error: generate an answer as token limit reached", None, Termination.LENGTH),
-    ("MWK", "generate an answer as token limit reached", "MWK", Termination.ANSWERED),
-    ("No answer found.", "exceed available llm calls", None, Termination.TURNS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "prediction, word, answer, end",
+    [
+        ("MWK", "answer", "MWK", Termination.ANSWERED),  # without a tag in the text
+        ("No answer found.", "answer not found", None, Termination.FORMAT),
+        (
+            "No answer found after 2h30mins",
+            "No answer found after 2h30mins",
+            None,
+            Termination.WALL_CLOCK,
+        ),
+        (
+            "a turn",
+            "format error: generate an answer as token limit reached",
+            None,
+            Termination.LENGTH,
+        ),
+        ("MWK", "generate an answer as token limit reached", "MWK", Termination.ANSWERED),
+        ("No answer found.", "exceed available llm calls", None, Termination.TURNS),
+    ],
+)
 def test_tongyis_words_for_an_end(tokenizer, tmp_path, prediction, word, answer, end):
-    row = {"question": "q", "prediction": prediction, "termination": word,
-           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hm"}]}
+    row = {
+        "question": "q",
+        "prediction": prediction,
+        "termination": word,
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hm"}],
+    }
     (t,) = read_rollouts(lines(tmp_path / "iter1.jsonl", [row]), tokenizer)
     assert (t.answer, t.termination, t.metadata["termination"]) == (answer, end, word)
 
 
 def test_failed_rows_of_tongyi_are_left_out_with_a_warning(tour, tokenizer, tmp_path):
-    failed = {"question": "q", "answer": "a", "error": "Timeout (>1800s)", "messages": [],
-              "prediction": "[Failed]"}  # fmt: skip
+    failed = {
+        "question": "q",
+        "answer": "a",
+        "error": "Timeout (>1800s)",
+        "messages": [],
+        "prediction": "[Failed]",
+    }
     path = lines(tmp_path / "iter1.jsonl", [failed, tongyi_row(tour["rl_greedy"][0])])
     with pytest.warns(UserWarning, match="Timeout"):
         (t,) = read_rollouts(path, tokenizer)
@@ -298,13 +392,27 @@ def test_a_file_that_trl_wrote(tokenizer, tmp_path):
 
     prompts = [[{"role": "user", "content": q}] for q in ("The code of Malawi?", "Where is Oslo?")]
     GRPOTrainer(
-        model=model, processing_class=tokenizer, reward_funcs=[length, half],
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[length, half],
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        args=GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], seed=0,
-                        max_steps=1, per_device_train_batch_size=4, num_generations=2,
-                        max_completion_length=12, log_completions=True, logging_steps=1,
-                        save_strategy="no", disable_tqdm=True, num_completions_to_print=0),
-    ).train()  # fmt: skip
+        args=GRPOConfig(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            seed=0,
+            max_steps=1,
+            per_device_train_batch_size=4,
+            num_generations=2,
+            max_completion_length=12,
+            log_completions=True,
+            logging_steps=1,
+            save_strategy="no",
+            disable_tqdm=True,
+            num_completions_to_print=0,
+        ),
+    ).train()
     (path,) = (tmp_path / "completions").glob("*.parquet")
     table = pd.read_parquet(path)
     got = list(read_rollouts(path, tokenizer))
@@ -321,19 +429,33 @@ def test_a_file_that_trl_wrote(tokenizer, tmp_path):
 
 def test_trl_with_tools_and_trl_with_plain_text(tour, tokenizer, tmp_path):
     call = {"type": "function", "function": {"name": "visit", "arguments": {"url": "u", "q": None}}}
-    table = {"step": [3], "prompt": [[{"role": "user", "content": "Q?"}]],
-             "completion": [[{"role": "assistant", "content": "", "tool_calls": [call]},
-                             {"role": "tool", "name": "visit", "content": "{'error': 'no'}"},
-                             {"role": "assistant", "content": "<answer>x</answer>"}]],
-             "right": [1.0], "hops": [2], "advantage": [0.1]}  # fmt: skip
+    table = {
+        "step": [3],
+        "prompt": [[{"role": "user", "content": "Q?"}]],
+        "completion": [
+            [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "name": "visit", "content": "{'error': 'no'}"},
+                {"role": "assistant", "content": "<answer>x</answer>"},
+            ]
+        ],
+        "right": [1.0],
+        "hops": [2],
+        "advantage": [0.1],
+    }
     pd.DataFrame(table).to_parquet(tmp_path / "tools.parquet")
     (t,) = read_rollouts(tmp_path / "tools.parquet", tokenizer)
     (result,) = t.tool_results
     assert (result.tool, result.arguments, result.ok) == ("visit", {"url": "u"}, False)
     assert (t.answer, t.reward, t.metadata["hops"]) == ("x", 1.0, 2)
     text = [tokenizer.decode(ids) for ids, _ in runs(tour["rl_greedy"][0])]
-    plain = {"step": [1], "prompt": [text[0]], "completion": ["".join(text[1:])], "right": [1.0],
-             "advantage": [0.0]}  # fmt: skip
+    plain = {
+        "step": [1],
+        "prompt": [text[0]],
+        "completion": ["".join(text[1:])],
+        "right": [1.0],
+        "advantage": [0.0],
+    }
     pd.DataFrame(plain).to_parquet(tmp_path / "text.parquet")
     (t,) = read_rollouts(tmp_path / "text.parquet", tokenizer)
     np.testing.assert_array_equal(t.token_ids, tour["rl_greedy"][0].token_ids)
@@ -344,8 +466,16 @@ def test_verl_and_back(tour, tokenizer, tmp_path):
     rows = []
     for t in tour["sft_sampled"]:
         text = [tokenizer.decode(ids) for ids, _ in runs(t)]
-        rows.append({"input": text[0], "output": "".join(text[1:]), "step": 7, "score": 0.0,
-                     "gts": t.metadata["right_answer"], "acc": 0.0})  # fmt: skip
+        rows.append(
+            {
+                "input": text[0],
+                "output": "".join(text[1:]),
+                "step": 7,
+                "score": 0.0,
+                "gts": t.metadata["right_answer"],
+                "acc": 0.0,
+            }
+        )
     equal = 0
     path = lines(tmp_path / "7.jsonl", rows)
     for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
@@ -369,7 +499,8 @@ def test_verl_without_the_markers_of_its_template(foreign, tmp_path):
     texts = token_texts(foreign, t.token_ids)
     assert "".join(texts) == row["input"] + output and t.metadata["question"] == "Where?"
     assert "".join(texts[t.generated]) == output.replace(
-        "\nuser\n<tool_response>\nOslo\n</tool_response>\nassistant\n", "")  # fmt: skip
+        "\nuser\n<tool_response>\nOslo\n</tool_response>\nassistant\n", ""
+    )
     said = {s: "".join(texts[t.segments == s]) for s in (T, C, R, A)}
     assert "Oslo" in said[R] and said[A] == "Oslo"
     assert "I look." in said[T] and '"search"' in said[C]
@@ -380,10 +511,15 @@ def test_verl_agent_loop_keeps_ids_mask_and_logprobs(tour, tokenizer, tmp_path):
     rows = []
     for t in tour["sft_sampled"]:
         first = int(np.flatnonzero(t.generated)[0])
-        rows.append({"prompt_ids": t.token_ids[:first].tolist(), "reward_score": 1.0,
-                     "response_ids": t.token_ids[first:].tolist(),
-                     "response_mask": t.generated[first:].astype(int).tolist(),
-                     "response_logprobs": t.logprobs[first:].tolist()})  # fmt: skip
+        rows.append(
+            {
+                "prompt_ids": t.token_ids[:first].tolist(),
+                "reward_score": 1.0,
+                "response_ids": t.token_ids[first:].tolist(),
+                "response_mask": t.generated[first:].astype(int).tolist(),
+                "response_logprobs": t.logprobs[first:].tolist(),
+            }
+        )
     path = lines(tmp_path / "a.jsonl", rows)
     for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
         for name in ("token_ids", "generated", "logprobs", "segments", "turns"):

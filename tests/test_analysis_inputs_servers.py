@@ -35,10 +35,17 @@ def first_turn(t):
     """(prompt ids, ids, logprobs, alternatives, entropies) of the first sampled turn."""
     start = int(np.flatnonzero(t.generated)[0])
     end = start + int(np.argmin(np.append(t.generated[start:], False)))
-    tops = [dict(zip(ids.tolist(), values.tolist()))
-            for ids, values in zip(t.top_ids[start:end], t.top_logprobs[start:end])]  # fmt: skip
-    return (t.token_ids[:start].tolist(), t.token_ids[start:end].tolist(),
-            t.logprobs[start:end].tolist(), tops, t.entropies[start:end])  # fmt: skip
+    tops = [
+        dict(zip(ids.tolist(), values.tolist()))
+        for ids, values in zip(t.top_ids[start:end], t.top_logprobs[start:end])
+    ]
+    return (
+        t.token_ids[:start].tolist(),
+        t.token_ids[start:end].tolist(),
+        t.logprobs[start:end].tolist(),
+        tops,
+        t.entropies[start:end],
+    )
 
 
 def request_output(t, tokenizer):
@@ -46,14 +53,28 @@ def request_output(t, tokenizer):
     prompt, ids, logprobs, tops, _ = first_turn(t)
     entries = [{i: value} | top for i, value, top in zip(ids, logprobs, tops)]
     return {
-        "request_id": t.id, "prompt": tokenizer.decode(prompt), "prompt_token_ids": prompt,
-        "finished": True, "outputs": [{
-            "index": 0, "text": tokenizer.decode(ids, skip_special_tokens=True), "token_ids": ids,
-            "cumulative_logprob": sum(logprobs), "finish_reason": "length", "stop_reason": None,
-            "logprobs": [{str(i): {"logprob": v, "rank": 1, "decoded_token": tokenizer.decode(i)}
-                          for i, v in entry.items()} for entry in entries],
-        }],
-    }  # fmt: skip
+        "request_id": t.id,
+        "prompt": tokenizer.decode(prompt),
+        "prompt_token_ids": prompt,
+        "finished": True,
+        "outputs": [
+            {
+                "index": 0,
+                "text": tokenizer.decode(ids, skip_special_tokens=True),
+                "token_ids": ids,
+                "cumulative_logprob": sum(logprobs),
+                "finish_reason": "length",
+                "stop_reason": None,
+                "logprobs": [
+                    {
+                        str(i): {"logprob": v, "rank": 1, "decoded_token": tokenizer.decode(i)}
+                        for i, v in entry.items()
+                    }
+                    for entry in entries
+                ],
+            }
+        ],
+    }
 
 
 def chat_completion(t, tokenizer, **more):
@@ -63,12 +84,26 @@ def chat_completion(t, tokenizer, **more):
     def entry(i, value, **more):
         return {"token": name(i), "logprob": value, "bytes": list(name(i).encode()), **more}
 
-    content = [entry(i, value, top_logprobs=[entry(*top) for top in alternatives.items()])
-               for i, value, alternatives in zip(ids, logprobs, tops)]  # fmt: skip
+    content = [
+        entry(i, value, top_logprobs=[entry(*top) for top in alternatives.items()])
+        for i, value, alternatives in zip(ids, logprobs, tops)
+    ]
     message = {"role": "assistant", "content": name(ids), "tool_calls": []}
-    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "policy_rl",
-            "choices": [{"index": 0, "message": message, "logprobs": {"content": content},
-                         "finish_reason": "stop", **more}]}  # fmt: skip
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "policy_rl",
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": {"content": content},
+                "finish_reason": "stop",
+                **more,
+            }
+        ],
+    }
 
 
 def assert_is_first_turn(b, t):
@@ -137,8 +172,12 @@ def test_completions(scored, tokenizer, tmp_path, named):
     for t in scored:
         prompt, ids, logprobs, tops, _ = first_turn(t)
         name = (lambda i: f"token_id:{i}") if named else tokenizer.decode
-        logs = {"tokens": [name(i) for i in ids], "token_logprobs": logprobs, "text_offset": [],
-                "top_logprobs": [{name(i): v for i, v in top.items()} for top in tops]}  # fmt: skip
+        logs = {
+            "tokens": [name(i) for i in ids],
+            "token_logprobs": logprobs,
+            "text_offset": [],
+            "top_logprobs": [{name(i): v for i, v in top.items()} for top in tops],
+        }
         choice = {"index": 0, "text": tokenizer.decode(ids), "logprobs": logs}
         rows.append({"object": "text_completion", "choices": [choice]})
         rows[-1] = {"request": {"prompt": tokenizer.decode(prompt)}, "response": rows[-1]}
@@ -162,8 +201,10 @@ def test_a_tokenizer_without_tags_or_template(foreign, tmp_path):
     assert "\ufffd" in tokens and len(foreign.encode("<answer>")) > 1
     content = [{"token": t, "logprob": -0.5, "top_logprobs": []} for t in tokens]
     choice = {"message": {"role": "assistant", "content": said}, "logprobs": {"content": content}}
-    row = {"request": {"messages": [{"role": "user", "content": "Où?"}]},
-           "response": {"choices": [choice]}}  # fmt: skip
+    row = {
+        "request": {"messages": [{"role": "user", "content": "Où?"}]},
+        "response": {"choices": [choice]},
+    }
     (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), foreign)
     assert foreign.decode(t.token_ids) == (
         f"<|im_start|>user\nOù?<|im_end|>\n<|im_start|>assistant\n{said}"
@@ -224,8 +265,12 @@ def test_a_tokenizer_is_needed_and_must_be_there(tmp_path):
 
 
 def test_the_format_can_be_forced(tokenizer, tmp_path):
-    row = {"input": "Q", "output": "A", "score": 1, "messages": [
-        {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}  # fmt: skip
+    row = {
+        "input": "Q",
+        "output": "A",
+        "score": 1,
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+    }
     path = lines(tmp_path / "a.jsonl", [row])
     (by_field,), (forced,) = (read_rollouts(path, tokenizer, format=f) for f in (None, "messages"))
     assert tokenizer.decode(by_field.token_ids) == "QA"
@@ -241,39 +286,89 @@ BAD = {
     "an empty turn": ({"messages": [TURNS[0], {"role": "assistant", "content": ""}]}, "sampled"),
     "no content": ({"messages": [TURNS[0], {"role": "assistant"}]}, "sampled"),
     "no role": ({"messages": [{"content": "a"}]}, "no field 'role'"),
-    "an image": ({"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]},
-                 "no field .text."),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]},
+        "no field .text.",
+    ),
     "not a list": ({"messages": 3}, "int"),
     "NaN reward": ({"messages": TURNS, "reward": math.nan}, "reward is nan"),
     "infinite score": ({"messages": TURNS, "score": math.inf}, "reward is inf"),
     "a word for a reward": ({"messages": TURNS, "score": "right"}, "reward is 'right'; give"),
     "other vocabulary": ({"prompt_token_ids": [1], "outputs": [{"token_ids": [99999]}]}, "99999"),
     "negative id": ({"prompt_token_ids": [-1], "outputs": [{"token_ids": [15]}]}, "-1"),
-    "other tokenizer": ({"prompt_token_ids": [5], "outputs": [OUTPUT | {"text": "zz"}]},
-                        "another tokenizer"),
-    "too few log-probs": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": -1.0}]}]}, "1 log-probabilities for 2 sampled"),
-    "too many": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": -1.0}, {"16": -1.0}, {"17": -1.0}]}]}, "3 log-prob.* for 2"),
-    "not its log-prob": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": -1.0}, {"17": -2.0}]}]}, "at token 2 are .None"),
-    "NaN log-prob": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": math.nan}, {"16": -2.0}]}]}, "at token 1 are .nan"),
-    "minus infinity": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": -math.inf}, {"16": -2.0}]}]}, "at token 1 are .-inf"),
-    "a probability": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": 0.9}, {"16": -2.0}]}]}, "at token 1 are .0.9"),
-    "NaN alternative": ({"prompt_token_ids": [5], "outputs": [
-        OUTPUT | {"logprobs": [{"15": -1.0, "8": math.nan}, {"16": -2.0}]}]}, "1 are .-1.0.*nan"),
+    "other tokenizer": (
+        {"prompt_token_ids": [5], "outputs": [OUTPUT | {"text": "zz"}]},
+        "another tokenizer",
+    ),
+    "too few log-probs": (
+        {"prompt_token_ids": [5], "outputs": [OUTPUT | {"logprobs": [{"15": -1.0}]}]},
+        "1 log-probabilities for 2 sampled",
+    ),
+    "too many": (
+        {
+            "prompt_token_ids": [5],
+            "outputs": [OUTPUT | {"logprobs": [{"15": -1.0}, {"16": -1.0}, {"17": -1.0}]}],
+        },
+        "3 log-prob.* for 2",
+    ),
+    "not its log-prob": (
+        {"prompt_token_ids": [5], "outputs": [OUTPUT | {"logprobs": [{"15": -1.0}, {"17": -2.0}]}]},
+        "at token 2 are .None",
+    ),
+    "NaN log-prob": (
+        {
+            "prompt_token_ids": [5],
+            "outputs": [OUTPUT | {"logprobs": [{"15": math.nan}, {"16": -2.0}]}],
+        },
+        "at token 1 are .nan",
+    ),
+    "minus infinity": (
+        {
+            "prompt_token_ids": [5],
+            "outputs": [OUTPUT | {"logprobs": [{"15": -math.inf}, {"16": -2.0}]}],
+        },
+        "at token 1 are .-inf",
+    ),
+    "a probability": (
+        {"prompt_token_ids": [5], "outputs": [OUTPUT | {"logprobs": [{"15": 0.9}, {"16": -2.0}]}]},
+        "at token 1 are .0.9",
+    ),
+    "NaN alternative": (
+        {
+            "prompt_token_ids": [5],
+            "outputs": [OUTPUT | {"logprobs": [{"15": -1.0, "8": math.nan}, {"16": -2.0}]}],
+        },
+        "1 are .-1.0.*nan",
+    ),
     "no prompt": ({"choices": [{"message": {"content": "a"}}]}, "no prompt.*return_token_ids"),
-    "other tokens": ({"prompt_token_ids": [5], "choices": [{"message": {"content": "a"},
-        "logprobs": {"content": [{"token": "Ġxyzzy", "logprob": -1.0}]}}]},
-        "'Ġxyzzy' is no token of this tokenizer: the model has another"),
-    "echoed": ({"prompt_token_ids": [5], "choices": [{"text": "I ", "token_ids": [1665], "logprobs":
-        {"tokens": ["a", "b"], "token_logprobs": [None, -1.0]}}]}, "2 log-probabilities for 1"),
+    "other tokens": (
+        {
+            "prompt_token_ids": [5],
+            "choices": [
+                {
+                    "message": {"content": "a"},
+                    "logprobs": {"content": [{"token": "Ġxyzzy", "logprob": -1.0}]},
+                }
+            ],
+        },
+        "'Ġxyzzy' is no token of this tokenizer: the model has another",
+    ),
+    "echoed": (
+        {
+            "prompt_token_ids": [5],
+            "choices": [
+                {
+                    "text": "I ",
+                    "token_ids": [1665],
+                    "logprobs": {"tokens": ["a", "b"], "token_logprobs": [None, -1.0]},
+                }
+            ],
+        },
+        "2 log-probabilities for 1",
+    ),
     "masks": ({"prompt_ids": [5], "response_ids": [15, 16], "response_mask": [1]}, "differ in"),
     "nothing sampled": ({"prompt_ids": [5], "response_ids": [15], "response_mask": [0]}, "sampled"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row, says", BAD.values(), ids=BAD)

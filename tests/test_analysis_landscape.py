@@ -11,17 +11,32 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drlib.analysis.pseudo_gradient import landscape, support_set
 from drlib.policy.moe import PolicyShape, build_policy
 
-SMALL = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, experts=8,
-                    experts_per_token=2, expert_hidden=16)  # fmt: skip
+SMALL = PolicyShape(
+    vocab_size=64,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=8,
+    experts_per_token=2,
+    expert_hidden=16,
+)
 
 
 def real_model(name):
     if name == "moe":  # its output matrix is the embedding
         return build_policy(SMALL, seed=3, init="plain").eval()
     torch.manual_seed(3)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4)).eval()  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+    ).eval()
 
 
 def some_ids(n, seed=0):
@@ -103,7 +118,9 @@ def test_exactly_m_random_rollouts_of_each_question_are_kept():
 
 
 def test_support_sets_that_cannot_be_had_are_refused():
-    for groups, m, message in ((["a", "a", "b"], 2, "2 of the 1 rollouts of question b"),
-                               ([0, 0], 0, "0 of the 2 rollouts of question 0")):  # fmt: skip
+    for groups, m, message in (
+        (["a", "a", "b"], 2, "2 of the 1 rollouts of question b"),
+        ([0, 0], 0, "0 of the 2 rollouts of question 0"),
+    ):
         with pytest.raises(ValueError, match=f"cannot keep {message}"):
             support_set(groups, m, 0)

@@ -14,13 +14,23 @@ import torch
 from rl_examples import a_trajectory
 from torch import nn
 from transformers import (
-    DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
     MistralForCausalLM,
-)  # fmt: skip
+)
 
 from drlib.analysis.pseudo_gradient import (
-    RESPONSE, Curve, answer_losses, own_words, pseudo_gradient, token_class_deltas,
-)  # fmt: skip
+    RESPONSE,
+    Curve,
+    answer_losses,
+    own_words,
+    pseudo_gradient,
+    token_class_deltas,
+)
 from drlib.chat import ChatIds, load_tokenizer, segment_tokens
 from drlib.policy.moe import PolicyShape, build_policy, load_policy
 from drlib.trajectory import Segment, load_trajectories
@@ -45,8 +55,15 @@ class Scripted(nn.Module):
     def get_input_embeddings(self):
         return self.table
 
-    def forward(self, input_ids, past_key_values=None, attention_mask=None, position_ids=None,
-                use_cache=True, logits_to_keep=0):  # fmt: skip
+    def forward(
+        self,
+        input_ids,
+        past_key_values=None,
+        attention_mask=None,
+        position_ids=None,
+        use_cache=True,
+        logits_to_keep=0,
+    ):
         cache = DynamicCache() if past_key_values is None else past_key_values
         new_B1S1 = self.table(input_ids)[:, None]
         effect_BC = cache.update(new_B1S1, new_B1S1, 0)[0][:, 0, :, 0]
@@ -65,8 +82,17 @@ class Scripted(nn.Module):
         return SimpleNamespace(logits=logits_BSV[:, -logits_to_keep:], past_key_values=cache)
 
 
-SMALL = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, experts=8,
-                    experts_per_token=2, expert_hidden=16)  # fmt: skip
+SMALL = PolicyShape(
+    vocab_size=64,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=8,
+    experts_per_token=2,
+    expert_hidden=16,
+)
 
 
 def real_model(name):
@@ -75,10 +101,16 @@ def real_model(name):
     if name == "moe":
         return build_policy(SMALL, seed=3, init="plain").eval()
     if name == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
-                                          eos_token_id=0, **sizes)).eval()  # fmt: skip
-    sizes |= dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                  num_key_value_heads=2)  # fmt: skip
+        return GPT2LMHeadModel(
+            GPT2Config(n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0, **sizes)
+        ).eval()
+    sizes |= dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     if name == "window":
         return MistralForCausalLM(MistralConfig(sliding_window=8, **sizes)).eval()
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
@@ -131,14 +163,17 @@ def test_the_prefix_is_computed_once():
     assert sum(model.seen) == 299 + branches
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (dict(answer_ids=[]), "the answer has no tokens"),
-    (dict(prefix_ends=[]), "prefix ends must be one or more of 1..10, got"),
-    (dict(prefix_ends=[0]), "prefix ends must be one or more of 1..10"),
-    (dict(prefix_ends=[5, 11]), "prefix ends must be one or more of 1..10"),
-    (dict(answer_ids=[64]), "another tokenizer made these ids.* vocabulary of 64"),
-    (dict(context_ids=some_ids(140), prefix_ends=[127]), "exceed the model's 128 positions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(answer_ids=[]), "the answer has no tokens"),
+        (dict(prefix_ends=[]), "prefix ends must be one or more of 1..10, got"),
+        (dict(prefix_ends=[0]), "prefix ends must be one or more of 1..10"),
+        (dict(prefix_ends=[5, 11]), "prefix ends must be one or more of 1..10"),
+        (dict(answer_ids=[64]), "another tokenizer made these ids.* vocabulary of 64"),
+        (dict(context_ids=some_ids(140), prefix_ends=[127]), "exceed the model's 128 positions"),
+    ],
+)
 def test_bad_arguments_are_named(change, message):
     arguments = dict(context_ids=some_ids(10), prefix_ends=[3], answer_ids=[1, 2]) | change
     with pytest.raises(ValueError, match=message):
@@ -177,9 +212,13 @@ def rollout(tokenizer, *turns, right="MWK"):
     base, n = a_trajectory(tokens=len(ids) - 1), len(ids)
     ids = np.array(ids, np.int32)
     return replace(
-        base, token_ids=ids, generated=np.array(generated), logprobs=np.zeros(n, np.float32),
-        segments=segment_tokens(ids, tokenizer), metadata={"right_answer": right},
-    )  # fmt: skip
+        base,
+        token_ids=ids,
+        generated=np.array(generated),
+        logprobs=np.zeros(n, np.float32),
+        segments=segment_tokens(ids, tokenizer),
+        metadata={"right_answer": right},
+    )
 
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": ["Kenya"]}}</tool_call><|im_end|>'
@@ -194,9 +233,12 @@ def answerable(tokenizer):
     """The tokenizer, with answers of tokens that `Scripted` can say."""
     wrapped = SimpleNamespace(
         decode=tokenizer.decode,
-        encode=lambda text, add_special_tokens: list(SAYABLE[: len(text)]) if text == "MWK"
-        else tokenizer.encode(text, add_special_tokens=add_special_tokens),
-    )  # fmt: skip
+        encode=lambda text, add_special_tokens: (
+            list(SAYABLE[: len(text)])
+            if text == "MWK"
+            else tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ),
+    )
     return wrapped
 
 

@@ -12,9 +12,16 @@ from tests.analysis_examples import rollout
 
 from drlib.analysis.entropy import token_statistics, token_texts
 from drlib.analysis.reflection import (
-    cluster_interval, event_curves, fork_tokens, lexicon_table, lexicons, mentions,
-    reflection_lift, reflection_tokens, word_entropies,
-)  # fmt: skip
+    cluster_interval,
+    event_curves,
+    fork_tokens,
+    lexicon_table,
+    lexicons,
+    mentions,
+    reflection_lift,
+    reflection_tokens,
+    word_entropies,
+)
 from drlib.chat import load_tokenizer
 from drlib.trajectory import Segment, save_trajectories
 
@@ -49,8 +56,9 @@ def test_planted_forks_and_reflections_are_found_all_of_them_and_nothing_else(tm
         entropy = np.where(chosen, rng.uniform(1, 3, len(chosen)), rng.uniform(0, 1, len(chosen)))
         cuts = np.cumsum(sizes)[:-1]
         made.append(rollout(f"t{i}", np.split(entropy, cuts), ["ok"] * (len(sizes) - 1)))
-        near = np.concatenate([np.arange(n) < 8 if k else np.zeros(n, bool)
-                               for k, n in enumerate(sizes)])  # fmt: skip
+        near = np.concatenate(
+            [np.arange(n) < 8 if k else np.zeros(n, bool) for k, n in enumerate(sizes)]
+        )
         forks.append(chosen)
         after.append(chosen & near)
     save_trajectories(tmp_path / "t.parquet", made)
@@ -67,8 +75,9 @@ def test_the_interval_covers_what_was_planted(lift):
     covered = {"lift": 0, "matched": 0}
     for seed in range(10_000, 10_300):
         table = token_statistics(planted(np.random.default_rng(seed), 50, lift))
-        found = reflection_lift(table, window=8, threshold=1.0, seed=seed + 1000, permutations=1,
-                                resamples=500)[0]  # fmt: skip
+        found = reflection_lift(
+            table, window=8, threshold=1.0, seed=seed + 1000, permutations=1, resamples=500
+        )[0]
         for name in covered:
             _, low, high = getattr(found, name)
             covered[name] += low <= math.log(lift) <= high
@@ -104,10 +113,14 @@ def test_hard_questions_with_more_calls_are_no_reflection_either():
 
 
 def test_the_lift_by_hand_and_by_status():
-    table = token_statistics([
-        rollout("a", [[HIGH, LOW, LOW, LOW], [HIGH, HIGH, LOW, LOW]], ["error"]),
-        rollout("b", [[LOW, LOW, LOW, LOW], [HIGH, LOW, LOW, LOW], [LOW, LOW]], ["ok", "error"]),
-    ])  # fmt: skip
+    table = token_statistics(
+        [
+            rollout("a", [[HIGH, LOW, LOW, LOW], [HIGH, HIGH, LOW, LOW]], ["error"]),
+            rollout(
+                "b", [[LOW, LOW, LOW, LOW], [HIGH, LOW, LOW, LOW], [LOW, LOW]], ["ok", "error"]
+            ),
+        ]
+    )
     found = {lift.status: lift for lift in reflection_lift(table, window=2, threshold=1.0)}
     assert list(found) == ["all", "ok", "error"]
     everything, ok, error = found.values()
@@ -187,10 +200,12 @@ def test_intervals_of_sums():
 
 
 def test_event_curves_by_hand():
-    table = token_statistics([
-        rollout("a", [[1, 2, 3], [4, 5], [9]], ["ok", "error"]),
-        rollout("b", [[7], [6, 8]], ["ok"]),
-    ])  # fmt: skip
+    table = token_statistics(
+        [
+            rollout("a", [[1, 2, 3], [4, 5], [9]], ["ok", "error"]),
+            rollout("b", [[7], [6, 8]], ["ok"]),
+        ]
+    )
     curves = event_curves(table, before=3, after=2, resamples=50)
     assert list(curves) == ["all", "ok", "error"]
     ok, error = curves["ok"], curves["error"]
@@ -216,8 +231,11 @@ def spoken(*turns, name="a", **fields):
 
 
 def test_words_are_matched_whole_over_pieces_and_not_across_calls():
-    table, texts = spoken(["Wa", "it", ", ", "await ", "yet", "i ", "verify", "ing ", "WAIT"],
-                          ["try ", "again", ". ", "try"], ["again"])  # fmt: skip
+    table, texts = spoken(
+        ["Wa", "it", ", ", "await ", "yet", "i ", "verify", "ing ", "WAIT"],
+        ["try ", "again", ". ", "try"],
+        ["again"],
+    )
     found = mentions(table, texts, lexicons()["v_triune"])
     assert np.flatnonzero(found).tolist() == [0, 8, 9]
     text = "".join(texts).lower()
@@ -232,14 +250,26 @@ def test_the_lexicons_are_those_of_the_papers():
     assert lexicons() | {"tour": None} == {
         "raml": ["wait", "retry", "recheck", "however", "alternatively"],
         "v_triune": [
-            "re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate",
-            "reexamine", "reevaluation", "rethink", "check again", "think again", "try again",
-            "verify", "wait", "yet",
+            "re-check",
+            "re-evaluate",
+            "re-examine",
+            "re-think",
+            "recheck",
+            "reevaluate",
+            "reexamine",
+            "reevaluation",
+            "rethink",
+            "check again",
+            "think again",
+            "try again",
+            "verify",
+            "wait",
+            "yet",
         ],
         "vlaa": ["alternatively", "double-check", "i should check", "wait"],
         "rstar2": ["but before", "double-check", "rerun", "re-evaluate"],
         "tour": None,
-    }  # fmt: skip
+    }
 
 
 def test_the_words_of_the_tour_s_policy_are_found_in_its_thoughts():
@@ -275,6 +305,7 @@ def test_the_entropy_of_a_word_is_that_of_its_first_piece():
     t = rollout("a", [[3, 1, 0.5, 2, 2, 1]])
     texts = np.array(["Hes", "itate", " ", "hesitate ", "so", "!"], object)
     assert word_entropies(token_statistics([t]), texts, min_count=1) == [
-        ("hesitate", 2, 2.5), ("so", 1, 2.0)
-    ]  # fmt: skip
+        ("hesitate", 2, 2.5),
+        ("so", 1, 2.0),
+    ]
     assert word_entropies(token_statistics([t]), texts, min_count=2) == [("hesitate", 2, 2.5)]

@@ -86,9 +86,13 @@ def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [("missing.parquet", None, "missing.parquet"), ("empty.jsonl", b"", "empty.jsonl"),
-     ("odd.jsonl", b'{"a": 1}\n', "odd.jsonl"), ("cut.parquet", b"PAR1junk", "cut.parquet")],
-)  # fmt: skip
+    [
+        ("missing.parquet", None, "missing.parquet"),
+        ("empty.jsonl", b"", "empty.jsonl"),
+        ("odd.jsonl", b'{"a": 1}\n', "odd.jsonl"),
+        ("cut.parquet", b"PAR1junk", "cut.parquet"),
+    ],
+)
 def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -110,16 +114,19 @@ def test_a_forgotten_name_does_not_cost_a_file(tmp_path):
 
 
 def test_every_panel_draws_the_same_bytes_twice(tmp_path):
-    sft, rl, again = (token_statistics(f"{ENTROPY}/seed0_{name}.parquet")
-                      for name in ("sft", "rl", "rl_by_sft"))  # fmt: skip
+    sft, rl, again = (
+        token_statistics(f"{ENTROPY}/seed0_{name}.parquet") for name in ("sft", "rl", "rl_by_sft")
+    )
     some = load_trajectories(f"{ENTROPY}/seed0_sft.parquet")[300]
     lifts = {x.status: vars(x) for x in reflection.reflection_lift(sft, window=8, resamples=200)}
     panels = {
         "histogram": ({"before": sft, "after": rl},),
         "aligned": (reflection.event_curves(sft, 8, 16, resamples=100),),
-        "lifts": (lifts,), "strip": (some,), "changes": ({"seed 0": overlap(again, rl)},),
+        "lifts": (lifts,),
+        "strip": (some,),
+        "changes": ({"seed 0": overlap(again, rl)},),
         "word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
-    }  # fmt: skip
+    }
     for name, arguments in panels.items():
         for copy in "ab":
             fig, ax = plt.subplots()

@@ -14,14 +14,27 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drlib.analysis.entropy import rescore
 from drlib.analysis.routing import (
-    checkpoint_agreement, load_by_segment, router_entropies, specialisation,
-)  # fmt: skip
+    checkpoint_agreement,
+    load_by_segment,
+    router_entropies,
+    specialisation,
+)
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import expert_load
 from drlib.trajectory import Segment
 
-SMALL = PolicyShape(vocab_size=64, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, experts=8,
-                    experts_per_token=2, expert_hidden=16, max_positions=128)  # fmt: skip
+SMALL = PolicyShape(
+    vocab_size=64,
+    hidden=32,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=8,
+    experts_per_token=2,
+    expert_hidden=16,
+    max_positions=128,
+)
 EXPERTS = 8
 
 
@@ -109,8 +122,10 @@ def test_under_the_null_one_in_twenty_exceeds_the_95_percent_quantile():
 def test_the_null_keeps_what_trajectories_differ_in():
     """Each trajectory has an expert of its own and mostly one segment: no specialisation."""
     rng = np.random.default_rng(2)
-    them = [routed(rng.choice([0, 1], 200, p=p), np.full((200, 1, 1), i))
-            for i, p in enumerate(([0.9, 0.1], [0.1, 0.9]))]  # fmt: skip
+    them = [
+        routed(rng.choice([0, 1], 200, p=p), np.full((200, 1, 1), i))
+        for i, p in enumerate(([0.9, 0.1], [0.1, 0.9]))
+    ]
     found = specialisation(them, EXPERTS)
     assert found["share"][0] > 0.3
     np.testing.assert_allclose(found["null_mean"], found["share"], atol=1e-12)
@@ -128,8 +143,10 @@ def test_the_seed_decides_the_null():
 def test_router_entropy_is_the_mean_over_each_segments_tokens():
     model, them = policy(), [unrouted(0), unrouted(1, 25)]
     logits = [[] for _ in model.model.layers]
-    hooks = [layer.mlp.gate.register_forward_hook(lambda m, a, out, i=i: logits[i].append(out[0]))
-             for i, layer in enumerate(model.model.layers)]  # fmt: skip
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda m, a, out, i=i: logits[i].append(out[0]))
+        for i, layer in enumerate(model.model.layers)
+    ]
     found = router_entropies(model, iter(them))
     for hook in hooks:
         hook.remove()
@@ -173,13 +190,22 @@ def test_a_model_agrees_with_itself_and_less_with_another():
 def test_what_cannot_be_analysed_is_named():
     t = planted(np.random.default_rng(0), 20)
     bare = replace(t, routed_experts=None)
-    for call in (lambda: load_by_segment([t, bare], 8), lambda: specialisation([bare], 8),
-                 lambda: checkpoint_agreement([t], [bare])):  # fmt: skip
+    for call in (
+        lambda: load_by_segment([t, bare], 8),
+        lambda: specialisation([bare], 8),
+        lambda: checkpoint_agreement([t], [bare]),
+    ):
         with pytest.raises(ValueError, match=r"no record of its experts.*rescore.*experts=True"):
             call()
-    dense = LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=4))  # fmt: skip
+    dense = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+        )
+    )
     for call, message in (
         (lambda: load_by_segment([], 8), "no trajectories to analyse"),
         (lambda: specialisation([], 8), "no trajectories to analyse"),
@@ -191,6 +217,6 @@ def test_what_cannot_be_analysed_is_named():
         (lambda: checkpoint_agreement([t], [replace(t, id="x")]), "r-0 and x are not the same"),
         (lambda: checkpoint_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
         (lambda: checkpoint_agreement([t], []), "shorter"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -21,8 +21,13 @@ def labels(ax):
 def test_latencies_are_the_chosen_rows_sorted(ax):
     row = {"arm": "sandbox", "code": "print", "concurrency": 1, "latencies_ms": [3.0, 1.0]}
     other = row | {"arm": "subprocess", "latencies_ms": [30.0]}
-    rows = [row, row | {"latencies_ms": [2.0, 4.0]}, row | {"concurrency": 8}, other,
-            row | {"code": "sympy"}]  # fmt: skip
+    rows = [
+        row,
+        row | {"latencies_ms": [2.0, 4.0]},
+        row | {"concurrency": 8},
+        other,
+        row | {"code": "sympy"},
+    ]
     sandbox_plots.latencies(ax, {"rows": rows}, "print")
     line, median, other, _ = ax.lines
     assert line.get_xydata().tolist() == [[1, 25], [2, 50], [3, 75], [4, 100]]

@@ -46,46 +46,88 @@ def results():
         ("closed_book", 0): asked([0] * 4, [0] * 6),
     }
     rows = [r for (stage, seed), some in outcomes.items() for r in rows_of(some, stage, seed)]
-    rows.append(dict(stage="demonstrator", kind="python", hops=0, decoding="sample", seed=0,
-                     n=50, correct=20))  # fmt: skip
+    rows.append(
+        dict(
+            stage="demonstrator", kind="python", hops=0, decoding="sample", seed=0, n=50, correct=20
+        )
+    )
     return Results("a command", "laptop", rows, outcomes)
 
 
 @pytest.fixture
 def run(results):
     def rows(level, keys=("accuracy_python", "accuracy_search")):
-        return [{"step": s + 1, "entropy": 0.3, "generated": 50, "live_groups": 0.5,
-                 "tool_errors": 0.2, "no_call": 0.1, "overlong": 0.0, "accuracy_h1": level,
-                 "accuracy_h2": level, "accuracy_h3": level} | dict.fromkeys(keys, level)
-                for s in range(12)]  # fmt: skip
+        return [
+            {
+                "step": s + 1,
+                "entropy": 0.3,
+                "generated": 50,
+                "live_groups": 0.5,
+                "tool_errors": 0.2,
+                "no_call": 0.1,
+                "overlong": 0.0,
+                "accuracy_h1": level,
+                "accuracy_h2": level,
+                "accuracy_h3": level,
+            }
+            | dict.fromkeys(keys, level)
+            for s in range(12)
+        ]
 
     curves = {
         "cpt": {0: [{"step": 1, "loss": 5.0}, {"step": 10, "loss": 1.0}]},
-        "rl": {0: rows(0.4), 1: rows(0.6)}, "rl_random_reward": {0: rows(0.1)},
-    }  # fmt: skip
+        "rl": {0: rows(0.4), 1: rows(0.6)},
+        "rl_random_reward": {0: rows(0.1)},
+    }
     return tour.TourRun(results, curves)
 
 
 def trajectory(task="search-h3-a", answer="Oslo", right="Oslo", failed=False):
     messages = [
         {"role": "user", "content": "What is the capital of <b>Norway</b>?"},
-        {"role": "assistant", "content": '<think>Look.</think><tool_call>{"name": "search"}'
-                                         "</tool_call>"},
+        {
+            "role": "assistant",
+            "content": '<think>Look.</think><tool_call>{"name": "search"}</tool_call>',
+        },
         {"role": "tool", "content": "1. [Norway](cldr:Norway)\n<script>alert(1)</script>"},
         {"role": "assistant", "content": f"<think>Read.</think><answer>{answer}</answer>"},
-    ]  # fmt: skip
-    call = ToolResult("search", {}, messages[2]["content"], not failed, "bad" if failed else "",
-                      0.5, 1, "", False, False, False)  # fmt: skip
+    ]
+    call = ToolResult(
+        "search",
+        {},
+        messages[2]["content"],
+        not failed,
+        "bad" if failed else "",
+        0.5,
+        1,
+        "",
+        False,
+        False,
+        False,
+    )
     n = 5
     return Trajectory(
-        id=f"0-{task}-0", task_id=task, group_id="0", world_version="w", policy_version=0,
-        token_ids=np.arange(n, dtype=np.int32), generated=np.array([0, 0, 1, 1, 0], bool),
-        logprobs=np.array([0, 0, -1, -1, 0], np.float32), entropies=np.zeros(n, np.float32),
-        segments=np.full(n, int(Segment.THINK), np.uint8), turns=np.zeros(n, np.uint16),
-        versions=np.zeros(n, np.int32), routed_experts=None, tool_results=[call],
-        termination=Termination.ANSWERED, answer=answer, reward=None, reward_parts={},
-        messages=messages, metadata={"question": messages[0]["content"], "right_answer": right},
-    )  # fmt: skip
+        id=f"0-{task}-0",
+        task_id=task,
+        group_id="0",
+        world_version="w",
+        policy_version=0,
+        token_ids=np.arange(n, dtype=np.int32),
+        generated=np.array([0, 0, 1, 1, 0], bool),
+        logprobs=np.array([0, 0, -1, -1, 0], np.float32),
+        entropies=np.zeros(n, np.float32),
+        segments=np.full(n, int(Segment.THINK), np.uint8),
+        turns=np.zeros(n, np.uint16),
+        versions=np.zeros(n, np.int32),
+        routed_experts=None,
+        tool_results=[call],
+        termination=Termination.ANSWERED,
+        answer=answer,
+        reward=None,
+        reward_parts={},
+        messages=messages,
+        metadata={"question": messages[0]["content"], "right_answer": right},
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -138,9 +180,13 @@ def labels(fig):
 
 def test_the_learning_figure_shows_runs_control_and_levels(run):
     fig = tour_plots.learning(run)
-    assert {"RL in training, 2 seeds", "RL, random reward (control)", "after SFT, held-out",
-            "after RL, held-out",
-            "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
+    assert {
+        "RL in training, 2 seeds",
+        "RL, random reward (control)",
+        "after SFT, held-out",
+        "after RL, held-out",
+        "SFT continued with RL's compute, held-out",
+    } <= labels(fig)
     blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL in training, 2 seeds"]
     assert blue[0].get_ydata() == pytest.approx(np.full(12, 50.0))
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
@@ -154,8 +200,11 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
         {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]},
     )
     fig = tour_plots.learning(mine, behind=run)
-    assert {"RL, reference run", "RL, random reward (control)",
-            "SFT continued with RL's compute, held-out"} <= labels(fig)  # fmt: skip
+    assert {
+        "RL, reference run",
+        "RL, random reward (control)",
+        "SFT continued with RL's compute, held-out",
+    } <= labels(fig)
     pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
     assert to_hex(pale[0].get_color()) == to_hex(tour_plots.BEHIND)
     assert tour_plots.pretraining(mine, run).axes[0].get_legend() is not None
@@ -189,13 +238,20 @@ def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
 def test_a_conversation_is_cut_into_named_blocks():
     found = rendering.blocks(trajectory().messages, [True])
     assert [(b.turn, b.name) for b in found] == [
-        (1, "think"), (1, "call"), (1, "failed"), (2, "think"), (2, "answer")
-    ]  # fmt: skip
-    odd = [{"role": "user", "content": "q"},
-           {"role": "assistant", "content": "well <think>open <answer>x"}]  # fmt: skip
+        (1, "think"),
+        (1, "call"),
+        (1, "failed"),
+        (2, "think"),
+        (2, "answer"),
+    ]
+    odd = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "well <think>open <answer>x"},
+    ]
     assert [(b.name, b.text) for b in rendering.blocks(odd)] == [
-        ("text", "well "), ("think", "open <answer>x")
-    ]  # fmt: skip
+        ("text", "well "),
+        ("think", "open <answer>x"),
+    ]
 
 
 def test_markup_in_texts_stays_text_and_blocks_are_named_in_words():

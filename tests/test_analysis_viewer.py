@@ -130,8 +130,13 @@ def outcomes(t):
 
 def statuses(t):
     kinds = {"empty" if r.error == "empty" else "ok" if r.ok else "error" for r in t.tool_results}
-    return {"no calls"} if not kinds else {"all ok"} if kinds == {"ok"} else {
-        f"some {kind}" for kind in kinds - {"ok"}}  # fmt: skip
+    return (
+        {"no calls"}
+        if not kinds
+        else {"all ok"}
+        if kinds == {"ok"}
+        else {f"some {kind}" for kind in kinds - {"ok"}}
+    )
 
 
 @needs_chromium
@@ -160,13 +165,17 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
     both = [t for t in rollouts if verdict(t) == "wrong" and "some error" in statuses(t)]
     assert tab.js(LISTED) == [t.id for t in both] and both
     tab.keys("/", *"dAmascus")
-    found = [t.id for t in both
-             if "damascus" in "".join(token_texts(tokenizer, t.token_ids)).lower()]  # fmt: skip
+    found = [
+        t.id for t in both if "damascus" in "".join(token_texts(tokenizer, t.token_ids)).lower()
+    ]
     until(lambda: tab.js(LISTED) == found)
     texts = token_texts(tokenizer, found_in(tab, rollouts).token_ids)
     ends = np.cumsum([len(text) for text in texts])
-    places = [at for match in re.finditer("damascus", "".join(texts).lower())
-              for at in range(*match.span())]  # fmt: skip
+    places = [
+        at
+        for match in re.finditer("damascus", "".join(texts).lower())
+        for at in range(*match.span())
+    ]
     right = {int(np.searchsorted(ends, at, "right")) for at in places}
     assert set(tab.js("[...it.hits]")) == right and right
     tab.js("it.blocks.forEach(fill)")
@@ -221,8 +230,12 @@ def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
         tab.point(f"it.spans[{i}][0]")
         rows, bars = panel(tab)
         less = 100 * (halves < np.float16(t.entropies[i])).mean()
-        right = {"log-prob": t.logprobs[i], "probability": 100 * np.exp(t.logprobs[i]),
-                 "entropy": t.entropies[i], "share with less entropy": less}  # fmt: skip
+        right = {
+            "log-prob": t.logprobs[i],
+            "probability": 100 * np.exp(t.logprobs[i]),
+            "entropy": t.entropies[i],
+            "share with less entropy": less,
+        }
         for name, value in right.items():
             assert number(rows[name][0]) == pytest.approx(value, **DIGITS), name
         top = dict(zip(t.top_ids[i].tolist(), np.exp(t.top_logprobs[i]).tolist()))
@@ -232,7 +245,8 @@ def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
         drawn = each(tab, ".bar", "e.matches('.drawn')")
         assert drawn == [one == t.token_ids[i] for one in top]
         assert [rows[f"layer {layer}"][0] for layer in range(t.routed_experts.shape[1])] == [
-            " ".join(map(str, chosen)) for chosen in t.routed_experts[i]]  # fmt: skip
+            " ".join(map(str, chosen)) for chosen in t.routed_experts[i]
+        ]
         about = text_of(tab, "#panel > div")
         assert f"id {t.token_ids[i]}, position {i}" in about and f"turn {t.turns[i] + 1}" in about
     given = int(np.flatnonzero(~t.generated)[5])
@@ -352,11 +366,14 @@ def test_what_is_not_known_is_said_and_not_made_up(show, rollouts):
     partly = t.entropies.copy()
     i = int(np.flatnonzero(t.generated)[2])
     partly[i] = np.nan
-    tab = show([
-        dataclasses.replace(t, id="no entropies", entropies=None),
-        dataclasses.replace(t, id="nothing", entropies=None, logprobs=unknown),
-        dataclasses.replace(t, id="some", entropies=partly),
-    ], None)  # fmt: skip
+    tab = show(
+        [
+            dataclasses.replace(t, id="no entropies", entropies=None),
+            dataclasses.replace(t, id="nothing", entropies=None, logprobs=unknown),
+            dataclasses.replace(t, id="some", entropies=partly),
+        ],
+        None,
+    )
     assert "surprisal" in text_of(tab, "#legend")
     assert [bool(re.search(r"H \d", li)) for li in each(tab, "#list li")] == [False, False, True]
     assert tab.js(f"value({i}, 0)") == pytest.approx(-t.logprobs[i], rel=6e-4)
@@ -366,7 +383,8 @@ def test_what_is_not_known_is_said_and_not_made_up(show, rollouts):
     tab.js(f"jump({i})")
     rows, _ = panel(tab)
     assert {name: cell for name, (cell,) in rows.items()} == dict.fromkeys(
-        ["log-prob", "probability", "entropy", "share with less "], "–")  # fmt: skip
+        ["log-prob", "probability", "entropy", "share with less "], "–"
+    )
     tab.keys("j")
     tab.js(f"jump({i})")
     rows, _ = panel(tab)

@@ -19,17 +19,32 @@ from drlib.chat import train_tokenizer
 from drlib.training.run import RunFolderError
 from drlib.trajectory import ToolResult
 from tests.test_analysis_viewer import (  # the fixtures too
-    TOUR, each, needs_chromium, rollouts, show, tab, text_of, tokenizer)  # fmt: skip
+    TOUR,
+    each,
+    needs_chromium,
+    rollouts,
+    show,
+    tab,
+    text_of,
+    tokenizer,
+)
 from tests.waiting import until
 
 __all__ = ["rollouts", "show", "tab", "tokenizer"]
 
 HOSTILE = [
-    "</script><script>window.broken = 1</script>", "<!-- <script>", "\"';window.broken=1;//",
-    "</script ", "<!--<script ",
-    "<img src=x onerror=window.broken=1>", "\u2028window.broken = 1\u2028", "${window.broken = 1}",
-    "&lt;b&gt; @@SET@@ \\u003c", "]]>--></style></title>", "\ud800 \x00 \ufffe",
-]  # fmt: skip
+    "</script><script>window.broken = 1</script>",
+    "<!-- <script>",
+    "\"';window.broken=1;//",
+    "</script ",
+    "<!--<script ",
+    "<img src=x onerror=window.broken=1>",
+    "\u2028window.broken = 1\u2028",
+    "${window.broken = 1}",
+    "&lt;b&gt; @@SET@@ \\u003c",
+    "]]>--></style></title>",
+    "\ud800 \x00 \ufffe",
+]
 
 
 @needs_chromium
@@ -38,15 +53,22 @@ def test_hostile_texts_are_shown_and_do_nothing(show, rollouts):
     tokenizer = train_tokenizer(["some plain words here"] * 9, 340, phrases=words)
     ids = np.array([tokenizer.convert_tokens_to_ids(text) for text in words] * 2, np.int32)
     n = len(ids)
-    cut = {name: getattr(rollouts[0], name)[:n] for name in
-           ("segments", "turns", "versions", "generated", "logprobs", "entropies")}  # fmt: skip
+    cut = {
+        name: getattr(rollouts[0], name)[:n]
+        for name in ("segments", "turns", "versions", "generated", "logprobs", "entropies")
+    }
     hostile = [
         dataclasses.replace(
-            rollouts[0], **cut, id=text, token_ids=ids, answer=text,
+            rollouts[0],
+            **cut,
+            id=text,
+            token_ids=ids,
+            answer=text,
             metadata={"question": text, "right_answer": text + "!"},
             tool_results=[ToolResult(text, {}, text, False, text)],
-        ) for text in HOSTILE
-    ]  # fmt: skip
+        )
+        for text in HOSTILE
+    ]
     tab = show(hostile, tokenizer, title=HOSTILE[0])
     assert text_of(tab, "h1") == HOSTILE[0]
     assert text_of(tab, "h2") == HOSTILE[0]
@@ -64,8 +86,10 @@ def test_the_policy_of_the_page_stops_scripts_and_requests(show, tab, rollouts):
     show(rollouts[:1], None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"http://127.0.0.1:{server.getsockname()[1]}"
-        tab.js("(() => { const s = document.createElement('script'); s.textContent = 'broken = 1';"
-               f" document.body.append(s); new Image().src = '{host}/x'; }})()")  # fmt: skip
+        tab.js(
+            "(() => { const s = document.createElement('script'); s.textContent = 'broken = 1';"
+            f" document.body.append(s); new Image().src = '{host}/x'; }})()"
+        )
         refused = tab.js(f"fetch('{host}/y').then(() => 'reached', () => 'refused')")
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -153,9 +177,11 @@ def test_light_and_dark_fill_the_window_without_overlap(show, tmp_path, tokenize
         assert picture.shape == (800, width, 3)
         assert len(np.unique((picture * 31).astype(int) @ [1, 32, 1024])) > 60  # colours
         paper[dark] = float(np.median(picture))
-        boxes = tab.js("['side', 'head', 'text', 'panel'].map((id) => { const b = "
-                       "document.getElementById(id).getBoundingClientRect(); "
-                       "return [b.x, b.y, b.right, b.bottom]; })")  # fmt: skip
+        boxes = tab.js(
+            "['side', 'head', 'text', 'panel'].map((id) => { const b = "
+            "document.getElementById(id).getBoundingClientRect(); "
+            "return [b.x, b.y, b.right, b.bottom]; })"
+        )
         area = sum((c - a) * (d - b) for a, b, c, d in boxes)
         assert area == pytest.approx(width * 800, rel=1e-6)
         assert max(c for *_, c, _ in boxes) == width and max(d for *_, d in boxes) == 800

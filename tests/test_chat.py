@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3MoeConfig
 
 from drlib.chat import (
-    FORMAT_REASONS, TAGS, Answer, ChatIds, FormatError, ToolCall, load_tokenizer, parse,
-    render_answer, render_call, segment_tokens, train_tokenizer,
-)  # fmt: skip
+    FORMAT_REASONS,
+    TAGS,
+    Answer,
+    ChatIds,
+    FormatError,
+    ToolCall,
+    load_tokenizer,
+    parse,
+    render_answer,
+    render_call,
+    segment_tokens,
+    train_tokenizer,
+)
 from drlib.trajectory import Segment
 
 NAMES = ("Kuala Lumpur", "Côte d’Ivoire", "Gabon", "St. Kitts & Nevis", "Congo (Kinshasa)")
@@ -22,19 +32,22 @@ PHRASES = ('{"name": "search", "arguments": {"query": ["', '"]}}', "1. [", "](w:
 TEXTS = [
     "The capital of Gabon is Libreville; the currency is the franc.",
     "What is the language of the territory whose capital is Kuala Lumpur?",
-    "print(3 + 4 * 15)", "Look up the capital. Look up the currency. Then the language.",
-] * 3  # fmt: skip
+    "print(3 + 4 * 15)",
+    "Look up the capital. Look up the currency. Then the language.",
+] * 3
 SIZE = 410
 SEARCH_TOOL = {"type": "function", "function": {"name": "search", "description": "Look a name up."}}
 CONVERSATION = [
     {"role": "user", "content": "What is the capital of Gabon?"},
-    {"role": "assistant",
-     "content": "<think>Look up Gabon.</think>" + render_call("search", {"query": ["Gabon"]})},
+    {
+        "role": "assistant",
+        "content": "<think>Look up Gabon.</think>" + render_call("search", {"query": ["Gabon"]}),
+    },
     {"role": "tool", "content": "1. [Gabon](w:Gabon)\ncapital Libreville; currency CFA Franc."},
     {"role": "assistant", "content": "<think>I have it.</think><answer>Libreville</answer>"},
     {"role": "user", "content": "And the currency?"},
     {"role": "assistant", "content": "<answer>CFA Franc</answer>"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +102,23 @@ def test_any_text_survives_trusted_encoding(chat, text):
 def test_a_name_is_the_same_ids_in_page_question_query_and_answer(chat, name):
     ids = chat.encode(name)
     # a piece for each word or mark, with the space after it
-    assert len(ids) == {"Kuala Lumpur": 2, "Côte d’Ivoire": 4, "Gabon": 1,
-                        "St. Kitts & Nevis": 5, "Congo (Kinshasa)": 4}[name]  # fmt: skip
-    places = (f"1. [{name}](w:{name})\n", f"Find {name}: the capital.", render_answer(name),
-              render_call("search", {"query": [name]}), f"{name}; {name}.")  # fmt: skip
+    assert (
+        len(ids)
+        == {
+            "Kuala Lumpur": 2,
+            "Côte d’Ivoire": 4,
+            "Gabon": 1,
+            "St. Kitts & Nevis": 5,
+            "Congo (Kinshasa)": 4,
+        }[name]
+    )
+    places = (
+        f"1. [{name}](w:{name})\n",
+        f"Find {name}: the capital.",
+        render_answer(name),
+        render_call("search", {"query": [name]}),
+        f"{name}; {name}.",
+    )
     for text in places:
         window = [chat.encode(text)[i : i + len(ids)] for i in range(len(chat.encode(text)))]
         assert window.count(ids) == text.count(name), text
@@ -286,30 +312,41 @@ SEARCH = ToolCall("search", {"query": ["Gabon"]})
 CALL = render_call("search", {"query": ["Gabon"]})
 
 
-@pytest.mark.parametrize("text, action", [
-    (CALL, SEARCH),
-    (f"<think>a</think>{CALL}<|im_end|>", SEARCH),
-    (f" \n<think>\na\n</think>\n\n{CALL}\n<|im_end|>\n", SEARCH),
-    ('<tool_call>\n{"name" : "search",\n"arguments":{"query":["Gabon"]}}\n</tool_call>', SEARCH),
-    ("<answer> Paris \n</answer>", Answer("Paris")),
-    ("I know.<answer>Paris</answer>", Answer("Paris")),
-    # only the first action counts
-    (f"<answer>Paris</answer>{CALL}", Answer("Paris")),
-    (f"{CALL}<answer>Paris</answer>", SEARCH),
-    (f"{CALL}<tool_call>junk", SEARCH),
-    ("<answer>Paris</answer><think>Or", Answer("Paris")),
-    # thoughts do not act
-    (f"<think>maybe <answer>Rome</answer></think>{CALL}", SEARCH),
-    (f"<think>a</think><think>{CALL}</think><answer>Paris</answer>", Answer("Paris")),
-    ("so <answer>Rome</answer>?</think><answer>Paris</answer>", Answer("Paris")),
-    # "python" in a query does not make it a program
-    (render_call("search", {"query": ["python <code>1</code>"]}),
-     ToolCall("search", {"query": ["python <code>1</code>"]})),
-    ('<tool_call>{"name": "PythonInterpreter", "arguments": {}}\n<code>\nif x:\n  print("}")\n'
-     "</code></tool_call>", ToolCall("python", {"code": 'if x:\n  print("}")'})),
-    (render_call("python", {"code": "print('é')"}), ToolCall("python", {"code": "print('é')"})),
-    (render_call("clock", {}), ToolCall("clock", {})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, action",
+    [
+        (CALL, SEARCH),
+        (f"<think>a</think>{CALL}<|im_end|>", SEARCH),
+        (f" \n<think>\na\n</think>\n\n{CALL}\n<|im_end|>\n", SEARCH),
+        (
+            '<tool_call>\n{"name" : "search",\n"arguments":{"query":["Gabon"]}}\n</tool_call>',
+            SEARCH,
+        ),
+        ("<answer> Paris \n</answer>", Answer("Paris")),
+        ("I know.<answer>Paris</answer>", Answer("Paris")),
+        # only the first action counts
+        (f"<answer>Paris</answer>{CALL}", Answer("Paris")),
+        (f"{CALL}<answer>Paris</answer>", SEARCH),
+        (f"{CALL}<tool_call>junk", SEARCH),
+        ("<answer>Paris</answer><think>Or", Answer("Paris")),
+        # thoughts do not act
+        (f"<think>maybe <answer>Rome</answer></think>{CALL}", SEARCH),
+        (f"<think>a</think><think>{CALL}</think><answer>Paris</answer>", Answer("Paris")),
+        ("so <answer>Rome</answer>?</think><answer>Paris</answer>", Answer("Paris")),
+        # "python" in a query does not make it a program
+        (
+            render_call("search", {"query": ["python <code>1</code>"]}),
+            ToolCall("search", {"query": ["python <code>1</code>"]}),
+        ),
+        (
+            '<tool_call>{"name": "PythonInterpreter", "arguments": {}}\n<code>\nif x:\n  print("}")\n'
+            "</code></tool_call>",
+            ToolCall("python", {"code": 'if x:\n  print("}")'}),
+        ),
+        (render_call("python", {"code": "print('é')"}), ToolCall("python", {"code": "print('é')"})),
+        (render_call("clock", {}), ToolCall("clock", {})),
+    ],
+)
 def test_actions(text, action):
     assert parse(text) == action
     assert parse(text.encode()) == action
@@ -319,63 +356,100 @@ def call(body):
     return f"<tool_call>{body}</tool_call>"
 
 
-@pytest.mark.parametrize("text, reason", [
-    ("", "no tool call or answer."),
-    ("Paris", "no tool call or answer."),
-    ("<think>a</think>", "no tool call or answer."),
-    (f"<think>{CALL}</think>", "no tool call or answer."),
-    ("<answer>Rome</answer></think>", "no tool call or answer."),
-    (f"<think>a{CALL}", "think is not closed."),
-    (f"<think>a</think><think>b{CALL}", "think is not closed."),
-    (CALL.removesuffix("</tool_call>"), "tool call is not closed."),
-    ("<answer>Paris", "answer is not closed."),
-    ("<answer> \n</answer>", "answer is empty."),
-    (f"{CALL}<|im_end|><tool_response>x", "policy wrote a tool response."),
-    (f"<think><tool_response></think>{CALL}", "policy wrote a tool response."),
-    (f"{CALL}</tool_response>", "policy wrote a tool response."),
-    (f"{CALL}<|im_end|>{CALL}", "policy wrote a chat marker."),
-    (f"<|im_start|>assistant\n{CALL}", "policy wrote a chat marker."),
-    ("<answer>\ud800</answer>", "text is not valid Unicode."),
-    (call(""), "tool call is not valid JSON."),
-    (call("search Gabon"), "tool call is not valid JSON."),
-    (call("{'name': 'search', 'arguments': {}}"), "tool call is not valid JSON."),
-    (call('{"name": "search", "arguments": {}} and more'), "tool call is not valid JSON."),
-    (call('{"name": "a", "name": "b", "arguments": {}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": 1, "x": 1}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": NaN}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": -Infinity}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": 1e999}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": ' + "1" * 5000 + "}}"), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"x": "\\ud800"}}'), "tool call is not valid JSON."),
-    (call('{"name": "a", "arguments": {"\\ud800": 1}}'), "tool call is not valid JSON."),
-    (call("[" * 40 + "]" * 40), "tool call is not valid JSON."),
-    (call("[" * 100_000), "tool call is not valid JSON."),
-    (call('["search", {}]'), "tool call needs a name and arguments, nothing else."),
-    (call('{"name": "search"}'), "tool call needs a name and arguments, nothing else."),
-    (call('{"name": "a", "arguments": {}, "id": 1}'),
-     "tool call needs a name and arguments, nothing else."),
-    (call('{"name": " ", "arguments": {}}'), "name must be a text."),
-    (call('{"name": 3, "arguments": {}}'), "name must be a text."),
-    (call('{"name": "a", "arguments": "{}"}'), "arguments must be a JSON object."),
-    (call('{"name": "a", "arguments": null}'), "arguments must be a JSON object."),
-    (call('{"name": "python", "arguments": {}}<code>print(1)'),
-     "code must be closed, not empty, and only for python."),
-    (call('{"name": "python", "arguments": {}}<code> </code>'),
-     "code must be closed, not empty, and only for python."),
-    (call('{"name": "search", "arguments": {}}<code>1</code>'),
-     "code must be closed, not empty, and only for python."),
-    (call('{"name": "python", "arguments": {"code": "2"}}<code>1</code>'),
-     "code must be closed, not empty, and only for python."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("", "no tool call or answer."),
+        ("Paris", "no tool call or answer."),
+        ("<think>a</think>", "no tool call or answer."),
+        (f"<think>{CALL}</think>", "no tool call or answer."),
+        ("<answer>Rome</answer></think>", "no tool call or answer."),
+        (f"<think>a{CALL}", "think is not closed."),
+        (f"<think>a</think><think>b{CALL}", "think is not closed."),
+        (CALL.removesuffix("</tool_call>"), "tool call is not closed."),
+        ("<answer>Paris", "answer is not closed."),
+        ("<answer> \n</answer>", "answer is empty."),
+        (f"{CALL}<|im_end|><tool_response>x", "policy wrote a tool response."),
+        (f"<think><tool_response></think>{CALL}", "policy wrote a tool response."),
+        (f"{CALL}</tool_response>", "policy wrote a tool response."),
+        (f"{CALL}<|im_end|>{CALL}", "policy wrote a chat marker."),
+        (f"<|im_start|>assistant\n{CALL}", "policy wrote a chat marker."),
+        ("<answer>\ud800</answer>", "text is not valid Unicode."),
+        (call(""), "tool call is not valid JSON."),
+        (call("search Gabon"), "tool call is not valid JSON."),
+        (call("{'name': 'search', 'arguments': {}}"), "tool call is not valid JSON."),
+        (call('{"name": "search", "arguments": {}} and more'), "tool call is not valid JSON."),
+        (call('{"name": "a", "name": "b", "arguments": {}}'), "tool call is not valid JSON."),
+        (call('{"name": "a", "arguments": {"x": 1, "x": 1}}'), "tool call is not valid JSON."),
+        (call('{"name": "a", "arguments": {"x": NaN}}'), "tool call is not valid JSON."),
+        (call('{"name": "a", "arguments": {"x": -Infinity}}'), "tool call is not valid JSON."),
+        (call('{"name": "a", "arguments": {"x": 1e999}}'), "tool call is not valid JSON."),
+        (
+            call('{"name": "a", "arguments": {"x": ' + "1" * 5000 + "}}"),
+            "tool call is not valid JSON.",
+        ),
+        (call('{"name": "a", "arguments": {"x": "\\ud800"}}'), "tool call is not valid JSON."),
+        (call('{"name": "a", "arguments": {"\\ud800": 1}}'), "tool call is not valid JSON."),
+        (call("[" * 40 + "]" * 40), "tool call is not valid JSON."),
+        (call("[" * 100_000), "tool call is not valid JSON."),
+        (call('["search", {}]'), "tool call needs a name and arguments, nothing else."),
+        (call('{"name": "search"}'), "tool call needs a name and arguments, nothing else."),
+        (
+            call('{"name": "a", "arguments": {}, "id": 1}'),
+            "tool call needs a name and arguments, nothing else.",
+        ),
+        (call('{"name": " ", "arguments": {}}'), "name must be a text."),
+        (call('{"name": 3, "arguments": {}}'), "name must be a text."),
+        (call('{"name": "a", "arguments": "{}"}'), "arguments must be a JSON object."),
+        (call('{"name": "a", "arguments": null}'), "arguments must be a JSON object."),
+        (
+            call('{"name": "python", "arguments": {}}<code>print(1)'),
+            "code must be closed, not empty, and only for python.",
+        ),
+        (
+            call('{"name": "python", "arguments": {}}<code> </code>'),
+            "code must be closed, not empty, and only for python.",
+        ),
+        (
+            call('{"name": "search", "arguments": {}}<code>1</code>'),
+            "code must be closed, not empty, and only for python.",
+        ),
+        (
+            call('{"name": "python", "arguments": {"code": "2"}}<code>1</code>'),
+            "code must be closed, not empty, and only for python.",
+        ),
+    ],
+)
 def test_format_errors(text, reason):
     assert parse(text) == FormatError(reason)
     assert reason in FORMAT_REASONS
 
 
-PIECES = st.sampled_from([
-    *TAGS, "{", "}", "[", "]", '"', ":", ",", '"name"', '"arguments"', "NaN", "1e999", "\\ud83d",
-    "<code>", "</code>", "python", "\ud800", " ", "\n", '{"name": "python", "arguments": {}}', CALL,
-])  # fmt: skip
+PIECES = st.sampled_from(
+    [
+        *TAGS,
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        '"name"',
+        '"arguments"',
+        "NaN",
+        "1e999",
+        "\\ud83d",
+        "<code>",
+        "</code>",
+        "python",
+        "\ud800",
+        " ",
+        "\n",
+        '{"name": "python", "arguments": {}}',
+        CALL,
+    ]
+)
 
 
 @settings(max_examples=500, deadline=None)
@@ -385,8 +459,10 @@ def test_the_parser_is_total(text):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=60) | st.lists(PIECES.map(lambda p: p.encode("utf-8", "surrogatepass")),
-                                         max_size=10).map(b"".join))  # fmt: skip
+@given(
+    st.binary(max_size=60)
+    | st.lists(PIECES.map(lambda p: p.encode("utf-8", "surrogatepass")), max_size=10).map(b"".join)
+)
 def test_the_parser_is_total_on_bytes(data):
     check_total(parse(data))
     assert parse(b"\xff" + data) == FormatError("text is not valid Unicode.")
@@ -406,11 +482,14 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
     lambda s: not any(tag in s for tag in TAGS)
 )
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | WORDS
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | WORDS
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200, deadline=None)

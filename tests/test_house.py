@@ -18,9 +18,22 @@ from drlib.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    "trajectory", "chat", "config", "worlds", "sandbox", "tools", "synthesis", "policy", "agents",
-    "rl", "training", "evals", "analysis", "ask", "lab",
-)  # fmt: skip
+    "trajectory",
+    "chat",
+    "config",
+    "worlds",
+    "sandbox",
+    "tools",
+    "synthesis",
+    "policy",
+    "agents",
+    "rl",
+    "training",
+    "evals",
+    "analysis",
+    "ask",
+    "lab",
+)
 MODULES = sorted((ROOT / "drlib").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # Who may import what; everything else that is not in the standard library must be a base
@@ -44,14 +57,32 @@ ONLY = {
     "psutil": ("sandbox/", "training/", "lab/", "policy/"),
 }
 IN_EXTRA = {
-    "trl": "lab", "ipywidgets": "lab", "IPython": "lab", "nbformat": "lab", "nbclient": "lab",
-    "papermill": "lab", "traitlets": "lab", "vllm": "vllm",
-    "pypdf": "docs", "openpyxl": "docs", "trafilatura": "docs", "bs4": "docs",
-    "libzim": "zim", "bm25s": "search",
-    "ray": "cluster", "fastapi": "cluster", "uvicorn": "cluster", "prometheus_client": "cluster",
+    "trl": "lab",
+    "ipywidgets": "lab",
+    "IPython": "lab",
+    "nbformat": "lab",
+    "nbclient": "lab",
+    "papermill": "lab",
+    "traitlets": "lab",
+    "vllm": "vllm",
+    "pypdf": "docs",
+    "openpyxl": "docs",
+    "trafilatura": "docs",
+    "bs4": "docs",
+    "libzim": "zim",
+    "bm25s": "search",
+    "ray": "cluster",
+    "fastapi": "cluster",
+    "uvicorn": "cluster",
+    "prometheus_client": "cluster",
 }
-DISTRIBUTIONS = {"yaml": "pyyaml", "IPython": "ipython", "traitlets": "ipykernel",
-                 "bs4": "beautifulsoup4", "prometheus_client": "prometheus-client"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "IPython": "ipython",
+    "traitlets": "ipykernel",
+    "bs4": "beautifulsoup4",
+    "prometheus_client": "prometheus-client",
+}
 
 
 def relative(path):
@@ -101,8 +132,11 @@ def test_rl_is_pure(path):
         inside = top in sys.stdlib_module_names and top not in touching
         own = any(name == a or name.startswith(a + ".") for a in allowed)
         assert inside or own, f"{relative(path)}:{line} imports {name}"
-    called = {n.func.id for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-              if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
+    called = {
+        n.func.id
+        for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
     assert not called & {"open", "print", "input"}
 
 
@@ -154,12 +188,27 @@ def test_every_folder_of_modules_is_a_package():
 
 
 def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
-    files = [p for pattern in ("*.*", ".ci/*", ".github/**/*", "requirements/*", "drlib/**/*.py",
-                               "notebooks/**/*.*", "tests/**/*.py") for p in ROOT.glob(pattern)
-             if p.is_file() and p != Path(__file__)]  # fmt: skip
+    files = [
+        p
+        for pattern in (
+            "*.*",
+            ".ci/*",
+            ".github/**/*",
+            "requirements/*",
+            "drlib/**/*.py",
+            "notebooks/**/*.*",
+            "tests/**/*.py",
+        )
+        for p in ROOT.glob(pattern)
+        if p.is_file() and p != Path(__file__)
+    ]
     bad = re.compile(r"/work/|/root/|/home/\w|TODO|FIXME|raise NotImplementedError")
-    found = [f"{relative(p)}: {m[0]}" for p in files if p.suffix != ".png"
-             for m in bad.finditer(p.read_text(encoding="utf-8"))]  # fmt: skip
+    found = [
+        f"{relative(p)}: {m[0]}"
+        for p in files
+        if p.suffix != ".png"
+        for m in bad.finditer(p.read_text(encoding="utf-8"))
+    ]
     assert found == []
 
 
@@ -235,8 +284,9 @@ def test_ci_does_what_a_person_types():
     assert python == "3.11" and job["runs-on"].startswith("ubuntu")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks" / "params").glob("*.yaml")),
-                         ids=lambda p: p.stem)  # fmt: skip
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks" / "params").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_parameter_files_are_known_settings_of_their_own_profile(path):
     assert Config.load(**yaml.safe_load(path.read_text())).profile == path.stem
 

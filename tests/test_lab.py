@@ -77,9 +77,11 @@ def running(pid):
 def start(code):
     """Python with Ctrl-C working, also where the tests themselves run as a background job."""
     return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=lab.ROOT, stderr=subprocess.PIPE,
+        [sys.executable, "-c", code],
+        cwd=lab.ROOT,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
 
 
 def interrupted_launch(tmp_path, mode, processes):
@@ -243,8 +245,12 @@ def folder(tmp_path, monkeypatch):
 
 
 def printed(path):
-    return [o.text for c in nbformat.read(path, 4).cells for o in c.get("outputs", [])
-            if o.get("name") == "stdout"]  # fmt: skip
+    return [
+        o.text
+        for c in nbformat.read(path, 4).cells
+        for o in c.get("outputs", [])
+        if o.get("name") == "stdout"
+    ]
 
 
 def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
@@ -314,8 +320,10 @@ def test_a_variation_names_the_command_that_makes_it():
     assert str(args.out) == "figures/reference/other"
     changes = dict(pair.split("=") for pair in args.set)
     assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
-        "rl_oversample": 2, "rl_resample": "sample", "rl_kl_coef": 5e-5,
-    }  # fmt: skip
+        "rl_oversample": 2,
+        "rl_resample": "sample",
+        "rl_kl_coef": 5e-5,
+    }
     recipe = _command(Config.load("laptop"), [0], REFERENCE, None)
     assert recipe.endswith("--profile laptop --seeds 0")
 

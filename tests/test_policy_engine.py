@@ -135,6 +135,7 @@ def test_keys_and_seeds_choose_the_random_stream(engine):
     def draw(seed, keys):
         params = SamplingParams(max_tokens=20, seed=seed)
         return [c.token_ids for c in engine.generate([prompt] * len(keys), params, keys=keys)]
+
     a, b, again = draw(0, [3, 4, 3])
     assert a == again and a != b
     assert draw(1, [3])[0] != a
@@ -285,8 +286,9 @@ def test_tools_of_all_rows_run_at_the_same_time(engine):
         return None
 
     with ThreadPoolExecutor(8) as pool:
-        engine.converse([[i] for i in range(8)], SamplingParams(max_tokens=2),
-                        lambda i, c: pool.submit(tool))  # fmt: skip
+        engine.converse(
+            [[i] for i in range(8)], SamplingParams(max_tokens=2), lambda i, c: pool.submit(tool)
+        )
 
 
 def test_in_lockstep_the_timing_of_tools_leaves_no_trace_in_any_bit(model):

@@ -135,8 +135,9 @@ def test_bfloat16_is_about_as_exact_as_the_ordinary_bfloat16_head():
     assert (logp - logp64).abs().max() < 2 * 16 * 2**-8
     assert (logp - naive_logp).abs().max() < 1e-4  # the same rounded logits, then float32
     recompute = gradients(-(a * logp).sum(), (hidden, weight))
-    fused = gradients(fused_policy_gradient(hidden, weight, ids, a, chunk=SMALL)[0],
-                      (hidden, weight))  # fmt: skip
+    fused = gradients(
+        fused_policy_gradient(hidden, weight, ids, a, chunk=SMALL)[0], (hidden, weight)
+    )
     for ours in (recompute, fused):
         for gradient, theirs, true in zip(ours, naive, exact, strict=True):
             assert gradient.dtype == torch.bfloat16
@@ -184,8 +185,9 @@ def test_strides_do_not_matter():
         lambda h, w, i: fused_policy_gradient(h, w, i, a, chunk=SMALL)[0],
     ):
         one = gradients(function(hidden, weight, ids), (hidden, weight))
-        other = gradients(function(loose_hidden, loose_weight, loose_ids),
-                          (loose_hidden, loose_weight))  # fmt: skip
+        other = gradients(
+            function(loose_hidden, loose_weight, loose_ids), (loose_hidden, loose_weight)
+        )
         assert all(relative(x, y.double()) < 1e-6 for x, y in zip(other, one, strict=True))
 
 
@@ -243,9 +245,13 @@ def test_second_derivatives_and_second_backward_passes_are_errors():
 )
 def test_bad_arguments_are_named(change, message):
     given = {
-        "hidden": torch.zeros(4, 2), "weight": torch.zeros(9, 2), "ids": torch.arange(4),
-        "coefficient": torch.ones(4), "temperature": 1.0, "chunk": None,
-    } | change  # fmt: skip
+        "hidden": torch.zeros(4, 2),
+        "weight": torch.zeros(9, 2),
+        "ids": torch.arange(4),
+        "coefficient": torch.ones(4),
+        "temperature": 1.0,
+        "chunk": None,
+    } | change
     head = [given[name] for name in ("hidden", "weight", "ids")]
     options = {name: given[name] for name in ("temperature", "chunk")}
     with pytest.raises(ValueError, match=message):
@@ -288,8 +294,9 @@ print(run(2048, 60_000) / 1024)
 @pytest.mark.parametrize("form, bound_mb", [("recompute", 60), ("fused", 230), ("naive", None)])
 def test_peak_memory_stays_far_below_one_matrix_of_logits(form, bound_mb):
     # N x V float32 is 469 MB here; the ordinary chain holds two at once.
-    done = subprocess.run([sys.executable, "-c", MEMORY, form], cwd=ROOT, capture_output=True,
-                          text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, form], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     peak = json.loads(done.stdout)
     if bound_mb is None:
         assert peak > 900  # the measurement sees what it must see

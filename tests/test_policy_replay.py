@@ -12,13 +12,28 @@ from torch import nn
 
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import (
-    agreement, biased_routing, expert_load, record_routes, replay_routes, router_entropy,
+    agreement,
+    biased_routing,
+    expert_load,
+    record_routes,
+    replay_routes,
+    router_entropy,
     update_bias,
-)  # fmt: skip
+)
 from drlib.training.batches import pack, score
 
-SMALL = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, experts=8,
-                    experts_per_token=2, expert_hidden=16, max_positions=128)  # fmt: skip
+SMALL = PolicyShape(
+    vocab_size=64,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=8,
+    experts_per_token=2,
+    expert_hidden=16,
+    max_positions=128,
+)
 
 
 def policy(seed=0, shape=SMALL, std=0.05):
@@ -112,8 +127,17 @@ def test_the_gates_are_current_probabilities_renormalised_over_the_recorded_expe
 
 
 def test_r3_takes_at_least_half_of_the_largest_gap_to_a_bf16_rollout_engine():
-    shape = PolicyShape(vocab_size=128, hidden=64, layers=4, heads=4, kv_heads=2, head_dim=16,
-                        experts=16, experts_per_token=2, expert_hidden=64)  # fmt: skip
+    shape = PolicyShape(
+        vocab_size=128,
+        hidden=64,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        experts=16,
+        experts_per_token=2,
+        expert_hidden=64,
+    )
     for seed in range(2):
         trainer, ids = policy(seed, shape), some_ids(seed, 8, 48, 128)
         engine = copy.deepcopy(trainer).to(torch.bfloat16)
@@ -204,9 +228,13 @@ def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
     model, prompt = policy(), some_ids(batch=2, tokens=5)
     with record_routes(model) as recorder:
         ids = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, min_new_tokens=4,
-            do_sample=False, pad_token_id=0,
-        )  # fmt: skip
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=4,
+            min_new_tokens=4,
+            do_sample=False,
+            pad_token_id=0,
+        )
     assert [r.shape[1] for r in recorder.passes] == [10, 2, 2, 2]
     steps = [r.unflatten(1, (2, -1)) for r in recorder.passes]  # [L, B, T, k]
     joined = torch.cat(steps, dim=2)
@@ -220,16 +248,19 @@ def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda e: e[:1], r"got torch.int16 \[1, 36, 2\], need integers \[2, 36, 2\]"),
-    (lambda e: e[:, :-1], r"\[2, 35, 2\], need integers \[2, 36, 2\]"),
-    (lambda e: e[..., :1], r"\[2, 36, 1\], need integers \[2, 36, 2\]"),
-    (lambda e: e[0], r"\[36, 2\], need integers \[2, 36, 2\]"),
-    (lambda e: e.float(), r"torch.float32 \[2, 36, 2\], need integers"),
-    (lambda e: torch.where(e == e.max(), 8, e), "pass 1, layer [01]: .* distinct and below 8"),
-    (lambda e: e * 0, "pass 1, layer 0: a token's experts must be distinct"),
-    (lambda e: torch.where(e == e.max(), -1, e), "or all -1 .no record"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda e: e[:1], r"got torch.int16 \[1, 36, 2\], need integers \[2, 36, 2\]"),
+        (lambda e: e[:, :-1], r"\[2, 35, 2\], need integers \[2, 36, 2\]"),
+        (lambda e: e[..., :1], r"\[2, 36, 1\], need integers \[2, 36, 2\]"),
+        (lambda e: e[0], r"\[36, 2\], need integers \[2, 36, 2\]"),
+        (lambda e: e.float(), r"torch.float32 \[2, 36, 2\], need integers"),
+        (lambda e: torch.where(e == e.max(), 8, e), "pass 1, layer [01]: .* distinct and below 8"),
+        (lambda e: e * 0, "pass 1, layer 0: a token's experts must be distinct"),
+        (lambda e: torch.where(e == e.max(), -1, e), "or all -1 .no record"),
+    ],
+)
 def test_routes_that_do_not_fit_are_named_and_the_hooks_leave(change, message):
     model, ids = policy(), some_ids()
     routes = recorded(model, ids)

@@ -69,8 +69,12 @@ def test_what_the_run_is_said_to_show(results):
         for kind in ("python", "search"):
             correct, n = results.count(stage, kind, "sample")
             assert n and correct / n <= 0.03, (stage, kind)
-    for kind, decoding, floor in (("python", "sample", 0.85), ("search", "sample", 0.45),
-                                  ("python", "greedy", 0.90), ("search", "greedy", 0.65)):
+    for kind, decoding, floor in (
+        ("python", "sample", 0.85),
+        ("search", "sample", 0.45),
+        ("python", "greedy", 0.90),
+        ("search", "greedy", 0.65),
+    ):
         correct, n = results.count("rl", kind, decoding)
         assert correct / n >= floor, (kind, decoding, correct, n)
     assert results.seeds == [0, 1, 2]
@@ -91,8 +95,9 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
     assert roc.results.seeds == plain.results.seeds == sorted(roc.curves["rl"])
     for key in ("positive_tool_errors", "tool_errors"):
         for seed, rows in roc.curves["rl"].items():
-            ours, theirs = (sum(row[key] for row in some[-50:])
-                            for some in (rows, plain.curves["rl"][seed]))  # fmt: skip
+            ours, theirs = (
+                sum(row[key] for row in some[-50:]) for some in (rows, plain.curves["rl"][seed])
+            )
             assert ours < theirs, (key, seed)
     held_out = [tour.error_rate(run.results, "rl") for run in (plain, roc)]
     assert held_out[1][2] < held_out[0][1], "the intervals are apart"
@@ -100,8 +105,10 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
 
 @pytest.mark.parametrize(
     ("file", "bars"),
-    [("cpu_float32", {"naive": 0.9, "trl_fused": 0.6, "liger": 0.85}),
-     ("cpu_bfloat16", {"naive": 1.0})],
+    [
+        ("cpu_float32", {"naive": 0.9, "trl_fused": 0.6, "liger": 0.85}),
+        ("cpu_bfloat16", {"naive": 1.0}),
+    ],
 )
 def test_the_head_s_committed_measurements_meet_the_bars(file, bars):
     """Medians of interleaved runs (tests/benchmarks/bench_head.py); read, not timed here."""
@@ -155,9 +162,10 @@ def test_entropies_of_a_rollout_are_those_recomputed_from_the_checkpoint(agents,
 def test_the_committed_lifts_are_those_of_the_committed_trajectories():
     rows = json.loads((TOUR.parent / "entropy" / "lifts.json").read_text())["rows"]
     assert [(r["seed"], r["stage"]) for r in rows] == [
-        (seed, stage) for seed in (0, 1, 2)
+        (seed, stage)
+        for seed in (0, 1, 2)
         for stage in ("sft", "rl", "sft_continued", "rl_random_reward")
-    ]  # fmt: skip
+    ]
     for row in rows:
         if row["stage"] in ("sft", "rl"):
             assert row["recomputed_within"] <= 1e-4 and row["tokens_beyond_1e-4"] == 0
@@ -172,8 +180,10 @@ def test_the_committed_lifts_are_those_of_the_committed_trajectories():
 
 def test_rl_s_tokens_under_both_policies_are_the_same_tokens():
     for seed in (0, 1, 2):
-        rl, by_sft = (token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
-                      for name in ("rl", "rl_by_sft"))  # fmt: skip
+        rl, by_sft = (
+            token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
+            for name in ("rl", "rl_by_sft")
+        )
         found = overlap(by_sft, rl)
         assert 0.5 < found["overlap"] < 1 and sum(found["tokens"]) == len(rl)
 
@@ -195,8 +205,11 @@ def test_plain_transformers_loads_the_policy_without_drlib():
 def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
     bench = json.loads((TOUR.parent / "sandbox" / "bench.json").read_text())
     assert bench["level"] == "strong"
-    times = {(r["code"], r["concurrency"]): r["times_subprocess"]
-             for r in bench["summary"] if r["arm"] == "sandbox"}  # fmt: skip
+    times = {
+        (r["code"], r["concurrency"]): r["times_subprocess"]
+        for r in bench["summary"]
+        if r["arm"] == "sandbox"
+    }
     assert times["print", 1] >= 6 and times["sympy", 1] >= 15
     queue, memory = bench["queue"], bench["memory"]
     assert queue["calls"] == 10_000
@@ -268,8 +281,10 @@ def test_agentic_pre_training_helped_the_cold_start_and_forgot_nothing(steps):
     found = json.loads((TOUR.parent / "cpt" / "results.json").read_text())
     lower = 0
     for row in found["rows"]:
-        none, agentic = (next(c for c in row["arms"][arm]["cold_starts"] if c["steps"] == steps)
-                         for arm in ("none", "agentic"))  # fmt: skip
+        none, agentic = (
+            next(c for c in row["arms"][arm]["cold_starts"] if c["steps"] == steps)
+            for arm in ("none", "agentic")
+        )
         lower += agentic["loss"] < none["loss"]
         arm = row["arms"]["agentic"]
         assert arm["general_after_cpt"] <= 1.05 * arm["general_before"]

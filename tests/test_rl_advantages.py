@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drlib.rl.advantages import (
-    batch_normalized, group_mean, group_normalized, leave_one_out, share_over_segments,
-)  # fmt: skip
+    batch_normalized,
+    group_mean,
+    group_normalized,
+    leave_one_out,
+    share_over_segments,
+)
 
 ESTIMATORS = [leave_one_out, group_mean, group_normalized, batch_normalized]
 FINITE = st.floats(-100, 100, allow_nan=False)
@@ -132,9 +136,14 @@ def test_segments_have_the_advantage_of_their_trajectory():
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [([0, 3], r"names \[3\], but there are 2"), ([-1], r"names \[-1\]"),
-     ([[0]], r"shapes \[N\] and \[S\]"), ([0.0], "holds integers"), ([True], "holds integers")],
-)  # fmt: skip
+    [
+        ([0, 3], r"names \[3\], but there are 2"),
+        ([-1], r"names \[-1\]"),
+        ([[0]], r"shapes \[N\] and \[S\]"),
+        ([0.0], "holds integers"),
+        ([True], "holds integers"),
+    ],
+)
 def test_segments_of_no_trajectory_are_named(index, message):
     with pytest.raises(ValueError, match=message):
         share_over_segments([1.0, -1.0], index)

@@ -28,16 +28,24 @@ CASES = {  # TRL's options, ours for the same loss
     "bnpo": (dict(loss_type="bnpo"), dict()),
     "dr_grpo": (dict(loss_type="dr_grpo"), dict(aggregate="constant", constant_tokens=COMPLETION)),
     "cispo": (dict(loss_type="cispo", epsilon_high=1.1), dict(clip="cispo", epsilon_high=0.1)),
-    "gspo": (GRPO | dict(importance_sampling_level="sequence"),
-             dict(aggregate="sequence", level="sequence")),
-    "gspo, token mean": (dict(loss_type="dapo", importance_sampling_level="sequence"),
-                         dict(level="sequence")),
-    "top entropy": (dict(loss_type="dapo", top_entropy_quantile=0.4),
-                    dict(top_entropy=0.4, denominator="all")),
+    "gspo": (
+        GRPO | dict(importance_sampling_level="sequence"),
+        dict(aggregate="sequence", level="sequence"),
+    ),
+    "gspo, token mean": (
+        dict(loss_type="dapo", importance_sampling_level="sequence"),
+        dict(level="sequence"),
+    ),
+    "top entropy": (
+        dict(loss_type="dapo", top_entropy_quantile=0.4),
+        dict(top_entropy=0.4, denominator="all"),
+    ),
     "kl": (dict(loss_type="dapo", beta=0.3), dict(kl_coef=0.3, kl_unbiased=True)),
-    "plain kl": (GRPO | dict(beta=0.3, use_bias_correction_kl=False),
-                 dict(aggregate="sequence", kl_coef=0.3)),
-}  # fmt: skip
+    "plain kl": (
+        GRPO | dict(beta=0.3, use_bias_correction_kl=False),
+        dict(aggregate="sequence", kl_coef=0.3),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +62,28 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def trainer(kind, arguments, checkpoint, tmp_path, reward=lambda completions, **_: [0.0] * ROWS,
-            **settings):  # fmt: skip
+def trainer(
+    kind, arguments, checkpoint, tmp_path, reward=lambda completions, **_: [0.0] * ROWS, **settings
+):
     model, tokenizer = load_policy(checkpoint)
     made = kind(
-        model=model, processing_class=tokenizer, reward_funcs=reward,
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward,
         train_dataset=Dataset.from_dict({"prompt": ["t3 t4 t5"] * ROWS}),
         args=arguments(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True,
-            gradient_checkpointing=False, per_device_train_batch_size=ROWS,
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=ROWS,
             max_completion_length=COMPLETION,
             router_aux_loss_coef=0.0,  # else TRL adds the balance loss, which is no policy loss
             **{"num_generations": 2} | settings,
         ),
-    )  # fmt: skip
+    )
     made.model.train()
     made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
     return made
@@ -86,13 +102,16 @@ def a_batch(model, mask_counts=(6, 6, 5, 6)):
         logp_BT, _ = score(model, ids, prompt_mask, completion_mask)
     noise = torch.randn(2, ROWS, COMPLETION, generator=rng)
     return {
-        "prompt_ids": ids[:, :PROMPT], "prompt_mask": prompt_mask,
-        "completion_ids": ids[:, PROMPT:], "completion_mask": completion_mask,
-        "tool_mask": tool_mask, "old_per_token_logps": logp_BT + 0.4 * noise[0],
+        "prompt_ids": ids[:, :PROMPT],
+        "prompt_mask": prompt_mask,
+        "completion_ids": ids[:, PROMPT:],
+        "completion_mask": completion_mask,
+        "tool_mask": tool_mask,
+        "old_per_token_logps": logp_BT + 0.4 * noise[0],
         "ref_per_token_logps": logp_BT + 0.4 * noise[1],
         "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
         "num_items_in_batch": (completion_mask * tool_mask).sum(),
-    }  # fmt: skip
+    }
 
 
 def score(model, ids, prompt_mask, completion_mask):
@@ -114,19 +133,28 @@ def ours(model, inputs, config, denominator=None):
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     logp_BT, entropies_BT = score(model, ids, inputs["prompt_mask"], inputs["completion_mask"])
     loss, metrics = policy_loss(
-        logp_BT, inputs["old_per_token_logps"], inputs["advantages"],
-        (inputs["completion_mask"] * inputs["tool_mask"]).bool(), config,
-        reference_logp_BT=inputs["ref_per_token_logps"], entropies_BT=entropies_BT.detach(),
+        logp_BT,
+        inputs["old_per_token_logps"],
+        inputs["advantages"],
+        (inputs["completion_mask"] * inputs["tool_mask"]).bool(),
+        config,
+        reference_logp_BT=inputs["ref_per_token_logps"],
+        entropies_BT=entropies_BT.detach(),
         denominator=denominator,
-    )  # fmt: skip
+    )
     return loss.item(), gradients(model, loss), metrics
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_equal_trls(name, checkpoint, tmp_path):
     theirs, settings = CASES[name]
-    grpo = trainer(GRPOTrainer, GRPOConfig, checkpoint, tmp_path,
-                   **{"epsilon_high": 0.28, "steps_per_generation": 1} | theirs)  # fmt: skip
+    grpo = trainer(
+        GRPOTrainer,
+        GRPOConfig,
+        checkpoint,
+        tmp_path,
+        **{"epsilon_high": 0.28, "steps_per_generation": 1} | theirs,
+    )
     inputs = a_batch(grpo.model)
     loss = grpo.compute_loss(grpo.model, inputs)
     expected = gradients(grpo.model, loss)
@@ -144,12 +172,21 @@ def test_loss_and_gradients_equal_trls(name, checkpoint, tmp_path):
 
 
 def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
-    grpo = trainer(GRPOTrainer, GRPOConfig, checkpoint, tmp_path, loss_type="dapo",
-                   epsilon_high=0.28, gradient_accumulation_steps=2)  # fmt: skip
+    grpo = trainer(
+        GRPOTrainer,
+        GRPOConfig,
+        checkpoint,
+        tmp_path,
+        loss_type="dapo",
+        epsilon_high=0.28,
+        gradient_accumulation_steps=2,
+    )
     assert grpo.args.steps_per_generation == 2
     inputs = a_batch(grpo.model, mask_counts=(6, 6, 2, 3))  # halves of 10 and 4 tokens
-    halves = [{k: v if v.dim() == 0 else v[rows] for k, v in inputs.items()}
-              for rows in (slice(0, 2), slice(2, 4))]  # fmt: skip
+    halves = [
+        {k: v if v.dim() == 0 else v[rows] for k, v in inputs.items()}
+        for rows in (slice(0, 2), slice(2, 4))
+    ]
     expected = sum(gradients(grpo.model, grpo.compute_loss(grpo.model, half)) for half in halves)
     masks = [(half["completion_mask"] * half["tool_mask"]).bool() for half in halves]
     total = sum(loss_denominator(mask) for mask in masks)
@@ -161,8 +198,15 @@ def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
 
 def scored(kind, arguments, rewards, checkpoint, tmp_path, **settings):
     """The advantages that a TRL trainer gives to rollouts with these rewards."""
-    made = trainer(kind, arguments, checkpoint, tmp_path, reward=lambda completions, **_: rewards,
-                   steps_per_generation=1, **settings)  # fmt: skip
+    made = trainer(
+        kind,
+        arguments,
+        checkpoint,
+        tmp_path,
+        reward=lambda completions, **_: rewards,
+        steps_per_generation=1,
+        **settings,
+    )
     batch = made._generate_and_score_completions([{"prompt": "t3 t4"}] * ROWS)
     return batch["advantages"]
 
@@ -172,8 +216,9 @@ def test_leave_one_out_is_trls_rloo_baseline(rewards, checkpoint, tmp_path):
     given = torch.tensor([math.nan if r is None else r for r in rewards])
     valid = ~given.isnan()
     for size in (2, 4):
-        theirs = scored(RLOOTrainer, RLOOConfig, rewards, checkpoint, tmp_path,
-                        num_generations=size)  # fmt: skip
+        theirs = scored(
+            RLOOTrainer, RLOOConfig, rewards, checkpoint, tmp_path, num_generations=size
+        )
         groups = torch.arange(ROWS) // size
         torch.testing.assert_close(leave_one_out(given, groups, valid), theirs)
 

@@ -116,8 +116,9 @@ def scripted_run(curation, rng, start, stop, log):
         if step % 5 == 0:
             rates = {
                 q: sum(rng.random() < solve_rate(skill, d) for _ in range(8)) / 8
-                for q, d in sorted(difficulty.items()) if q not in {*curation.state["active"]}
-            }  # fmt: skip
+                for q, d in sorted(difficulty.items())
+                if q not in {*curation.state["active"]}
+            }
             curation.probe(rates)
         before = curation.state["active"]
         refresh = curation.end_step()

@@ -8,11 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drlib.rl.divergences import (
-    importance_correction, kl_estimate, mismatch_metrics, top_entropy_mask, weight_metrics,
-)  # fmt: skip
+    importance_correction,
+    kl_estimate,
+    mismatch_metrics,
+    top_entropy_mask,
+    weight_metrics,
+)
 from drlib.rl.losses import (
-    LossConfig, dft_loss, distillation_advantages, distillation_loss, policy_loss, sft_loss,
-)  # fmt: skip
+    LossConfig,
+    dft_loss,
+    distillation_advantages,
+    distillation_loss,
+    policy_loss,
+    sft_loss,
+)
 
 F64 = torch.float64
 
@@ -39,8 +48,10 @@ def gradient(value, leaf):
 
 def test_kl_estimators_by_hand():
     logp, reference = math.log(0.5), math.log(0.25)
-    values = [kl_estimate(torch.tensor(logp), torch.tensor(reference), k).item()
-              for k in ("k1", "k2", "k3")]  # fmt: skip
+    values = [
+        kl_estimate(torch.tensor(logp), torch.tensor(reference), k).item()
+        for k in ("k1", "k2", "k3")
+    ]
     assert values == pytest.approx([math.log(2), math.log(2) ** 2 / 2, 0.5 - 1 + math.log(2)])
 
 
@@ -70,9 +81,15 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl_on_another_policys_samples(e
     for unbiased in (True, False):
         config = LossConfig(kl_coef=0.7, kl_estimator=estimator, kl_unbiased=unbiased)
         loss, metrics = policy_loss(
-            logp_V[:, None], behaviour_V[:, None], torch.zeros(6), torch.ones(6, 1).bool(), config,
-            reference_logp_BT=reference_V[:, None], weights_B=behaviour_V.exp(), denominator=1.0,
-        )  # fmt: skip
+            logp_V[:, None],
+            behaviour_V[:, None],
+            torch.zeros(6),
+            torch.ones(6, 1).bool(),
+            config,
+            reference_logp_BT=reference_V[:, None],
+            weights_B=behaviour_V.exp(),
+            denominator=1.0,
+        )
         found[unbiased] = gradient(loss, logits_V)
     torch.testing.assert_close(found[True], 0.7 * gradient(exact, logits_V))
     assert not torch.allclose(found[False], found[True], rtol=1e-2)
@@ -154,8 +171,11 @@ def test_mismatch_and_effective_sample_size():
     assert set(weight_metrics(old_BT, ~mask_BT & mask_BT).values()) == {1.0}
     # k3 on the behaviour's samples estimates KL(behaviour || old)
     _, logp_V, other_V = two_policies(1)
-    kl = sum(p.exp() * mismatch_metrics(o[None, None], p[None, None], torch.ones(1, 1).bool())[
-        "mismatch_kl"] for p, o in zip(logp_V.detach(), other_V))  # fmt: skip
+    kl = sum(
+        p.exp()
+        * mismatch_metrics(o[None, None], p[None, None], torch.ones(1, 1).bool())["mismatch_kl"]
+        for p, o in zip(logp_V.detach(), other_V)
+    )
     assert kl.item() == pytest.approx((logp_V.exp() * (logp_V - other_V)).sum().item())
 
 
@@ -177,10 +197,12 @@ def test_bad_corrections_are_named(kind, settings, message):
 # token selection
 
 ENTROPIES = st.lists(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.5, 1.0, 2.0]), st.booleans()),
-             min_size=3, max_size=3),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 0.5, 1.0, 2.0]), st.booleans()), min_size=3, max_size=3
+    ),
+    min_size=1,
+    max_size=5,
+)
 
 
 def brute_force(entropies_BT, mask_BT, per_hundred, scope):
@@ -255,9 +277,12 @@ def test_distillation_follows_the_kl_to_the_teacher(seed):
     )
     torch.testing.assert_close(gradient(loss, logits_V), gradient(exact, logits_V))
     with_dis, _ = distillation_loss(
-        *arguments, torch.ones(6, 1).bool(), LossConfig(clip="double_sided"),
-        weights_B=logp_V.exp().detach(), denominator=1.0,
-    )  # fmt: skip
+        *arguments,
+        torch.ones(6, 1).bool(),
+        LossConfig(clip="double_sided"),
+        weights_B=logp_V.exp().detach(),
+        denominator=1.0,
+    )
     torch.testing.assert_close(gradient(with_dis, logits_V), gradient(exact, logits_V))
 
 

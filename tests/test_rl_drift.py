@@ -31,8 +31,10 @@ def restated(values, delta, threshold, warmup):
         if len(stretch) > warmup:
             tests = {}
             for name, sign in (("up", 1), ("down", -1)):
-                gaps = [sign * (x - sum(stretch[: i + 1]) / (i + 1)) - delta
-                        for i, x in enumerate(stretch)]  # fmt: skip
+                gaps = [
+                    sign * (x - sum(stretch[: i + 1]) / (i + 1)) - delta
+                    for i, x in enumerate(stretch)
+                ]
                 m = np.cumsum([0.0, *gaps])
                 tests[name] = m[-1] - m.min()
             largest = max(tests, key=tests.get)
@@ -101,8 +103,10 @@ def test_psi_is_symmetric_and_not_negative(counts):
 
 def test_psi_of_equal_distributions_is_about_what_its_docstring_says():
     rng = np.random.default_rng(0)
-    draws = [psi(rng.multinomial(200, [0.2] * 5), rng.multinomial(200, [0.2] * 5), 0)
-             for _ in range(2000)]  # fmt: skip
+    draws = [
+        psi(rng.multinomial(200, [0.2] * 5), rng.multinomial(200, [0.2] * 5), 0)
+        for _ in range(2000)
+    ]
     assert np.mean(draws) == pytest.approx(4 * 2 / 200, rel=0.1)
 
 
@@ -143,11 +147,19 @@ def test_constants_and_outcomes_have_bins_too(old, new):
 def test_the_detector_names_signal_and_kind_and_tracks_the_environment():
     monitors = {"errors/search": PageHinkley(0.05, 0.5), "chars": HistogramShift(0.25)}
     detector = DriftDetector(monitors)
-    quiet = [detector.update({"errors/search": 0.05, "chars": [10.0] * 20, "reward": 0.5},
-                             {"world": "a"}) for _ in range(20)]  # fmt: skip
+    quiet = [
+        detector.update(
+            {"errors/search": 0.05, "chars": [10.0] * 20, "reward": 0.5}, {"world": "a"}
+        )
+        for _ in range(20)
+    ]
     assert quiet == [[]] * 20
-    loud = [detector.update({"errors/search": 0.4, "chars": [50.0] * 20, "reward": None},
-                            {"world": "b"}) for _ in range(10)]  # fmt: skip
+    loud = [
+        detector.update(
+            {"errors/search": 0.4, "chars": [50.0] * 20, "reward": None}, {"world": "b"}
+        )
+        for _ in range(10)
+    ]
     assert loud[0] == [Alarm(21, "world", "changed")]
     # 0.35 less the mean's own move and delta: below 0.3 a step, so the second passes 0.5; the
     # second window of 200 is full at step 20, the third at step 30
@@ -162,22 +174,44 @@ def test_the_detector_names_signal_and_kind_and_tracks_the_environment():
 
 def a_call(tool="search", ok=True, fault=False, text="four", latency=0.5, cached=False):
     return ToolResult(
-        tool=tool, arguments={}, text=text, ok=ok, error=None if ok else "x", latency_s=latency,
-        attempts=1, source="s", cache_hit=cached, degraded=False, env_fault=fault,
-    )  # fmt: skip
+        tool=tool,
+        arguments={},
+        text=text,
+        ok=ok,
+        error=None if ok else "x",
+        latency_s=latency,
+        attempts=1,
+        source="s",
+        cache_hit=cached,
+        degraded=False,
+        env_fault=fault,
+    )
 
 
 def a_rollout(calls, termination=Termination.ANSWERED, answer="x", reward=0.0):
     one = np.ones(1)
     return Trajectory(
-        id="t", task_id="q", group_id="g", world_version="w", policy_version=0,
-        token_ids=one.astype(np.int32), generated=one.astype(bool),
-        logprobs=-one.astype(np.float32), entropies=None,
-        segments=np.full(1, Segment.ANSWER, dtype=np.uint8), turns=one.astype(np.uint16),
-        versions=one.astype(np.int32), routed_experts=None, tool_results=calls,
-        termination=termination, answer=answer, reward=reward, reward_parts={}, messages=[],
+        id="t",
+        task_id="q",
+        group_id="g",
+        world_version="w",
+        policy_version=0,
+        token_ids=one.astype(np.int32),
+        generated=one.astype(bool),
+        logprobs=-one.astype(np.float32),
+        entropies=None,
+        segments=np.full(1, Segment.ANSWER, dtype=np.uint8),
+        turns=one.astype(np.uint16),
+        versions=one.astype(np.int32),
+        routed_experts=None,
+        tool_results=calls,
+        termination=termination,
+        answer=answer,
+        reward=reward,
+        reward_parts={},
+        messages=[],
         metadata={},
-    )  # fmt: skip
+    )
 
 
 def test_signals_of_rollouts_by_hand():

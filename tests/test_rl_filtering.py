@@ -131,9 +131,7 @@ def gradient_of(group, config):
     mask_BT = torch.zeros(len(group), 7, dtype=torch.bool)
     for row, trajectory in enumerate(group):
         mask_BT[row, : len(trajectory.generated)] = torch.from_numpy(trajectory.generated)
-    policy_loss(
-        logp_BT, logp_BT.detach(), advantages_N, mask_BT, weights_B=weights_N
-    )[0].backward()  # fmt: skip
+    policy_loss(logp_BT, logp_BT.detach(), advantages_N, mask_BT, weights_B=weights_N)[0].backward()
     return logp_BT.grad
 
 

@@ -7,8 +7,13 @@ import torch
 from rl_examples import CLIPS, a_batch, gradient
 
 from drlib.rl.losses import (
-    LossConfig, loss_denominator, merge_metrics, policy_loss, sft_loss, soft_overlong_penalty,
-)  # fmt: skip
+    LossConfig,
+    loss_denominator,
+    merge_metrics,
+    policy_loss,
+    sft_loss,
+    soft_overlong_penalty,
+)
 
 AGGREGATES = [
     LossConfig(),
@@ -117,8 +122,9 @@ def test_micro_batches_with_the_global_denominator_add_up(config):
 def test_weights_exclude_and_duplicate(config):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     rows = [0, 2, 2, 3]
-    expected = gradient(*(t[rows] for t in (logp_BT, behaviour_BT)), advantages_B[rows],
-                        mask_BT[rows], config)  # fmt: skip
+    expected = gradient(
+        *(t[rows] for t in (logp_BT, behaviour_BT)), advantages_B[rows], mask_BT[rows], config
+    )
     weights_B = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 0.0])
     got = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
     torch.testing.assert_close(got[2], expected[1] + expected[2])

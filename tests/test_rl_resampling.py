@@ -23,24 +23,45 @@ CLEAN = ("<answer>x</answer>",)
 
 def a_call(ok=True, text="1. x", env_fault=False, tool="search"):
     return ToolResult(
-        tool=tool, arguments={}, text=text, ok=ok, error=None if ok else "bad", latency_s=0.0,
-        attempts=1, source="index", cache_hit=False, degraded=False, env_fault=env_fault,
-    )  # fmt: skip
+        tool=tool,
+        arguments={},
+        text=text,
+        ok=ok,
+        error=None if ok else "bad",
+        latency_s=0.0,
+        attempts=1,
+        source="index",
+        cache_hit=False,
+        degraded=False,
+        env_fault=env_fault,
+    )
 
 
 def a_trajectory(reward=1.0, calls=(), turns=CLEAN, group="g-0", name="r"):
     zeros = np.zeros(3)
     return Trajectory(
-        id=name, task_id="t", group_id=group, world_version="w", policy_version=0,
-        token_ids=zeros.astype(np.int32), generated=zeros == 0,
-        logprobs=zeros.astype(np.float32), entropies=None,
-        segments=np.full(3, Segment.THINK, dtype=np.uint8), turns=zeros.astype(np.uint16),
-        versions=zeros.astype(np.int32), routed_experts=None, tool_results=list(calls),
-        termination=Termination.ANSWERED, answer="x", reward=reward, reward_parts={},
+        id=name,
+        task_id="t",
+        group_id=group,
+        world_version="w",
+        policy_version=0,
+        token_ids=zeros.astype(np.int32),
+        generated=zeros == 0,
+        logprobs=zeros.astype(np.float32),
+        entropies=None,
+        segments=np.full(3, Segment.THINK, dtype=np.uint8),
+        turns=zeros.astype(np.uint16),
+        versions=zeros.astype(np.int32),
+        routed_experts=None,
+        tool_results=list(calls),
+        termination=Termination.ANSWERED,
+        answer="x",
+        reward=reward,
+        reward_parts={},
         messages=[{"role": "user", "content": "<answer>?"}]
         + [{"role": "assistant", "content": text} for text in turns],
         metadata={},
-    )  # fmt: skip
+    )
 
 
 def with_errors(errors, calls, reward=1.0):

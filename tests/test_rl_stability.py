@@ -197,8 +197,9 @@ def test_the_learning_rate_follows_the_script():
     assert low == pytest.approx([0.1, 0.01, 0.01, 0.01]), "never below the floor"
 
 
-@given(st.lists(st.booleans(), max_size=60), st.floats(0.05, 1), st.integers(1, 6),
-       st.integers(1, 6))  # fmt: skip
+@given(
+    st.lists(st.booleans(), max_size=60), st.floats(0.05, 1), st.integers(1, 6), st.integers(1, 6)
+)
 @settings(max_examples=60)
 def test_the_learning_rate_stays_in_its_bounds(alarms, factor, hold, recovery):
     rate = AdaptiveLearningRate(factor, hold, recovery)
@@ -292,18 +293,23 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
 
 
 BAD = [
-    (KLController, {"coef": -1.0}, "coef"), (KLController, {"target": 0.1}, "cannot leave 0"),
+    (KLController, {"coef": -1.0}, "coef"),
+    (KLController, {"target": 0.1}, "cannot leave 0"),
     (KLController, {"coef": 0.1, "target": -1.0}, "target"),
     (KLController, {"coef": math.nan}, "coef"),
     (ReferenceReset, {"patience": 0}, "patience"),
     (ReferenceReset, {"min_delta": -0.1}, "min_delta"),
-    (PageHinkley, {"delta": -1.0}, "delta"), (PageHinkley, {"threshold": 0.0}, "threshold"),
-    (HistogramShift, {"above": 0.0}, "above"), (HistogramShift, {"bins": 1}, "bins"),
-    (DriftDetector, {"memory": 1.0}, "memory"), (AdaptiveLearningRate, {"factor": 0.0}, "factor"),
-    (AdaptiveLearningRate, {"factor": 1.5}, "factor"), (AdaptiveLearningRate, {"hold": 0}, "hold"),
+    (PageHinkley, {"delta": -1.0}, "delta"),
+    (PageHinkley, {"threshold": 0.0}, "threshold"),
+    (HistogramShift, {"above": 0.0}, "above"),
+    (HistogramShift, {"bins": 1}, "bins"),
+    (DriftDetector, {"memory": 1.0}, "memory"),
+    (AdaptiveLearningRate, {"factor": 0.0}, "factor"),
+    (AdaptiveLearningRate, {"factor": 1.5}, "factor"),
+    (AdaptiveLearningRate, {"hold": 0}, "hold"),
     (EmergencyStop, {"limits": {"x": (0.6, 0.3)}}, "x: 0 < fine"),
     (EmergencyStop, {"patience": 0}, "patience"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("machine", "settings", "words"), BAD)

@@ -25,14 +25,27 @@ def a_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
     n = len(versions) + 1
     generated = np.arange(n) > 0
     return Trajectory(
-        id=name, task_id="q", group_id=group, world_version=world, policy_version=max(versions),
-        token_ids=np.arange(n, dtype=np.int32), generated=generated,
-        logprobs=-generated.astype(np.float32), entropies=None,
-        segments=np.full(n, Segment.ANSWER, dtype=np.uint8), turns=np.zeros(n, np.uint16),
-        versions=np.array([-1, *versions], dtype=np.int32), routed_experts=None, tool_results=[],
-        termination=Termination.ENV_FAULT if fault else Termination.ANSWERED, answer="x",
-        reward=None if fault else 0.5, reward_parts={}, messages=[], metadata={},
-    )  # fmt: skip
+        id=name,
+        task_id="q",
+        group_id=group,
+        world_version=world,
+        policy_version=max(versions),
+        token_ids=np.arange(n, dtype=np.int32),
+        generated=generated,
+        logprobs=-generated.astype(np.float32),
+        entropies=None,
+        segments=np.full(n, Segment.ANSWER, dtype=np.uint8),
+        turns=np.zeros(n, np.uint16),
+        versions=np.array([-1, *versions], dtype=np.int32),
+        routed_experts=None,
+        tool_results=[],
+        termination=Termination.ENV_FAULT if fault else Termination.ANSWERED,
+        answer="x",
+        reward=None if fault else 0.5,
+        reward_parts={},
+        messages=[],
+        metadata={},
+    )
 
 
 def test_age_counts_from_the_first_sampled_token():
@@ -43,11 +56,16 @@ def test_age_counts_from_the_first_sampled_token():
 
 # rollout, max_age -> may it train the policy of version 10 in the worlds "w" and "v"?
 FILTER = [
-    (a_rollout([10, 10]), 0, True), (a_rollout([9, 10]), 0, False), (a_rollout([9, 10]), 1, True),
-    (a_rollout([6, 10]), 3, False), (a_rollout([7, 10]), 3, True),
-    (a_rollout([10], fault=True), 3, False), (a_rollout([10], world="old"), 3, False),
-    (a_rollout([10], world="v"), 3, True), (a_rollout([0], "old", True), None, True),
-]  # fmt: skip
+    (a_rollout([10, 10]), 0, True),
+    (a_rollout([9, 10]), 0, False),
+    (a_rollout([9, 10]), 1, True),
+    (a_rollout([6, 10]), 3, False),
+    (a_rollout([7, 10]), 3, True),
+    (a_rollout([10], fault=True), 3, False),
+    (a_rollout([10], world="old"), 3, False),
+    (a_rollout([10], world="v"), 3, True),
+    (a_rollout([0], "old", True), None, True),
+]
 
 
 @pytest.mark.parametrize(("rollout", "max_age", "expected"), FILTER)
@@ -63,11 +81,20 @@ def test_the_filter_judges_each_rollout_and_asks_for_no_world_where_none_is_give
 
 # size, which are valid -> which train; None: the group is dropped
 REPAIR = [
-    (4, "0000", None), (4, "1000", None), (4, "1100", None), (4, "1011", [0, 2, 3, 0]),
-    (4, "1111", [0, 1, 2, 3]), (5, "11000", None), (5, "01011", [1, 3, 4, 1, 3]),
-    (3, "110", [0, 1, 0]), (2, "10", None), (1, "1", [0]), (1, "0", None),
-    (4, "111", [0, 1, 2, 0]), (4, "110", None),
-]  # fmt: skip
+    (4, "0000", None),
+    (4, "1000", None),
+    (4, "1100", None),
+    (4, "1011", [0, 2, 3, 0]),
+    (4, "1111", [0, 1, 2, 3]),
+    (5, "11000", None),
+    (5, "01011", [1, 3, 4, 1, 3]),
+    (3, "110", [0, 1, 0]),
+    (2, "10", None),
+    (1, "1", [0]),
+    (1, "0", None),
+    (4, "111", [0, 1, 2, 0]),
+    (4, "110", None),
+]
 
 
 @pytest.mark.parametrize(("size", "flags", "expected"), REPAIR)

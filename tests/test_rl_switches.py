@@ -16,9 +16,12 @@ from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, merge_met
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize(
     ("ratio", "ppo", "double_sided", "cispo"),  # d objective / d log pi at advantage (+1, -1)
-    [(0.5, (0.5, 0), (0, 0), (0.5, -0.5)), (1.1, (1.1, -1.1), (1.1, -1.1), (1.1, -1.1)),
-     (1.6, (0, -1.6), (0, 0), (1.28, -1.28))],
-)  # fmt: skip
+    [
+        (0.5, (0.5, 0), (0, 0), (0.5, -0.5)),
+        (1.1, (1.1, -1.1), (1.1, -1.1), (1.1, -1.1)),
+        (1.6, (0, -1.6), (0, 0), (1.28, -1.28)),
+    ],
+)
 def test_the_gradient_by_ratio_and_sign(ratio, ppo, double_sided, cispo, advantage):
     behaviour_11 = torch.tensor([[-3.0]], dtype=torch.float64)
     arguments = behaviour_11, torch.tensor([advantage]), torch.ones(1, 1).bool()
@@ -68,8 +71,9 @@ def test_a_token_that_a_switch_drops_gets_no_gradient_of_the_sequence_s_ratio(cl
         config = LossConfig(clip, aggregate, 0.9, 9.0, level="sequence", top_entropy=0.4)
         entropies_BT = torch.rand(mask_BT.shape, generator=torch.Generator().manual_seed(5))
         kept_BT = kept_tokens(mask_BT, config, entropies_BT=entropies_BT)
-        found = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config,
-                         entropies_BT=entropies_BT)  # fmt: skip
+        found = gradient(
+            logp_BT, behaviour_BT, advantages_B, mask_BT, config, entropies_BT=entropies_BT
+        )
         assert 0 < kept_BT.sum() < mask_BT.sum()
         assert (found[kept_BT] != 0).any() and (found[~kept_BT] == 0).all()
 
@@ -89,8 +93,13 @@ def test_clipping_favours_likely_actions_even_when_the_reward_is_a_coin():
     rows = torch.cartesian_prod(torch.arange(4), torch.arange(8))
     arguments = (old_V.log()[rows[:, :1]], advantages_K[rows[:, 1]], torch.ones(32, 1).bool())
     for clip, wanted in (("ppo", expected), ("none", torch.zeros_like(expected))):
-        loss, _ = policy_loss(logp_V[rows[:, :1]], *arguments, LossConfig(clip, "token", 0.2, 0.2),
-                              weights_B=old_V[rows[:, 0]] / 8, denominator=1.0)  # fmt: skip
+        loss, _ = policy_loss(
+            logp_V[rows[:, :1]],
+            *arguments,
+            LossConfig(clip, "token", 0.2, 0.2),
+            weights_B=old_V[rows[:, 0]] / 8,
+            denominator=1.0,
+        )
         found = -torch.autograd.grad(loss, logits_V, retain_graph=True)[0]
         torch.testing.assert_close(found, wanted)
 
@@ -100,8 +109,12 @@ def test_with_old_log_probs_clipping_and_correction_are_apart():
     old_BT = torch.tensor([[1.5, 3.0, 0.4, 1.0]]).double().log()  # old / behaviour
     logp_BT = old_BT + torch.tensor([[1.1, 1.1, 1.1, 2.0]]).double().log()
     arguments = logp_BT, behaviour_BT, torch.ones(1), torch.ones(1, 4).bool()
-    expected = {"none": [1.1, 1.1, 1.1, 0], "truncate": [1.65, 2.2, 0.44, 0],
-                "mask": [1.65, 0, 0.44, 0], "icepop": [1.65, 0, 0, 0]}  # fmt: skip
+    expected = {
+        "none": [1.1, 1.1, 1.1, 0],
+        "truncate": [1.65, 2.2, 0.44, 0],
+        "mask": [1.65, 0, 0.44, 0],
+        "icepop": [1.65, 0, 0, 0],
+    }
     for correction, pushes in expected.items():
         config = LossConfig(correction=correction, denominator="all")
         found = -4 * gradient(*arguments, config, old_logp_BT=old_BT)
@@ -163,15 +176,20 @@ def test_resums_segments_share_an_advantage_and_are_counted():
     assert gradient(logp_ST, logp_ST, advantages_S, mask_ST)[mask_ST].equal(uncut)
 
 
-SWITCHES = st.fixed_dictionaries({
-    "clip": st.sampled_from(CLIPS), "level": st.sampled_from(["token", "sequence"]),
-    "aggregate": st.sampled_from(["token", "sequence", "constant"]),
-    "correction": st.sampled_from(["none", "truncate", "mask", "icepop", "geometric"]),
-    "correction_level": st.sampled_from(["token", "sequence"]),
-    "kl_coef": st.sampled_from([0.0, 0.1]), "kl_estimator": st.sampled_from(["k1", "k2", "k3"]),
-    "kl_unbiased": st.booleans(), "top_entropy": st.sampled_from([1.0, 0.4]),
-    "denominator": st.sampled_from(["kept", "all"]),
-})  # fmt: skip
+SWITCHES = st.fixed_dictionaries(
+    {
+        "clip": st.sampled_from(CLIPS),
+        "level": st.sampled_from(["token", "sequence"]),
+        "aggregate": st.sampled_from(["token", "sequence", "constant"]),
+        "correction": st.sampled_from(["none", "truncate", "mask", "icepop", "geometric"]),
+        "correction_level": st.sampled_from(["token", "sequence"]),
+        "kl_coef": st.sampled_from([0.0, 0.1]),
+        "kl_estimator": st.sampled_from(["k1", "k2", "k3"]),
+        "kl_unbiased": st.booleans(),
+        "top_entropy": st.sampled_from([1.0, 0.4]),
+        "denominator": st.sampled_from(["kept", "all"]),
+    }
+)
 
 
 @given(SWITCHES, st.integers(0, 10**6))
@@ -198,14 +216,19 @@ def test_any_switches_survive_splits_padding_and_junk(chosen, seed):
         leaf = logp_BT.detach()[rows].clone().requires_grad_()
         found = {k: v[rows] for k, v in tensors.items()}
         outside_BT = ~used_BT[rows]
-        found = {k: v if k == "mask_BT" else torch.where(outside_BT, v + junk, v)
-                 for k, v in found.items()}  # fmt: skip
+        found = {
+            k: v if k == "mask_BT" else torch.where(outside_BT, v + junk, v)
+            for k, v in found.items()
+        }
         found["logp_BT"] = torch.where(outside_BT, junk, leaf)
         given = {k: torch.nn.functional.pad(v, (0, pad)) for k, v in found.items()}
         loss, metrics = policy_loss(
-            advantages_B=advantages_B[rows], weights_B=weights_B[rows], config=config,
-            denominator=denominator, **found,
-        )  # fmt: skip
+            advantages_B=advantages_B[rows],
+            weights_B=weights_B[rows],
+            config=config,
+            denominator=denominator,
+            **found,
+        )
         loss.backward()
         return leaf.grad, metrics
 

@@ -35,11 +35,15 @@ def reply(status, body=b"", *headers):
 
 
 BROKEN = {
-    "too slow": reply(408), "asks for an hour": reply(503, b"", "Retry-After: 3600"),
-    "asks for ever": reply(429, b"", "Retry-After: inf"), "null": reply(200, b"null\n"),
-    "asks for nan": reply(503, b"", "Retry-After: nan"), "a list": reply(200, b"[1]\n"),
+    "too slow": reply(408),
+    "asks for an hour": reply(503, b"", "Retry-After: 3600"),
+    "asks for ever": reply(429, b"", "Retry-After: inf"),
+    "null": reply(200, b"null\n"),
+    "asks for nan": reply(503, b"", "Retry-After: nan"),
+    "a list": reply(200, b"[1]\n"),
     "asks for a date": reply(503, b"", "Retry-After: Fri, 31 Dec 1999 23:59:59 GMT"),
-    "deep": reply(200, b"[" * 100_000 + b"\n"), "text": reply(200, b'{"id": "x"}\n'),
+    "deep": reply(200, b"[" * 100_000 + b"\n"),
+    "text": reply(200, b'{"id": "x"}\n'),
     "closes at once": b"",
     "error": b"HTTP/1.1 500 no\r\nContent-Length: 2\r\n\r\nno",
     "not http": b"\x00\xff" * 50,
@@ -47,10 +51,20 @@ BROKEN = {
     "cut": b'HTTP/1.1 200 ok\r\nContent-Length: 900\r\n\r\n{"id": "0", "status": "ok", "stdo',
     "no answers": b"HTTP/1.1 200 ok\r\nContent-Length: 0\r\n\r\n",
     "a stranger's": b'HTTP/1.1 200 ok\r\nContent-Length: 13\r\n\r\n{"id": "-1"}\n',
-    "a fault": b"HTTP/1.1 200 ok\r\nConnection: close\r\n\r\n" + json.dumps({
-        "id": "0", "status": "setup_failed", "stdout": "", "stderr": "", "exit_code": None,
-        "duration_s": 0.0, "isolation": ""}).encode() + b"\n",
-}  # fmt: skip
+    "a fault": b"HTTP/1.1 200 ok\r\nConnection: close\r\n\r\n"
+    + json.dumps(
+        {
+            "id": "0",
+            "status": "setup_failed",
+            "stdout": "",
+            "stderr": "",
+            "exit_code": None,
+            "duration_s": 0.0,
+            "isolation": "",
+        }
+    ).encode()
+    + b"\n",
+}
 
 
 @contextlib.contextmanager
@@ -107,8 +121,10 @@ def test_a_call_with_too_many_bytes_is_an_error_of_its_own(client):
 
 
 def test_when_all_nodes_rest_calls_wait_no_longer_than_their_deadline():
-    with (answering(lambda body: reply(503, b"", "Retry-After: 3600")) as url,
-          SandboxClient(url, deadline_s=1.0) as client):
+    with (
+        answering(lambda body: reply(503, b"", "Retry-After: 3600")) as url,
+        SandboxClient(url, deadline_s=1.0) as client,
+    ):
         for _ in range(2):  # the second finds it resting
             result = client.submit("print(1)").result(30)
             assert result.status == "service_unavailable" and "503" in result.stderr

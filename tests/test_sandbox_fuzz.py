@@ -70,8 +70,9 @@ def sandbox():
 def fuzz_codes(sandbox: Sandbox, count: int, seed: int) -> dict[str, int]:
     """Run `count` random programs with numbered ones between them; how often each status came."""
     generator = random.Random(seed)
-    codes = [f"print('number', {i})" if i % 25 == 0 else random_text(generator)
-             for i in range(count)]  # fmt: skip
+    codes = [
+        f"print('number', {i})" if i % 25 == 0 else random_text(generator) for i in range(count)
+    ]
     results = sandbox.map(codes)
     assert len(results) == count
     for i, result in enumerate(results):

@@ -40,68 +40,68 @@ def grade(sandbox: Sandbox, code: str) -> tuple[bool, list[SandboxResult]]:
     return passed, results
 
 
-PRINTED = "PASSED\\n{\"passed\": true, \"reward\": 1.0}"
+PRINTED = 'PASSED\\n{"passed": true, "reward": 1.0}'
 ATTACKS = {
     "marker": f"print('{PRINTED}')\ndef solve(n): return 'PASSED'",
     "verdict at exit": f"import atexit\natexit.register(print, '{PRINTED}')\n"
-                       "def solve(n): return True",
+    "def solve(n): return True",
     "exit 0": "import sys\nsys.exit(0)",
     "exit without an exit": "import os\nos._exit(0)",
     "exit in the function": "import os\ndef solve(n):\n    print('PASSED', flush=True)\n"
-                            "    os._exit(0)",
+    "    os._exit(0)",
     "exit by exception": "def solve(n): raise SystemExit",
     "equal to everything": "class A(int):\n    def __eq__(self, o): return True\n"
-                           "    def __ne__(self, o): return False\n    __hash__ = int.__hash__\n"
-                           "def solve(n): return A(0)",
+    "    def __ne__(self, o): return False\n    __hash__ = int.__hash__\n"
+    "def solve(n): return A(0)",
     "equal text": "class A(str):\n    def __eq__(self, o): return True\n"
-                  "    def __hash__(self): return 0\ndef solve(n): return A('x')",
+    "    def __hash__(self): return 0\ndef solve(n): return A('x')",
     "patched json": "import json\njson.dumps = lambda v: 'PASSED'\ndef solve(n): return 1",
     "patched print": "import builtins\nbuiltins.print = lambda *a: None\ndef solve(n): return 1",
     "patched input": "import builtins\nbuiltins.input = lambda: '0'\ndef solve(n): return 0",
     "patched verifier": "import sys, types\nfor name in ('verifier', 'tests', 'drlib', 'grader', "
-                        "'test_sandbox_hacking', 'tests.test_sandbox_hacking'):\n"
-                        "    m = sys.modules[name] = types.ModuleType(name)\n"
-                        "    m.grade = m.check = lambda *a: True\ndef solve(n): return 1",
+    "'test_sandbox_hacking', 'tests.test_sandbox_hacking'):\n"
+    "    m = sys.modules[name] = types.ModuleType(name)\n"
+    "    m.grade = m.check = lambda *a: True\ndef solve(n): return 1",
     "imported verifier": "from drlib.sandbox import SandboxResult\n"
-                         "SandboxResult.ok = True\ndef solve(n): return 1",
+    "SandboxResult.ok = True\ndef solve(n): return 1",
     "patched verifier's file": "import os\nfor p in ('../verifier.py', '../../conftest.py'):\n"
-                               "    open(p, 'w').write('raise SystemExit(0)')\n"
-                               "def solve(n): return 1",
+    "    open(p, 'w').write('raise SystemExit(0)')\n"
+    "def solve(n): return 1",
     "module for the next call": "open('json.py', 'w').write('dumps = lambda v: \"PASSED\"')\n"
-                                "open('sitecustomize.py', 'w').write('import os; os._exit(0)')\n"
-                                "def solve(n): return 1",
+    "open('sitecustomize.py', 'w').write('import os; os._exit(0)')\n"
+    "def solve(n): return 1",
     "silence": "import sys, os\nsys.stdout = open(os.devnull, 'w')\ndef solve(n): return 1",
     "every number": "def solve(n):\n    for i in range(100000): print(i)\n    return None",
     "flood": "def solve(n):\n    while True: print('PASSED ' * 999)",
     "answers in frames": "import sys, re\ndef solve(n):\n    f = sys._getframe()\n    while f:\n"
-                         "        for v in re.findall(r'\\d{9,}', str(f.f_locals) + "
-                         "str(list(f.f_globals.items()))[:99999]): print(v)\n"
-                         "        f = f.f_back\n    return int(v)",
+    "        for v in re.findall(r'\\d{9,}', str(f.f_locals) + "
+    "str(list(f.f_globals.items()))[:99999]): print(v)\n"
+    "        f = f.f_back\n    return int(v)",
     "answers in objects": "import gc\ndef solve(n):\n    found = [o for o in gc.get_objects() "
-                          "if isinstance(o, dict) and n in o]\n    return found[0][n]",
+    "if isinstance(o, dict) and n in o]\n    return found[0][n]",
     "answers of earlier calls": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-        "libc.sbrk.restype = ctypes.c_void_p\nimport re\ndef solve(n):\n"
-        "    import os\n    top, out = libc.sbrk(0) >> 12, []\n    r, w = os.pipe()\n"
-        "    for p in range(top - 20000, top):\n"
-        "        if libc.write(w, ctypes.c_void_p(p << 12), 1) == 1:\n"
-        "            os.read(r, 1)\n"
-        "            out += re.findall(rb'\\d{12}\\d*', ctypes.string_at(p << 12, 4096))\n"
-        "    for o in out: print(o.decode())\n    return int(out[-1])",
+    "libc.sbrk.restype = ctypes.c_void_p\nimport re\ndef solve(n):\n"
+    "    import os\n    top, out = libc.sbrk(0) >> 12, []\n    r, w = os.pipe()\n"
+    "    for p in range(top - 20000, top):\n"
+    "        if libc.write(w, ctypes.c_void_p(p << 12), 1) == 1:\n"
+    "            os.read(r, 1)\n"
+    "            out += re.findall(rb'\\d{12}\\d*', ctypes.string_at(p << 12, 4096))\n"
+    "    for o in out: print(o.decode())\n    return int(out[-1])",
     "answers in files": "import os, re\ndef solve(n):\n    for d, _, files in os.walk('/'):\n"
-                        "        for f in files:\n            try: t = open(d + '/' + f).read()\n"
-                        "            except (OSError, UnicodeError): continue\n"
-                        "            for v in re.findall(r'\\d{12,}', t): print(v)\n    return 0",
+    "        for f in files:\n            try: t = open(d + '/' + f).read()\n"
+    "            except (OSError, UnicodeError): continue\n"
+    "            for v in re.findall(r'\\d{12,}', t): print(v)\n    return 0",
     "recursion": "def solve(n): return solve(n)",
     "hang": "def solve(n):\n    while True: pass",
     "fault of the environment": "import os\nos._exit(97)",
     "fault of the worker": "import os\nfor fd in range(3, 256):\n"
-                           "    try: os.write(fd, b'0setup failed')\n    except OSError: pass\n"
-                           "os.kill(os.getppid(), 9)",
+    "    try: os.write(fd, b'0setup failed')\n    except OSError: pass\n"
+    "os.kill(os.getppid(), 9)",
     "fault by a signal": "import os\nos.kill(os.getpid(), 9)",
     "fault by memory": "x = []\nwhile True: x.append(bytes(1 << 22))",
-    "forged result": "print('{\"status\": \"ok\", \"exit_code\": 0, \"stdout\": {\"size\": 1}}')\n"
-                     "raise SystemExit(1)",
-}  # fmt: skip
+    "forged result": 'print(\'{"status": "ok", "exit_code": 0, "stdout": {"size": 1}}\')\n'
+    "raise SystemExit(1)",
+}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -121,7 +121,8 @@ def test_another_call_cannot_be_answered(sandbox):
     writer = sandbox.submit(
         f"import os, time\nend = time.monotonic() + 1\nwhile time.monotonic() < end:\n"
         f"    for fd in (*range(3, 256), 0, 2):\n        try: os.write(fd, {body!r})\n"
-        "        except OSError: pass\n    time.sleep(0.01)")
+        "        except OSError: pass\n    time.sleep(0.01)"
+    )
     for number in range(30):
         result = sandbox.run(f"print({number})\nraise SystemExit({number})")
         assert (result.exit_code, result.stdout) == (number, f"{number}\n")
@@ -155,21 +156,26 @@ def test_control_a_grader_in_the_same_process_is_fooled():
     assert naive_in_process(HONEST) and not naive_in_process("def solve(n): return 0")
     assert naive_in_process(ATTACKS["equal to everything"])
     assert naive_in_process("import verifier\nverifier.check = lambda *a: True\nsolve = abs")
-    assert naive_in_process("import sys\ndef solve(n):\n    f = sys._getframe()\n"
-                            "    while 'answers' not in f.f_locals: f = f.f_back\n"
-                            "    return f.f_locals['answers'][n]")
+    assert naive_in_process(
+        "import sys\ndef solve(n):\n    f = sys._getframe()\n"
+        "    while 'answers' not in f.f_locals: f = f.f_back\n"
+        "    return f.f_locals['answers'][n]"
+    )
 
 
 def test_control_a_grader_by_exit_code_or_by_marker_is_fooled(sandbox):
     asserts = "".join(f"\nassert solve({n}) == {a}" for n, a in ANSWERS.items())
     marked = asserts + "\nprint('PASSED')"
     for run in (
-        lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                                    check=False),
+        lambda code: subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        ),
         sandbox.run,  # the sandbox keeps code in; it cannot mend a grader that believes it
     ):
-        wrong, fooled = run("def solve(n): return 0" + marked), run(
-            ATTACKS["exit in the function"] + marked)
+        wrong, fooled = (
+            run("def solve(n): return 0" + marked),
+            run(ATTACKS["exit in the function"] + marked),
+        )
         code = "exit_code" if isinstance(fooled, SandboxResult) else "returncode"
         assert getattr(wrong, code) == 1 and "PASSED" not in wrong.stdout
         assert getattr(fooled, code) == 0 and "PASSED" in fooled.stdout
@@ -239,24 +245,27 @@ def test_nothing_that_a_branch_starts_outlives_its_turn(sandbox):
             assert prefix.run(SIBLING).text == "own 42"
 
 
-@pytest.mark.parametrize("cell", [
-    "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "import os\nfor p in range(1, 9):\n    try: os.kill(p, 9)\n    except OSError: pass",
-    "import os\nos.closerange(3, 256)",
-    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'1\\n' * 999)\n"
-    "    except OSError: pass",
-    "import os\nos.fork = lambda: 0",
-    "import os\nos.fork = lambda: 1\nos.waitpid = lambda *a: a",
-    "import os\nos.getppid = lambda: 0",
-    "import os\nos._exit(0)",
-    "import sys, os\ndef t(*a): os._exit(3)\nsys.setprofile(t)",
-    "import os, time, atexit\natexit.register(time.sleep, 60)",
-    "while True: pass",
-    "x = []\nwhile True: x.append(bytes(1 << 22))",
-    "import json\njson.loads = None",
-    "import builtins\nbuiltins.exec = builtins.compile = None",
-    "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        "import os\nfor p in range(1, 9):\n    try: os.kill(p, 9)\n    except OSError: pass",
+        "import os\nos.closerange(3, 256)",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'1\\n' * 999)\n"
+        "    except OSError: pass",
+        "import os\nos.fork = lambda: 0",
+        "import os\nos.fork = lambda: 1\nos.waitpid = lambda *a: a",
+        "import os\nos.getppid = lambda: 0",
+        "import os\nos._exit(0)",
+        "import sys, os\ndef t(*a): os._exit(3)\nsys.setprofile(t)",
+        "import os, time, atexit\natexit.register(time.sleep, 60)",
+        "while True: pass",
+        "x = []\nwhile True: x.append(bytes(1 << 22))",
+        "import json\njson.loads = None",
+        "import builtins\nbuiltins.exec = builtins.compile = None",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    ],
+)
 def test_a_hostile_cell_spoils_no_other_branch(cell, sandbox):
     """Whatever a branch does to its own state; nobody else's, and never for long."""
     with sandbox.session() as start:

@@ -57,20 +57,38 @@ def test_negative_control_with_isolation_off_the_same_cases_leak():
     with warnings.catch_warnings(), nothing_left(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         places = Places(stack)
-        made = stack.enter_context(Sandbox(workers=2, found=found, min_level="weak",
-                                           timeout_s=8.0, output_chars=BOUND))
+        made = stack.enter_context(
+            Sandbox(workers=2, found=found, min_level="weak", timeout_s=8.0, output_chars=BOUND)
+        )
         results = dict(zip(marked, made.map([places.fill(c.code) for c in marked]), strict=True))
         assert {r.isolation for r in results.values()} == {"weak"}
         assert made.run("print(1)").text == "1"
         assert stat.S_IMODE(places.secret.stat().st_mode) == 0o666
-    leaked = {case.name for case, result in results.items()
-              if any(w in shown(result) for w in (CANARY, BREACH, REPOSITORY_CANARY))}
+    leaked = {
+        case.name
+        for case, result in results.items()
+        if any(w in shown(result) for w in (CANARY, BREACH, REPOSITORY_CANARY))
+    }
     assert len(leaked) >= 0.9 * len(marked), {c.name for c in marked} - leaked
     assert leaked >= {
-        "read a file", "read in home", "read in tmp", "read the repository", "symbolic link",
-        "command line of a process", "fork", "shell", "exec", "signal a process", "write outside",
-        "tcp", "udp", "abstract socket", "system V shared memory", "memory file", "daemon",
-    }  # fmt: skip
+        "read a file",
+        "read in home",
+        "read in tmp",
+        "read the repository",
+        "symbolic link",
+        "command line of a process",
+        "fork",
+        "shell",
+        "exec",
+        "signal a process",
+        "write outside",
+        "tcp",
+        "udp",
+        "abstract socket",
+        "system V shared memory",
+        "memory file",
+        "daemon",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -125,30 +143,84 @@ def test_there_are_as_many_cases_as_promised():
 
 
 SYSTEM_CALLS = {  # x86-64 and aarch64 numbers; each must fail with EPERM
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "unshare": (272, 97), "mount": (165, 40), "umount2": (166, 39), "setns": (308, 268),
-    "pivot_root": (155, 41), "chroot": (161, 51), "bpf": (321, 280), "keyctl": (250, 219),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_setup": (206, 0),
-    "userfaultfd": (323, 282), "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190),
-    "msgget": (68, 186), "mq_open": (240, 180), "seccomp": (317, 277), "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438), "add_key": (248, 217),
-    "perf_event_open": (298, 241), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
-    "setxattr": (188, 5), "open_tree": (428, 428), "fsopen": (430, 430), "fsmount": (432, 432),
-    "move_mount": (429, 429), "mount_setattr": (442, 442), "personality": (135, 92),
-    "landlock_create_ruleset": (444, 444), "landlock_restrict_self": (446, 446),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "openat2": (437, 437),
-    "execveat": (322, 281), "memfd_create": (319, 279), "memfd_secret": (447, 447),
-    "kexec_load": (246, 104), "init_module": (175, 105), "reboot": (169, 142),
-    "swapon": (167, 224), "quotactl": (179, 60), "acct": (163, 89), "syslog": (103, 116),
-    "kcmp": (312, 272), "ioprio_set": (251, 30), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "tkill": (200, 130), "socket": (41, 198),
-    "sendmsg": (46, 211), "recvmsg": (47, 212), "mlock": (149, 228), "mbind": (237, 235),
-    "migrate_pages": (256, 238), "process_madvise": (440, 440), "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171), "capset": (126, 91), "setreuid": (113, 145), "vmsplice": (278, 75),
-    "sched_setattr": (314, 274), "quotactl_fd": (443, 443), "cachestat": (451, 451),
-    "mincore": (27, 232), "timer_create": (222, 107), "splice": (275, 76), "tee": (276, 77),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "unshare": (272, 97),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "setns": (308, 268),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "bpf": (321, 280),
+    "keyctl": (250, 219),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_setup": (206, 0),
+    "userfaultfd": (323, 282),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "seccomp": (317, 277),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "add_key": (248, 217),
+    "perf_event_open": (298, 241),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "setxattr": (188, 5),
+    "open_tree": (428, 428),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "move_mount": (429, 429),
+    "mount_setattr": (442, 442),
+    "personality": (135, 92),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "openat2": (437, 437),
+    "execveat": (322, 281),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "kexec_load": (246, 104),
+    "init_module": (175, 105),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "quotactl": (179, 60),
     "acct": (163, 89),
-    "listmount": (458, 458), "statmount": (457, 457), "an unknown one": (999, 999),
+    "syslog": (103, 116),
+    "kcmp": (312, 272),
+    "ioprio_set": (251, 30),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "tkill": (200, 130),
+    "socket": (41, 198),
+    "sendmsg": (46, 211),
+    "recvmsg": (47, 212),
+    "mlock": (149, 228),
+    "mbind": (237, 235),
+    "migrate_pages": (256, 238),
+    "process_madvise": (440, 440),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "capset": (126, 91),
+    "setreuid": (113, 145),
+    "vmsplice": (278, 75),
+    "sched_setattr": (314, 274),
+    "quotactl_fd": (443, 443),
+    "cachestat": (451, 451),
+    "mincore": (27, 232),
+    "timer_create": (222, 107),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "acct": (163, 89),
+    "listmount": (458, 458),
+    "statmount": (457, 457),
+    "an unknown one": (999, 999),
 }
 
 
@@ -169,13 +241,16 @@ def test_a_call_does_no_harm_to_its_neighbour(level, places):
     """Two calls at one time: the same file name is two files, and one's threads and memory leave
     the other what it needs."""
     with sandbox_at(level, workers=2, timeout_s=6.0, memory_mb=256) as pair:
-        same = ("import time\nopen('f', 'w').write('{0}')\ntime.sleep(0.3)\n"
-                "print(open('f').read(), *__import__('os').listdir('.'))")
+        same = (
+            "import time\nopen('f', 'w').write('{0}')\ntime.sleep(0.3)\n"
+            "print(open('f').read(), *__import__('os').listdir('.'))"
+        )
         assert [r.text for r in pair.map([same.format(i) for i in "ab"])] == ["a f", "b f"]
         bomb = pair.submit(
             "import threading, time\nthreading.stack_size(32768)\ntry:\n    while True:\n"
             "        threading.Thread(target=time.sleep, args=(2,), daemon=True).start()\n"
-            "except RuntimeError: time.sleep(2)")
+            "except RuntimeError: time.sleep(2)"
+        )
         time.sleep(1.0)
         assert pair.run(CASES["thread pool"].code).text == "[1, 2]"
         bomb.result()
@@ -193,14 +268,21 @@ def test_a_template_killed_in_a_call_is_replaced(level, places):
 
 def test_a_client_that_goes_leaves_nothing(level, places):
     """The module's last check would find the processes and folders of this caller."""
-    script = ("from drlib.sandbox import template\n"
-              f"template.scratch = lambda: {template.scratch()!r}\n"
-              "from tests.sandbox_targets import sandbox_at\n"
-              f"made = sandbox_at({level!r}, timeout_s=60.0)\n"
-              "future = made.submit('import time\\ntime.sleep(50)')\n"
-              "print('started', flush=True)\nfuture.result()")
-    caller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                              cwd=Path(__file__).parents[1], start_new_session=True)
+    script = (
+        "from drlib.sandbox import template\n"
+        f"template.scratch = lambda: {template.scratch()!r}\n"
+        "from tests.sandbox_targets import sandbox_at\n"
+        f"made = sandbox_at({level!r}, timeout_s=60.0)\n"
+        "future = made.submit('import time\\ntime.sleep(50)')\n"
+        "print('started', flush=True)\nfuture.result()"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        start_new_session=True,
+    )
     with caller:
         assert caller.stdout.readline() == "started\n"
         time.sleep(0.3)

@@ -97,8 +97,11 @@ def test_a_full_disk(what, level, small_disk, monkeypatch):
     with Sandbox(workers=2, found=found) as sandbox:
         if what == "scratch folder":
             assert any(small_disk.iterdir())
-        answers = Answers(sandbox, [SLOW.format(0.05, i) for i in range(20)]
-                          + ["open('f', 'w').write('a' * 100_000); print('written')"] * 4)
+        answers = Answers(
+            sandbox,
+            [SLOW.format(0.05, i) for i in range(20)]
+            + ["open('f', 'w').write('a' * 100_000); print('written')"] * 4,
+        )
         answers.until_some(3)
         fill(small_disk)
         os.kill(sandbox.template_pids()[0], signal.SIGKILL)  # a new one finds the disk full
@@ -131,8 +134,11 @@ def test_a_killed_process_costs_no_other_call(whom):
         results = answers.results()
         assert killed >= 3
         for i, result in enumerate(results):
-            assert result.text == str(i) or result.status in ("killed", "worker_died",
-                                                              "setup_failed"), result
+            assert result.text == str(i) or result.status in (
+                "killed",
+                "worker_died",
+                "setup_failed",
+            ), result
         # A template's call runs again; a child that has begun is not run twice.
         assert sum(result.ok for result in results) >= 60 - killed
         assert works(sandbox)
@@ -177,9 +183,13 @@ def test_two_thousand_calls_leave_memory_and_descriptors_as_they_were():
         gc.collect()
         family = [psutil.Process(pid) for pid in sandbox.template_pids()]
         own = psutil.Process()
-        return (own.num_fds(), threading.active_count(), len(list(Path("/dev/shm").iterdir())),
-                sum(p.num_fds() for p in family),
-                (own.memory_info().rss + sum(p.memory_info().rss for p in family)) / 2**20)
+        return (
+            own.num_fds(),
+            threading.active_count(),
+            len(list(Path("/dev/shm").iterdir())),
+            sum(p.num_fds() for p in family),
+            (own.memory_info().rss + sum(p.memory_info().rss for p in family)) / 2**20,
+        )
 
     codes = ["print(1)", "1 / 0", "print('a' * 9999)", "open('f', 'w').write('x' * 9999)"] * 125
     with Sandbox(workers=2) as sandbox:

@@ -93,18 +93,28 @@ def test_available_bytes_is_what_the_machine_says():
     assert 0 < workers.available_bytes() <= psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize(("arguments", "name"), [
-    ({"queue_timeout_s": 0}, "queue_timeout_s"), ({"long_workers": -1}, "long_workers"),
-    ({"long_s": 0}, "long_s"), ({"memory_mb": 1}, "memory_mb"), ({"workers": 0}, "workers"),
-    ({"min_level": "best"}, "min_level"), ({"long_s": float("inf")}, "long_s"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"queue_timeout_s": 0}, "queue_timeout_s"),
+        ({"long_workers": -1}, "long_workers"),
+        ({"long_s": 0}, "long_s"),
+        ({"memory_mb": 1}, "memory_mb"),
+        ({"workers": 0}, "workers"),
+        ({"min_level": "best"}, "min_level"),
+        ({"long_s": float("inf")}, "long_s"),
+    ],
+)
 def test_bad_settings_are_named(arguments, name):
     with pytest.raises(ValueError, match=name):
         Sandbox(**arguments)
 
 
-LEVELS = {"strong": probe(), "standard": probe().without("namespaces"),
-          "weak": probe().without("namespaces", "landlock", "seccomp")}  # fmt: skip
+LEVELS = {
+    "strong": probe(),
+    "standard": probe().without("namespaces"),
+    "weak": probe().without("namespaces", "landlock", "seccomp"),
+}
 
 
 @pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])

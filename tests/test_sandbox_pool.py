@@ -25,8 +25,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", params=LEVELS)
 def sandbox(request):
-    with Sandbox(workers=2, timeout_s=8.0, memory_mb=256, output_chars=100,
-                 found=LEVELS[request.param]) as made:
+    with Sandbox(
+        workers=2, timeout_s=8.0, memory_mb=256, output_chars=100, found=LEVELS[request.param]
+    ) as made:
         yield made
 
 
@@ -71,24 +72,36 @@ def folder_of(template: int) -> Path:
 # --- results ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "status", "exit_code", "text"), [
-    ("print(6 * 7)", "ok", 0, "42"),
-    ("print('a\\n')", "ok", 0, "a"),
-    ("x = 1", "ok", 0, "Finished execution."),
-    ("", "ok", 0, "Finished execution."),
-    ("print('before'); 1 / 0", "error", 1, "ZeroDivisionError: division by zero"),
-    ("print(", "error", 1, "SyntaxError: '(' was never closed"),
-    ("raise SystemExit(3)", "error", 3, "Error: exit code 3."),
-    ("raise SystemExit", "ok", 0, "Finished execution."),
-    ("import os; print(1); os._exit(0)", "ok", 0, "Finished execution."),
-    ("class E(Exception):\n    def __str__(self): raise E\nraise E", "error", 1,
-     "E: <exception str() failed>"),
-    ("print('{\"status\": \"worker_died\"}')", "ok", 0, '{"status": "worker_died"}'),
-    ("import sys; sys.stdout.close()", "ok", 0, "Finished execution."),
-    ("import sys; sys.stdout = 3", "ok", 0, "Finished execution."),
-    ("import os; os._exit = lambda code: None; raise KeyError('k')", "error", 1, "KeyError: 'k'"),
-    ("import ctypes; ctypes.string_at(0)", "killed", -11, "Error: killed by SIGSEGV."),
-])
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code", "text"),
+    [
+        ("print(6 * 7)", "ok", 0, "42"),
+        ("print('a\\n')", "ok", 0, "a"),
+        ("x = 1", "ok", 0, "Finished execution."),
+        ("", "ok", 0, "Finished execution."),
+        ("print('before'); 1 / 0", "error", 1, "ZeroDivisionError: division by zero"),
+        ("print(", "error", 1, "SyntaxError: '(' was never closed"),
+        ("raise SystemExit(3)", "error", 3, "Error: exit code 3."),
+        ("raise SystemExit", "ok", 0, "Finished execution."),
+        ("import os; print(1); os._exit(0)", "ok", 0, "Finished execution."),
+        (
+            "class E(Exception):\n    def __str__(self): raise E\nraise E",
+            "error",
+            1,
+            "E: <exception str() failed>",
+        ),
+        ('print(\'{"status": "worker_died"}\')', "ok", 0, '{"status": "worker_died"}'),
+        ("import sys; sys.stdout.close()", "ok", 0, "Finished execution."),
+        ("import sys; sys.stdout = 3", "ok", 0, "Finished execution."),
+        (
+            "import os; os._exit = lambda code: None; raise KeyError('k')",
+            "error",
+            1,
+            "KeyError: 'k'",
+        ),
+        ("import ctypes; ctypes.string_at(0)", "killed", -11, "Error: killed by SIGSEGV."),
+    ],
+)
 def test_status_and_text(code, status, exit_code, text, sandbox):
     result = sandbox.run(code)
     assert (result.status, result.exit_code, result.text) == (status, exit_code, text), result
@@ -100,8 +113,12 @@ def test_traceback_shows_the_code_and_not_the_sandbox():
     with Sandbox() as roomy:
         shown = roomy.run("def f():\n    return 1 / 0\nf()").stderr.splitlines()
     assert shown == [
-        "Traceback (most recent call last):", '  File "<python>", line 3, in <module>', "    f()",
-        '  File "<python>", line 2, in f', "    return 1 / 0", "           ~~^~~",
+        "Traceback (most recent call last):",
+        '  File "<python>", line 3, in <module>',
+        "    f()",
+        '  File "<python>", line 2, in f',
+        "    return 1 / 0",
+        "           ~~^~~",
         "ZeroDivisionError: division by zero",
     ]
 
@@ -110,8 +127,9 @@ def test_long_output_keeps_head_and_tail(sandbox):
     text = sandbox.run("print('a' * 3000 + 'b' * 3000, end='')").stdout
     assert text == "a" * 50 + "\n... [5900 bytes omitted] ...\n" + "b" * 50
     assert sandbox.run("print('é' * 100, end='')").stdout == "é" * 100
-    assert sandbox.run("print('é' * 101, end='')").stdout.endswith("\n... [2 bytes omitted] ...\n"
-                                                                  + "é" * 50)
+    assert sandbox.run("print('é' * 101, end='')").stdout.endswith(
+        "\n... [2 bytes omitted] ...\n" + "é" * 50
+    )
 
 
 def test_stdin_and_history(sandbox):
@@ -129,8 +147,14 @@ def test_bad_arguments(sandbox):
         sandbox.run("", history=[3])
     with pytest.raises(ValueError, match="16000000 is the limit"):
         sandbox.run(" " * 16_000_001)
-    for arguments in ({"workers": 0}, {"timeout_s": 0}, {"memory_mb": 1}, {"output_chars": 0},
-                      {"timeout_s": float("nan")}, {"min_level": "some"}):
+    for arguments in (
+        {"workers": 0},
+        {"timeout_s": 0},
+        {"memory_mb": 1},
+        {"output_chars": 0},
+        {"timeout_s": float("nan")},
+        {"min_level": "some"},
+    ):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             Sandbox(**arguments)
 
@@ -140,17 +164,23 @@ def test_bad_arguments(sandbox):
 
 def test_nothing_survives_a_call():
     with Sandbox(timeout_s=8.0) as single:
-        single.run("import builtins, math, sys, os, json\nbuiltins.print = None\nmath.pi = 3\n"
-                   "json.dumps = None\nos.environ['A'] = 'b'\nsys.path.clear()\n"
-                   "open('left', 'w').write('x')\nleft = 1")
-        after = single.run("import math, os\nprint(math.pi > 3, 'A' in os.environ, "
-                           "'left' in globals(), os.listdir('.'))")
+        single.run(
+            "import builtins, math, sys, os, json\nbuiltins.print = None\nmath.pi = 3\n"
+            "json.dumps = None\nos.environ['A'] = 'b'\nsys.path.clear()\n"
+            "open('left', 'w').write('x')\nleft = 1"
+        )
+        after = single.run(
+            "import math, os\nprint(math.pi > 3, 'A' in os.environ, "
+            "'left' in globals(), os.listdir('.'))"
+        )
         assert after.text == "True False False []"
 
 
 def test_random_numbers_depend_on_the_call_alone(sandbox):
-    code = ("import random, numpy, sympy.core.random as s\n"
-            "print(random.random(), numpy.random.rand(), s.rng.random(), {'a', 'b', 'c'})")
+    code = (
+        "import random, numpy, sympy.core.random as s\n"
+        "print(random.random(), numpy.random.rand(), s.rng.random(), {'a', 'b', 'c'})"
+    )
     first, second = sandbox.run(code).stdout, sandbox.run(code).stdout
     with Sandbox() as other:
         third = other.run(code).stdout
@@ -165,8 +195,9 @@ def test_calls_from_many_threads_get_their_own_answers(sandbox):
         generator = random.Random(index)
         for _ in range(5):
             number = generator.randrange(10**9)
-            answers[index, number] = sandbox.run(f"open('f', 'w').write('{number}')\n"
-                                                 "print(open('f').read())").text
+            answers[index, number] = sandbox.run(
+                f"open('f', 'w').write('{number}')\nprint(open('f').read())"
+            ).text
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -263,9 +294,13 @@ print(*sandbox.template_pids(), flush=True)
 def test_a_caller_that_goes_leaves_no_orphan(end):
     last = "sys.exit(0)" if end == "forgotten" else "future.result()"
     # a shell's background job ignores SIGINT, and so would what it starts
-    caller = subprocess.Popen([sys.executable, "-c", CALLER.format(end=last)], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER.format(end=last)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     template = int(caller.stdout.readline())
     pids, folder = [template], None
     if end != "forgotten":

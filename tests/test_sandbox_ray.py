@@ -20,16 +20,22 @@ pytestmark = pytest.mark.skipif(
     probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
 )
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
-    "RAY_raylet_start_wait_time_s": "180", "RAY_SECRET_CANARY": "of-the-trainer",
-}  # fmt: skip
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
+    "RAY_raylet_start_wait_time_s": "180",
+    "RAY_SECRET_CANARY": "of-the-trainer",
+}
 SEEN = []  # processes of the cluster before a node was killed: all must be gone in the end
 
 
 def free_ports():
     """Ports for Ray's agents: a raylet waits only 15 s for one that chooses its own."""
-    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port",
-             "runtime_env_agent_port")  # fmt: skip
+    names = (
+        "metrics_agent_port",
+        "metrics_export_port",
+        "dashboard_agent_listen_port",
+        "runtime_env_agent_port",
+    )
     held = [socket.create_server(("127.0.0.1", 0)) for _ in names]
     ports = {name: s.getsockname()[1] for name, s in zip(names, held, strict=True)}
     for one in held:
@@ -46,8 +52,13 @@ def start(folder):
     """A cluster of two nodes, with nothing beside them that takes time to start."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20,
-            "include_log_monitor": False, "no_monitor": True}  # fmt: skip
+    node = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+        "include_log_monitor": False,
+        "no_monitor": True,
+    }
     quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
     made, before = Cluster(), psutil.Process().children(recursive=True)
     try:
@@ -146,8 +157,10 @@ def test_both_nodes_work_and_nothing_of_ray_reaches_the_code(front):
     assert len({node.address._actor_id.hex() for node in front._nodes}) == 2
     for process in template_processes(front):
         assert not [name for name in process.environ() if "RAY" in name.upper()]
-        kinds = [os.readlink(f"/proc/{process.pid}/fd/{fd}")
-                 for fd in os.listdir(f"/proc/{process.pid}/fd")]  # fmt: skip
+        kinds = [
+            os.readlink(f"/proc/{process.pid}/fd/{fd}")
+            for fd in os.listdir(f"/proc/{process.pid}/fd")
+        ]
         assert not [kind for kind in kinds if "ray" in kind], kinds
         # the channel and the line to the next child; of that child, its end of the line
         assert len([kind for kind in kinds if kind.startswith("socket:")]) <= 2, kinds

@@ -36,8 +36,19 @@ class Service:
         environment = {k: v for k, v in os.environ.items() if k != TOKEN}
         environment |= {TOKEN: token} if token else {}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "drlib.sandbox", "serve", f"--host={host}", f"--port={port}",
-             *options], stdout=subprocess.PIPE, env=environment, text=True)
+            [
+                sys.executable,
+                "-m",
+                "drlib.sandbox",
+                "serve",
+                f"--host={host}",
+                f"--port={port}",
+                *options,
+            ],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
         self.first = json.loads(self.process.stdout.readline())
         self.port, self.url = self.first["port"], f"http://127.0.0.1:{self.first['port']}"
         self.headers = {"Content-Type": "application/json"}
@@ -105,11 +116,17 @@ def texts(results):
 
 def test_the_client_answers_as_a_sandbox_does(service, client):
     with Sandbox(timeout_s=4.0) as here:
-        for call in ({"code": "print(6 * 7)"}, {"code": "1 / 0"}, {"code": "print("},
-                     {"code": "print(input())", "stdin": "a\ud800"}, {"code": "'\ud800'"},
-                     {"code": "print(x)", "history": ["x = 1", "x += 1", "1 / 0"]},
-                     {"code": "'é' * 3", "echo": True}, {"code": "print('é' * 5000)"},
-                     {"code": "raise SystemExit(3)"}):  # fmt: skip
+        for call in (
+            {"code": "print(6 * 7)"},
+            {"code": "1 / 0"},
+            {"code": "print("},
+            {"code": "print(input())", "stdin": "a\ud800"},
+            {"code": "'\ud800'"},
+            {"code": "print(x)", "history": ["x = 1", "x += 1", "1 / 0"]},
+            {"code": "'é' * 3", "echo": True},
+            {"code": "print('é' * 5000)"},
+            {"code": "raise SystemExit(3)"},
+        ):
             there, expected = client.run(**call), here.run(**call)
             assert replace(there, duration_s=0.0) == replace(expected, duration_s=0.0), call
     assert there.isolation == service.health()["isolation"]
@@ -123,8 +140,10 @@ def test_the_client_answers_as_a_sandbox_does(service, client):
 
 
 def test_results_have_the_ids_of_the_calls_and_come_as_they_end(service):
-    calls = [{"code": f"import time; time.sleep({0.8 - 0.8 * i}); print({i})", "id": f"n{i}"}
-             for i in range(2)] + [{"code": "print(input())", "stdin": "in"}]  # fmt: skip
+    calls = [
+        {"code": f"import time; time.sleep({0.8 - 0.8 * i}); print({i})", "id": f"n{i}"}
+        for i in range(2)
+    ] + [{"code": "print(input())", "stdin": "in"}]
     status, _, body = service.ask("POST", "/run", {"calls": calls})
     got = [(r["id"], r["stdout"]) for r in map(json.loads, body.splitlines())]
     assert status == 200 and got[-1] == ("n0", "0\n")
@@ -159,21 +178,33 @@ def test_metrics_add_up_to_the_calls_made(service, client):
 # --- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("body", "named"), [
-    (b"", "body"), (b"{", "body"), (b"\xff\xfe\x00", "body"), (b"[" * 100_000, "body"),
-    (b"1" * 5000, "body"), ([], "calls"), ({}, "calls"), ({"calls": {}}, "calls"),
-    ({"calls": []}, "calls"), ({"calls": [{"code": ""}] * 65}, "calls"),
-    ({"calls": [{"code": ""}, 3]}, "calls[1]"), ({"calls": [{}]}, "calls[0].code"),
-    ({"calls": [{"code": 3}]}, "calls[0].code"), ({"calls": [{"code": None}]}, "code"),
-    ({"calls": [{"code": "", "stdin": 1}]}, "calls[0].stdin"),
-    ({"calls": [{"code": "", "history": [1]}]}, "calls[0].history"),
-    ({"calls": [{"code": "", "history": 5}]}, "calls[0]"),
-    ({"calls": [{"code": "", "id": 5}]}, "calls[0].id"),
-    ({"calls": [{"code": "", "id": "\ud800"}]}, "calls[0].id"),
-    ({"calls": [{"code": "", "timeout": 99}]}, "timeout"),
-    ({"calls": [{"code": "", "a\ud800": 99}]}, "calls[0]"),
-    ({"calls": [{"code": "#" * 16_000_001}]}, "calls[0]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"\xff\xfe\x00", "body"),
+        (b"[" * 100_000, "body"),
+        (b"1" * 5000, "body"),
+        ([], "calls"),
+        ({}, "calls"),
+        ({"calls": {}}, "calls"),
+        ({"calls": []}, "calls"),
+        ({"calls": [{"code": ""}] * 65}, "calls"),
+        ({"calls": [{"code": ""}, 3]}, "calls[1]"),
+        ({"calls": [{}]}, "calls[0].code"),
+        ({"calls": [{"code": 3}]}, "calls[0].code"),
+        ({"calls": [{"code": None}]}, "code"),
+        ({"calls": [{"code": "", "stdin": 1}]}, "calls[0].stdin"),
+        ({"calls": [{"code": "", "history": [1]}]}, "calls[0].history"),
+        ({"calls": [{"code": "", "history": 5}]}, "calls[0]"),
+        ({"calls": [{"code": "", "id": 5}]}, "calls[0].id"),
+        ({"calls": [{"code": "", "id": "\ud800"}]}, "calls[0].id"),
+        ({"calls": [{"code": "", "timeout": 99}]}, "timeout"),
+        ({"calls": [{"code": "", "a\ud800": 99}]}, "calls[0]"),
+        ({"calls": [{"code": "#" * 16_000_001}]}, "calls[0]"),
+    ],
+)
 def test_bad_input_names_the_field(body, named, service):
     before = service.metric("calls_total")
     status, _, text = service.ask("POST", "/run", body)
@@ -208,8 +239,9 @@ def test_a_token_is_asked_for_everywhere():
     command = [sys.executable, "-m", "drlib.sandbox", "serve", "--port=0"]
     free = {k: v for k, v in os.environ.items() if k != TOKEN}
     for host in ("0.0.0.0", "::"):
-        refused = subprocess.run([*command, "--host", host], env=free, capture_output=True,
-                                 text=True, check=False)  # fmt: skip
+        refused = subprocess.run(
+            [*command, "--host", host], env=free, capture_output=True, text=True, check=False
+        )
         assert refused.returncode and TOKEN in refused.stderr and not refused.stdout
     full = subprocess.run([*command, "--max-queue=63"], env=free, capture_output=True, check=False)
     assert full.returncode and b"max_queue is 63" in full.stderr
@@ -251,8 +283,9 @@ def test_idle_strangers_do_not_take_all_the_places():
 def test_a_full_queue_refuses_whole_batches_and_the_client_comes_back():
     made = Service("--workers=1", "--max-queue=64")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(made.ask, "POST", "/run", {
-            "calls": [{"code": c} for c in numbers(64, 0.05)]})
+        first = pool.submit(
+            made.ask, "POST", "/run", {"calls": [{"code": c} for c in numbers(64, 0.05)]}
+        )
         until(lambda: made.health()["queued"] > 10)
         status, headers, _ = made.ask("POST", "/run", {"calls": [{"code": "print(1)"}] * 64})
         assert status == 429 and int(headers["Retry-After"]) >= 1
@@ -321,8 +354,9 @@ def test_a_client_that_leaves_takes_its_waiting_calls_along(service):
 def test_sigterm_answers_what_runs_and_leaves_nothing():
     made = Service("--workers=1")
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(made.ask, "POST", "/run", {
-            "calls": [{"code": c} for c in numbers(8, 1.0)]})
+        asked = pool.submit(
+            made.ask, "POST", "/run", {"calls": [{"code": c} for c in numbers(8, 1.0)]}
+        )
         until(lambda: made.health()["running"] > 0)
         time.sleep(0.3)
         assert made.kill(signal.SIGTERM) == 0

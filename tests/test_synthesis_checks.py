@@ -9,29 +9,60 @@ import random
 import pytest
 
 from drlib.synthesis.checks import (
-    answer_of, conditions, constant_edges, effort, faults, is_faulty, leaks, pages, target_edges,
+    answer_of,
+    conditions,
+    constant_edges,
+    effort,
+    faults,
+    is_faulty,
+    leaks,
+    pages,
+    target_edges,
     weakened,
-)  # fmt: skip
+)
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, SqlEngine, evaluate
 from drlib.worlds.graph import Graph, Node
 
 COUNTRIES = {  # currency, languages, since; made up
-    "Aland": ("Krona", ("Swedish",), "1921"), "Bland": ("Krona", ("Danish", "Swedish"), "1905"),
-    "Cland": ("Krona", ("Danish",), "1950"), "Dland": ("Peso", ("Danish", "Swedish"), "1931"),
+    "Aland": ("Krona", ("Swedish",), "1921"),
+    "Bland": ("Krona", ("Danish", "Swedish"), "1905"),
+    "Cland": ("Krona", ("Danish",), "1950"),
+    "Dland": ("Peso", ("Danish", "Swedish"), "1931"),
     "Eland": ("Peso", ("Swedish",), "1980"),
 }
 GRAPH = Graph(
-    [*(Node(t, "country", {"Bland": ("Kingdom of Bland", "BL")}.get(t, ())) for t in COUNTRIES),
-     Node("Krona", "currency"), Node("Peso", "currency"),
-     Node("Danish", "language"), Node("Swedish", "language"), Node("Latin", "script"),
-     *(Node(f"{t} City", "city") for t in COUNTRIES), Node("Port", "city"), Node("Fort", "city"),
-     Node("country", "kind")],
-    [row for t, (money, spoken, since) in COUNTRIES.items() for row in (
-        (t, "currency", money), (t, "since", since), (f"{t} City", "place", t),
-        (t, "kind", "country"), *((t, "language", tongue) for tongue in spoken))]
-    + [("Port", "trade", "Krona"), ("Fort", "trade", "Peso"), ("Port", "speech", "Danish"),
-       ("Port", "speech", "Swedish"), ("Fort", "speech", "Swedish"), ("Fort", "twin", "Port")],
-)  # fmt: skip
+    [
+        *(Node(t, "country", {"Bland": ("Kingdom of Bland", "BL")}.get(t, ())) for t in COUNTRIES),
+        Node("Krona", "currency"),
+        Node("Peso", "currency"),
+        Node("Danish", "language"),
+        Node("Swedish", "language"),
+        Node("Latin", "script"),
+        *(Node(f"{t} City", "city") for t in COUNTRIES),
+        Node("Port", "city"),
+        Node("Fort", "city"),
+        Node("country", "kind"),
+    ],
+    [
+        row
+        for t, (money, spoken, since) in COUNTRIES.items()
+        for row in (
+            (t, "currency", money),
+            (t, "since", since),
+            (f"{t} City", "place", t),
+            (t, "kind", "country"),
+            *((t, "language", tongue) for tongue in spoken),
+        )
+    ]
+    + [
+        ("Port", "trade", "Krona"),
+        ("Fort", "trade", "Peso"),
+        ("Port", "speech", "Danish"),
+        ("Port", "speech", "Swedish"),
+        ("Fort", "speech", "Swedish"),
+        ("Fort", "twin", "Port"),
+    ],
+)
 MONEY = Proj("currency of", Proj("currency", "Aland"))  # Aland, Bland, Cland
 TONGUE = Proj("language of", Proj("language", "Cland"))  # Bland, Cland, Dland
 SPOKEN = Proj("language of", Proj("language", "Eland"))  # Aland, Bland, Dland, Eland
@@ -57,36 +88,69 @@ def test_a_good_query_has_no_fault():
 CLAND = And((TONGUE, Range("since", 1940, 1959)))
 
 
-@pytest.mark.parametrize(("query", "right"), [
-    # one look-up is none; the founding year alone tells
-    (And((Proj("currency of", "Krona"), OLD)), {"shallow", "shortcut", "not minimal"}),
-    # two answers, one of them named; no answer
-    (And((MONEY, TONGUE)), {"not unique", "leak"}),
-    (And((MONEY, Proj("place", Proj("place of", "Dland")))), {"not unique", "leak"}),
-    # a condition, an exception, a choice that is not needed
-    (And((MONEY, TONGUE, SPOKEN, Range("since", 1900, 1999))), {"not minimal"}),
-    (Diff(GOOD, Proj("currency of", Proj("trade", "Fort"))), {"not minimal"}),
-    (Extreme("since", GOOD, True), {"not minimal"}),
-    # inside: the city alone tells the place on the way
-    (And((MONEY, TONGUE, Proj("language of", Proj("language", And((
-        Proj("place", "Eland City"), Range("since", 1970, 1999))))))), {"not minimal", "leak"}),
-    # a constant, or a union of them, beside the target
-    (And((Proj("language of", "Danish"), MONEY, SPOKEN)), {"shortcut"}),
-    (And((Proj("language of", Or(("Danish", "Norse"))), MONEY, SPOKEN)),
-     {"shortcut", "not minimal"}),  # nobody speaks Norse
-    (And(("Bland", MONEY)), {"shortcut", "leak", "not minimal"}),
-    (Diff(And((TONGUE, SPOKEN)), Proj("currency of", "Peso")), {"shortcut", "redundant"}),
-    # one of two conditions is enough
-    (And((OLD, SPOKEN)), {"shortcut", "not minimal"}),
-    # two constants that a fact joins, one that is named twice
-    (And((Proj("currency of", Proj("trade", "Port")), TONGUE,
-          Proj("language of", Proj("speech", "Fort")))), {"redundant"}),
-    (And((MONEY, TONGUE, Proj("language of", Proj("language", Diff("Eland", "Aland"))))),
-     {"redundant", "not minimal", "leak"}),
-    # the answer's name
-    (And((MONEY, TONGUE, SPOKEN, Proj("kind of", Proj("kind", Proj("place", "Bland City"))))),
-     {"leak", "not minimal"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "right"),
+    [
+        # one look-up is none; the founding year alone tells
+        (And((Proj("currency of", "Krona"), OLD)), {"shallow", "shortcut", "not minimal"}),
+        # two answers, one of them named; no answer
+        (And((MONEY, TONGUE)), {"not unique", "leak"}),
+        (And((MONEY, Proj("place", Proj("place of", "Dland")))), {"not unique", "leak"}),
+        # a condition, an exception, a choice that is not needed
+        (And((MONEY, TONGUE, SPOKEN, Range("since", 1900, 1999))), {"not minimal"}),
+        (Diff(GOOD, Proj("currency of", Proj("trade", "Fort"))), {"not minimal"}),
+        (Extreme("since", GOOD, True), {"not minimal"}),
+        # inside: the city alone tells the place on the way
+        (
+            And(
+                (
+                    MONEY,
+                    TONGUE,
+                    Proj(
+                        "language of",
+                        Proj(
+                            "language",
+                            And((Proj("place", "Eland City"), Range("since", 1970, 1999))),
+                        ),
+                    ),
+                )
+            ),
+            {"not minimal", "leak"},
+        ),
+        # a constant, or a union of them, beside the target
+        (And((Proj("language of", "Danish"), MONEY, SPOKEN)), {"shortcut"}),
+        (
+            And((Proj("language of", Or(("Danish", "Norse"))), MONEY, SPOKEN)),
+            {"shortcut", "not minimal"},
+        ),  # nobody speaks Norse
+        (And(("Bland", MONEY)), {"shortcut", "leak", "not minimal"}),
+        (Diff(And((TONGUE, SPOKEN)), Proj("currency of", "Peso")), {"shortcut", "redundant"}),
+        # one of two conditions is enough
+        (And((OLD, SPOKEN)), {"shortcut", "not minimal"}),
+        # two constants that a fact joins, one that is named twice
+        (
+            And(
+                (
+                    Proj("currency of", Proj("trade", "Port")),
+                    TONGUE,
+                    Proj("language of", Proj("speech", "Fort")),
+                )
+            ),
+            {"redundant"},
+        ),
+        (
+            And((MONEY, TONGUE, Proj("language of", Proj("language", Diff("Eland", "Aland"))))),
+            {"redundant", "not minimal", "leak"},
+        ),
+        # the answer's name
+        (
+            And(
+                (MONEY, TONGUE, SPOKEN, Proj("kind of", Proj("kind", Proj("place", "Bland City"))))
+            ),
+            {"leak", "not minimal"},
+        ),
+    ],
+)
 def test_every_fault_is_found(query, right):
     assert both(query) == right
 
@@ -98,9 +162,16 @@ def test_kinds_may_stand_beside_the_target():
 
 
 def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
-    nodes = [Node("Niger", "x", ("NE",)), Node("Nigeria", "x"), Node("niger river", "x"),
-             Node("The Republic", "x", ("République du Niger",)), Node("Ne_Win", "x"),
-             Node("New", "x"), Node("€", "x"), Node("!", "x")]  # fmt: skip
+    nodes = [
+        Node("Niger", "x", ("NE",)),
+        Node("Nigeria", "x"),
+        Node("niger river", "x"),
+        Node("The Republic", "x", ("République du Niger",)),
+        Node("Ne_Win", "x"),
+        Node("New", "x"),
+        Node("€", "x"),
+        Node("!", "x"),
+    ]
     graph = Graph(nodes, [])
     leaking = {title for title in graph.nodes if leaks("Niger", title, graph)}
     assert leaking == {"Niger", "niger river", "The Republic", "Ne_Win"}
@@ -123,27 +194,32 @@ def test_conditions_and_edges():
     assert target_edges(query) == 1
     assert target_edges(And(("Krona", MONEY))) == 1
     assert target_edges(Count(Proj("currency of", "Krona"))) == 0  # the target is a number
-    assert constant_edges(And((Proj("a", "Aland"), Proj("b", "Krona"), Proj("c", "Danish"))),
-                          GRAPH) == 1  # fmt: skip
+    assert (
+        constant_edges(And((Proj("a", "Aland"), Proj("b", "Krona"), Proj("c", "Danish"))), GRAPH)
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("query", "right"), [
-    ("Krona", 0),
-    (Proj("currency of", "Krona"), 1),  # the page of the krona
-    (MONEY, 2),  # Aland, then the krona
-    (And((MONEY, TONGUE)), 4),  # Aland, Krona; then Cland and Danish, or two more candidates
-    (And((MONEY, OLD)), 4),  # Aland, Krona; of the three candidates Aland was read already
-    (And((MONEY, Proj("since of", "1905"))), 4),
-    (And((MONEY, Proj("place", "Dland City"))), 3),  # the city; then Aland and its krona
-    (Count(MONEY), 2),
-    (Extreme("since", MONEY, True), 4),  # Aland, Krona, and the other two
-    (Or((MONEY, TONGUE)), 4),
-    (Diff(Proj("currency of", "Krona"), Proj("currency of", "Peso")), 2),
-    (OLD, math.inf),  # no page lists what was founded in a decade
-    (Proj("since of", "1921"), math.inf),  # a number has no page
-    (Extreme("since", OLD, True), math.inf),
-    (Proj("currency", OLD), math.inf),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "right"),
+    [
+        ("Krona", 0),
+        (Proj("currency of", "Krona"), 1),  # the page of the krona
+        (MONEY, 2),  # Aland, then the krona
+        (And((MONEY, TONGUE)), 4),  # Aland, Krona; then Cland and Danish, or two more candidates
+        (And((MONEY, OLD)), 4),  # Aland, Krona; of the three candidates Aland was read already
+        (And((MONEY, Proj("since of", "1905"))), 4),
+        (And((MONEY, Proj("place", "Dland City"))), 3),  # the city; then Aland and its krona
+        (Count(MONEY), 2),
+        (Extreme("since", MONEY, True), 4),  # Aland, Krona, and the other two
+        (Or((MONEY, TONGUE)), 4),
+        (Diff(Proj("currency of", "Krona"), Proj("currency of", "Peso")), 2),
+        (OLD, math.inf),  # no page lists what was founded in a decade
+        (Proj("since of", "1921"), math.inf),  # a number has no page
+        (Extreme("since", OLD, True), math.inf),
+        (Proj("currency", OLD), math.inf),
+    ],
+)
 def test_effort_by_hand(query, right):
     assert effort(query, GRAPH) == right
 

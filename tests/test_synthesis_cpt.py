@@ -17,9 +17,17 @@ import pytest
 from drlib.chat import ChatIds, ToolCall, load_tokenizer, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample
 from drlib.synthesis.cpt import (
-    CHOICE, DECISION, KEPT, Teacher, higher_order, length_stages, plans, reasoning, sample,
+    CHOICE,
+    DECISION,
+    KEPT,
+    Teacher,
+    higher_order,
+    length_stages,
+    plans,
+    reasoning,
+    sample,
     with_replay,
-)  # fmt: skip
+)
 from drlib.synthesis.memory import Memory
 from drlib.synthesis.questions import SearchQuestions, Task, is_correct
 from drlib.tools import Toolbox
@@ -71,8 +79,11 @@ def right_first_call(row, task):
     thought, _, call = row.parts[1][1].removesuffix("<|im_end|>").partition("</think>")
     action = parse(call)
     named = thought.removeprefix("<think>").split(".")[0].split("the ")[-1]
-    return (isinstance(action, ToolCall) and action.arguments == {"query": [task.start]}
-            and named == task.relations[0])  # fmt: skip
+    return (
+        isinstance(action, ToolCall)
+        and action.arguments == {"query": [task.start]}
+        and named == task.relations[0]
+    )
 
 
 def test_rejection_by_the_memory_raises_planning_accuracy(invented):
@@ -93,27 +104,42 @@ def test_rejection_by_the_memory_raises_planning_accuracy(invented):
 CURRENCY = "<think>First the currency.</think>"
 
 
-@pytest.mark.parametrize("plan, verdict", [
-    (render_call("search", {"query": ["Gabon"]}), "no look-up"),  # no analysis
-    (CURRENCY + render_answer("Franc"), "no look-up"),
-    (CURRENCY + render_call("search", {"query": "Gabon"}), "no look-up"),
-    (CURRENCY + render_call("search", {"query": []}), "no look-up"),
-    (CURRENCY + render_call("search", {}), "no look-up"),
-    (CURRENCY, "no look-up"),
-    ("<think>First the code.</think>" + render_call("search", {"query": ["Gabon"]}),
-     "no such fact"),
-    (CURRENCY + render_call("search", {"query": ["Peru"]}),
-     "does not lead to the answer"),
-    ("<think>First the currency. Then the code.</think>"
-     + render_call("search", {"query": ["Gabon"]}), KEPT),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan, verdict",
+    [
+        (render_call("search", {"query": ["Gabon"]}), "no look-up"),  # no analysis
+        (CURRENCY + render_answer("Franc"), "no look-up"),
+        (CURRENCY + render_call("search", {"query": "Gabon"}), "no look-up"),
+        (CURRENCY + render_call("search", {"query": []}), "no look-up"),
+        (CURRENCY + render_call("search", {}), "no look-up"),
+        (CURRENCY, "no look-up"),
+        (
+            "<think>First the code.</think>" + render_call("search", {"query": ["Gabon"]}),
+            "no such fact",
+        ),
+        (CURRENCY + render_call("search", {"query": ["Peru"]}), "does not lead to the answer"),
+        (
+            "<think>First the currency. Then the code.</think>"
+            + render_call("search", {"query": ["Gabon"]}),
+            KEPT,
+        ),
+    ],
+)
 def test_why_a_plan_is_rejected(plan, verdict):
     memory = Memory()
     for land, money, code in (("Gabon", "Franc", "XAF"), ("Peru", "Sol", "PEN")):
         memory.fact(land, "currency", money, "g")
         memory.fact(money, "code", code, "g")
-    task = Task("t", "What is the code of the currency of Gabon?", "XAF", "search", "w", 2, "Gabon",
-                ("currency", "code"))  # fmt: skip
+    task = Task(
+        "t",
+        "What is the code of the currency of Gabon?",
+        "XAF",
+        "search",
+        "w",
+        2,
+        "Gabon",
+        ("currency", "code"),
+    )
     teacher = Teacher(["Gabon", "Peru"], ["currency", "code", "former currency"])
     assert teacher.judge(plan, task, memory) == verdict
 
@@ -150,8 +176,10 @@ def trajectory(k=4):
     for i in range(k):
         call = render_call("search", {"query": [f"Place {i}"]})
         call = render_call("python", {"code": "print(17*3)"}) if i == 1 else call
-        messages += [{"role": "assistant", "content": f"<think>Look {i}.</think>{call}"},
-                     {"role": "tool", "content": f"response {i} <answer>no</answer>"}]  # fmt: skip
+        messages += [
+            {"role": "assistant", "content": f"<think>Look {i}.</think>{call}"},
+            {"role": "tool", "content": f"response {i} <answer>no</answer>"},
+        ]
     answer = f"<think>There.</think>{render_answer('here')}"
     return [*messages, {"role": "assistant", "content": answer}]
 
@@ -222,8 +250,10 @@ def test_a_task_that_is_no_chain_is_named(invented):
     _, memory, _ = invented
     task, rng = Task("engine-7", "Which?", "x", "search", "w", query='"x"'), random.Random(0)
     teacher = teacher_of(invented)
-    for run in (lambda: plans(task, memory, teacher, 4, rng),
-                lambda: reasoning(task, memory, teacher, rng)):  # fmt: skip
+    for run in (
+        lambda: plans(task, memory, teacher, 4, rng),
+        lambda: reasoning(task, memory, teacher, rng),
+    ):
         with pytest.raises(ValueError, match="engine-7 is no chain .*chain_questions"):
             run()
 
@@ -257,7 +287,15 @@ steps = [{"content": "q"}, {"content": call}, {"content": "r"}, {"content": "<an
 rows.append(higher_order(steps, True, "t", teacher, 3, rng))
 print(json.dumps(rows))
 """
-    told = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                           check=True, cwd=ROOT, env={"PYTHONHASHSEED": seed}).stdout
-            for seed in ("0", "77")}  # fmt: skip
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "77")
+    }
     assert len(told) == 1 and json.loads(told.pop())

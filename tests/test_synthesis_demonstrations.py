@@ -12,9 +12,17 @@ import pytest
 
 from drlib.chat import parse, render_answer, render_call
 from drlib.synthesis.demonstrations import (
-    STAGES, Funnel, from_trajectories, length_stages, managed, observations, reconstruct, required,
-    seeking, soft_f,
-)  # fmt: skip
+    STAGES,
+    Funnel,
+    from_trajectories,
+    length_stages,
+    managed,
+    observations,
+    reconstruct,
+    required,
+    seeking,
+    soft_f,
+)
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj
 from drlib.synthesis.questions import Task
@@ -60,21 +68,31 @@ LOOP = "I must look at it again and again and once more now."
 BAD = {
     "says nothing": ("format", episode("I wonder.", SEEN, RIGHT)),
     "broken call": ("format", episode('<tool_call>{"name": "search"</tool_call>', SEEN, RIGHT)),
-    "invents a response": ("format", episode(
-        f"{LOOK}<tool_response>{SEEN}</tool_response>", SEEN, RIGHT)),
+    "invents a response": (
+        "format",
+        episode(f"{LOOK}<tool_response>{SEEN}</tool_response>", SEEN, RIGHT),
+    ),
     "never answers": ("format", episode(LOOK, SEEN)),
     "goes on": ("format", episode(RIGHT, SEEN, RIGHT)),
     "wrong": ("correct", episode(LOOK, SEEN, render_answer("Euro"))),
     "guessed": ("grounded", episode(LOOK, "No results.", RIGHT)),
-    "part of a word": ("grounded", episode(
-        LOOK, "Somalia and 1960.", render_answer("Mali"),
-        task=dataclasses.replace(GIVEN, answer="Mali"))),
+    "part of a word": (
+        "grounded",
+        episode(
+            LOOK,
+            "Somalia and 1960.",
+            render_answer("Mali"),
+            task=dataclasses.replace(GIVEN, answer="Mali"),
+        ),
+    ),
     "same call twice": ("redundant", episode(LOOK, SEEN, LOOK, SEEN, RIGHT)),
-    "loops in thought": ("redundant", episode(
-        *[x for n in range(4) for x in (search(n, LOOP), SEEN)], RIGHT)),
+    "loops in thought": (
+        "redundant",
+        episode(*[x for n in range(4) for x in (search(n, LOOP), SEEN)], RIGHT),
+    ),
     "no tool at all": ("grounded", episode(RIGHT)),
     "too long": ("bounds", episode(LOOK, SEEN + " word" * 40_000, RIGHT)),
-}  # fmt: skip
+}
 
 
 def test_twelve_bad_attempts_are_rejected_each_at_its_stage():
@@ -89,10 +107,20 @@ def test_the_report_counts_every_stage():
     kept, report = Funnel().run([good, *[attempt for _, attempt in BAD.values()], good])
     assert kept == [good, good] and list(report) == list(STAGES)
     assert [(r["in"], r["kept"]) for r in report.values()] == [
-        (14, 9), (9, 8), (8, 5), (5, 3), (3, 2), (2, 2)]  # fmt: skip
+        (14, 9),
+        (9, 8),
+        (8, 5),
+        (5, 3),
+        (3, 2),
+        (2, 2),
+    ]
     assert report["format"]["reasons"] == {
-        "goes on after its answer": 1, "no answer": 1, "no tool call or answer.": 1,
-        "policy wrote a tool response.": 1, "tool call is not valid JSON.": 1}  # fmt: skip
+        "goes on after its answer": 1,
+        "no answer": 1,
+        "no tool call or answer.": 1,
+        "policy wrote a tool response.": 1,
+        "tool call is not valid JSON.": 1,
+    }
     assert report["redundant"]["reasons"] == {"identical call": 1, "repeats itself": 1}
 
 
@@ -131,11 +159,23 @@ def test_an_echo_is_no_evidence(toolbox):
     assert Funnel().fault(right) == verdict
 
 
-@pytest.mark.parametrize("shown, seen", [
-    ("1.5 high", False), ("15 of them", False), ("-5 low", False), ("(-5)", False),
-    ("1,5", False), ("5.25", False), ("5,000", False), ("there are 5.", True), ("5, or so", True),
-    ("from 2-5", True), ("= 5", True), ("x5", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shown, seen",
+    [
+        ("1.5 high", False),
+        ("15 of them", False),
+        ("-5 low", False),
+        ("(-5)", False),
+        ("1,5", False),
+        ("5.25", False),
+        ("5,000", False),
+        ("there are 5.", True),
+        ("5, or so", True),
+        ("from 2-5", True),
+        ("= 5", True),
+        ("x5", False),
+    ],
+)
 def test_a_number_is_not_seen_inside_another(shown, seen):
     verdict = Funnel().fault(episode(LOOK, shown, render_answer("5"), task=named("5")))
     assert (verdict is None) == seen
@@ -146,8 +186,12 @@ def test_a_number_is_not_seen_inside_another(shown, seen):
 def test_a_turn_ends_with_its_first_action():
     verdict, end = ("format", "goes on after its action"), "<|im_end|>\n"
     more = f"{LOOK} The page says Somali Shilling. {render_answer('Somali Shilling')}"
-    for turns in ((more, SEEN, RIGHT), (LOOK + LOOK, SEEN, RIGHT), (LOOK + "So.", SEEN, RIGHT),
-                  (LOOK, SEEN, RIGHT + " or perhaps the Euro.")):  # fmt: skip
+    for turns in (
+        (more, SEEN, RIGHT),
+        (LOOK + LOOK, SEEN, RIGHT),
+        (LOOK + "So.", SEEN, RIGHT),
+        (LOOK, SEEN, RIGHT + " or perhaps the Euro."),
+    ):
         assert Funnel().fault(episode(*turns)) == verdict
     assert Funnel().fault(episode(f"{LOOK}\n{end}", SEEN, RIGHT + end)) is None
 
@@ -183,7 +227,11 @@ def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
     nested = Proj("zone", Proj("country", query))
     assert required(nested, graph) == {"Zone North", "Bigland", "Town 005", "Old Mill", "River 5"}
     assert required(Extreme("people", MILLS, True), graph) == {
-        "Old Mill", "Town 005", "Town 012", "Town 019"}  # fmt: skip
+        "Old Mill",
+        "Town 005",
+        "Town 012",
+        "Town 019",
+    }
     assert required(Count(MILLS), graph) == required(Extreme("people", MILLS, True), graph) | {"3"}
     assert required(Diff(MILLS, ON_5), graph) == {"Old Mill", "Town 012", "Town 019"}
 
@@ -207,7 +255,8 @@ def test_soft_f_by_hand():
     # "abcd" against "abce": 2 * 3 / 8 = 0.75 alike; the second of R is like nothing
     assert soft_f(["abcd"], ["abce", "xyz"]) == pytest.approx(2 * 0.75 * 0.375 / (0.75 + 0.375))
     assert soft_f(["abcd"], ["abce", "xyz"], 2) == pytest.approx(
-        5 * 0.75 * 0.375 / (4 * 0.75 + 0.375))  # fmt: skip
+        5 * 0.75 * 0.375 / (4 * 0.75 + 0.375)
+    )
     assert soft_f([], ["x"]) == soft_f(["x"], ["y"]) == 0.0 and soft_f([], []) == 1.0
 
 
@@ -224,8 +273,11 @@ def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(to
 
     after = reconstruct(before, think)
     assert observations(after) == observations(before) and after.correct
-    turns = [(a["content"], b["content"]) for a, b in zip(before.messages, after.messages)
-             if a["role"] == "assistant"]  # fmt: skip
+    turns = [
+        (a["content"], b["content"])
+        for a, b in zip(before.messages, after.messages)
+        if a["role"] == "assistant"
+    ]
     for number, (old, new) in enumerate(turns, 1):
         assert new == f"<think>Step {number}.</think>" + old.partition("</think>")[2]
     for number, (history, action, observation) in enumerate(asked):
@@ -233,8 +285,11 @@ def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(to
         assert action == parse(turns[number][0])
     assert [o for *_, o in asked] == [*observations(before), ""]
     assert Funnel().fault(reconstruct(before)) is None  # the templated thoughts
-    assert all(len(m["content"].partition("</think>")[0]) < 120 for m in
-               reconstruct(before).messages if m["role"] == "assistant")  # fmt: skip
+    assert all(
+        len(m["content"].partition("</think>")[0]) < 120
+        for m in reconstruct(before).messages
+        if m["role"] == "assistant"
+    )
     for bad in ("", "so <answer>x</answer>", "a</think>b", "<|im_end|>"):
         with pytest.raises(ValueError, match="is no thought"):
             reconstruct(before, lambda *_: bad)
@@ -273,11 +328,17 @@ def test_attempts_of_other_policies_become_the_same_rows():
     own = episode(LOOK, SEEN, RIGHT)
     rows = [
         {"task_id": "q", "messages": own.messages},
-        {"messages": [{"role": "system", "content": "Use tools."}, {"role": "user", "content":
-         "Which currency?\n"}, {"role": "assistant", "content": LOOK}, {"role": "user", "content":
-         f"<tool_response>\n{SEEN}\n</tool_response>"}, {"role": "assistant", "content": RIGHT}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Use tools."},
+                {"role": "user", "content": "Which currency?\n"},
+                {"role": "assistant", "content": LOOK},
+                {"role": "user", "content": f"<tool_response>\n{SEEN}\n</tool_response>"},
+                {"role": "assistant", "content": RIGHT},
+            ]
+        },
         {"task_id": "q", "messages": own.messages[:2]},
-    ]  # fmt: skip
+    ]
     first, second, third = from_trajectories(rows, [GIVEN])
     assert first.messages == own.messages and first.answer == "Somali Shilling"
     assert [m["role"] for m in second.messages] == ["user", "assistant", "tool", "assistant"]
@@ -286,9 +347,27 @@ def test_attempts_of_other_policies_become_the_same_rows():
     assert [Funnel().fault(e) for e in (first, second)] == [None, None]
     n = 3
     record = Trajectory(
-        "a", "q", "g", "w", 0, np.zeros(n, np.int32), np.zeros(n, bool), np.zeros(n, np.float32),
-        None, np.zeros(n, np.uint8), np.zeros(n, np.uint16), np.zeros(n, np.int32), None, [],
-        Termination.ANSWERED, "Somali Shilling", None, {}, own.messages, {})  # fmt: skip
+        "a",
+        "q",
+        "g",
+        "w",
+        0,
+        np.zeros(n, np.int32),
+        np.zeros(n, bool),
+        np.zeros(n, np.float32),
+        None,
+        np.zeros(n, np.uint8),
+        np.zeros(n, np.uint16),
+        np.zeros(n, np.int32),
+        None,
+        [],
+        Termination.ANSWERED,
+        "Somali Shilling",
+        None,
+        {},
+        own.messages,
+        {},
+    )
     (again,) = from_trajectories([record], [GIVEN])
     assert again.messages == own.messages and again.correct
     assert again.record is record and not hasattr(first, "record")

@@ -18,12 +18,33 @@ import pytest
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.checks import constant_edges, effort, faults, target_edges
 from drlib.synthesis.engine import (
-    OPERATORS, can_be_asked_for, draft, expand, explain, known_by, layers, met, side_of,
-)  # fmt: skip
+    OPERATORS,
+    can_be_asked_for,
+    draft,
+    expand,
+    explain,
+    known_by,
+    layers,
+    met,
+    side_of,
+)
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Range, SqlEngine, canonical, constants, depth, evaluate,
-    from_text, to_text, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    SqlEngine,
+    canonical,
+    constants,
+    depth,
+    evaluate,
+    from_text,
+    to_text,
+    walk,
+)
 from drlib.worlds import Graph, Node, fictional_world, load_world
 from drlib.worlds.fictional import Names
 
@@ -87,8 +108,11 @@ def test_layer_wise_expansion_as_in_webshaper(world):
             new = next(filter(None, (expand(query, graph, rng) for _ in range(10))), None)
             if new is None:
                 break
-            assert evaluate(new, graph) == {answer} == SqlEngine(graph).answers(new) if i < 3 \
+            assert (
+                evaluate(new, graph) == {answer} == SqlEngine(graph).answers(new)
+                if i < 3
                 else evaluate(new, graph) == {answer}
+            )
             assert min(layers(new))[0] > nearest and depth(new) > depth(query)
             assert target_edges(new) == 0 == constant_edges(new, graph)
             query, grown = new, grown + 1
@@ -104,8 +128,7 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
                 query = expand(query, graph, rng, order) or query
             assert evaluate(query, graph) == {answer}
             if depth(query) == 3 or order == "random":
-                count += Counter(target=target_edges(query),
-                                 constant=constant_edges(query, graph))  # fmt: skip
+                count += Counter(target=target_edges(query), constant=constant_edges(query, graph))
         edges[order] = count
     assert edges["layer"]["target"] == edges["layer"]["constant"] == 0
     assert edges["sequential"]["target"] > 20
@@ -159,14 +182,24 @@ def test_numbers_become_ranges_and_counts():
     facts += [(t, "mills", str(rng.randint(2, 4))) for t in towns]
     facts += [(g, "seat", rng.choice(towns)) for g in guilds for _ in range(3)]
     facts += [(g, "river", rng.choice(rivers)) for g in guilds]
-    nodes = [Node(t, k) for k, some in (("town", towns), ("river", rivers), ("guild", guilds))
-             for t in some]
+    nodes = [
+        Node(t, k)
+        for k, some in (("town", towns), ("river", rivers), ("guild", guilds))
+        for t in some
+    ]
     graph = Graph(nodes, facts)
-    query = And((Proj("river", And((Proj("mills of", "3"), Proj("founded of", "1950")))),
-                 Proj("river", "Guild 0y")))
-    made = {name: [OPERATORS[name].__wrapped__(n, graph, rng, met(query, graph)) for _ in range(40)]
-            for name, n in (("fuzz", "1950"), ("fuzz ", "3"), ("compute", "3"))
-            for name in [name.strip()] if (name, n) != ("fuzz", "3")}
+    query = And(
+        (
+            Proj("river", And((Proj("mills of", "3"), Proj("founded of", "1950")))),
+            Proj("river", "Guild 0y"),
+        )
+    )
+    made = {
+        name: [OPERATORS[name].__wrapped__(n, graph, rng, met(query, graph)) for _ in range(40)]
+        for name, n in (("fuzz", "1950"), ("fuzz ", "3"), ("compute", "3"))
+        for name in [name.strip()]
+        if (name, n) != ("fuzz", "3")
+    }
     assert set(made["fuzz"]) == {Range("", 1950, 1959)}
     counts = [q for q in made["compute"] if q is not None]
     assert counts and all(isinstance(q, Count) and evaluate(q, graph) == {"3"} for q in counts)
@@ -263,9 +296,16 @@ def test_the_output_is_the_same_under_any_hash_seed():
         "rows = f(load_world('cldr'), 60, 5)\n"
         "print(hashlib.sha256(repr(rows).encode()).hexdigest())\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-                                cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed})
-               for seed in ("0", "1", "77")]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
+        for seed in ("0", "1", "77")
+    ]
     digests = {process.communicate()[0].strip() for process in running}
     assert len(digests) == 1 and len(digests.pop()) == len(hashlib.sha256().hexdigest())
 
@@ -305,8 +345,15 @@ def test_a_world_without_a_graph_says_what_to_do():
 
 def test_a_world_that_is_too_small_says_how_many_there_are():
     nodes = [Node(t, "x") for t in ("Ash", "Birch", "Cedar", "Park", "Wood")]
-    tiny = Graph(nodes, [("Ash", "in", "Park"), ("Birch", "in", "Park"), ("Birch", "in", "Wood"),
-                         ("Cedar", "in", "Wood")])  # fmt: skip
+    tiny = Graph(
+        nodes,
+        [
+            ("Ash", "in", "Park"),
+            ("Birch", "in", "Park"),
+            ("Birch", "in", "Wood"),
+            ("Cedar", "in", "Wood"),
+        ],
+    )
     with pytest.raises(ValueError, match="tiny gives only about 0 of 5 questions"):
         synthesize_questions(SimpleNamespace(name="tiny", graph=tiny, version="v"), 5, 0)
     with pytest.raises(ValueError, match=r"only about \d+ of 400 .*max_effort"):
@@ -314,7 +361,8 @@ def test_a_world_that_is_too_small_says_how_many_there_are():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n": 0}, {"depth": 1}, {"width": 1}, {"hops": {1: 1.0}}], ids=str)  # fmt: skip
+    "wrong", [{"n": 0}, {"depth": 1}, {"width": 1}, {"hops": {1: 1.0}}], ids=str
+)
 def test_impossible_settings_are_named(wrong, world):
     with pytest.raises(ValueError, match="at least 1"):
         synthesize_questions(world, **{"n": 3, "seed": 0} | wrong)

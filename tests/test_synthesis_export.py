@@ -22,9 +22,14 @@ from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store
 
-FACTS = [("Norway", "currency", "Krone"), ("Svalbard", "currency", "Krone"),
-         ("Norway", "language", "Sámi"), ("Finland", "language", "Sámi"),
-         ("Finland", "currency", "Euro"), ("Norway", "code", "NO")]  # fmt: skip
+FACTS = [
+    ("Norway", "currency", "Krone"),
+    ("Svalbard", "currency", "Krone"),
+    ("Norway", "language", "Sámi"),
+    ("Finland", "language", "Sámi"),
+    ("Finland", "currency", "Euro"),
+    ("Norway", "code", "NO"),
+]
 BOTH = And((Proj("currency of", "Krone"), Proj("language of", "Sámi")))
 
 
@@ -56,11 +61,19 @@ def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
     assert tagged == [row | {"tag": "e2hqa"} for row in rows]
     data = export.write(tagged, tmp_path / "qa.jsonl")
     assert isinstance(data, Dataset) and data.to_list() == tagged
-    assert load_dataset("json", data_files=str(tmp_path / "qa.jsonl"), split="train",
-                        cache_dir=str(tmp_path / "c")).to_list() == tagged  # fmt: skip
+    assert (
+        load_dataset(
+            "json",
+            data_files=str(tmp_path / "qa.jsonl"),
+            split="train",
+            cache_dir=str(tmp_path / "c"),
+        ).to_list()
+        == tagged
+    )
     again, unread = export.read_tasks(tmp_path / "qa.jsonl", "w")
     assert [(t.question, t.answer, t.query, t.world) for t in again] == [
-        (t.question, t.answer, "", "w") for t in TASKS]  # fmt: skip
+        (t.question, t.answer, "", "w") for t in TASKS
+    ]
     assert unread == 0 and len({t.id for t in again}) == 3
 
 
@@ -72,7 +85,8 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
         assert list(row) == ["type", "task", "messages", "functions", "tool_calls", "answer", "tag"]
         assert row["type"] == "chatml" and row["answer"] == episode.task.answer
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] * (
-            len(row["messages"]) // 2)  # fmt: skip
+            len(row["messages"]) // 2
+        )
         assert [json.loads(f)["name"] for f in row["functions"]] == ["search", "visit"]
         made = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
         assert [json.loads(call) for call in row["tool_calls"]] == made
@@ -86,8 +100,10 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
 
 def test_attempts_find_their_task_by_its_id(tmp_path):
     """Two tasks share a question; an answer by an alias stays right where the task is given."""
-    twins = [Task(n, "Which?", "Somali Shilling", "search", "w", aliases=(a,))
-             for n, a in (("one", "Shilling"), ("two", "Soomaali"))]  # fmt: skip
+    twins = [
+        Task(n, "Which?", "Somali Shilling", "search", "w", aliases=(a,))
+        for n, a in (("one", "Shilling"), ("two", "Soomaali"))
+    ]
     episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
     export.write(export.attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
     back = export.read_attempts(tmp_path / "traj.jsonl", twins)
@@ -103,7 +119,9 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
     assert without == 1 and [row["id"] for row in rows] == ["a", "c"]  # a count has no triples
     assert list(rows[0]) == ["id", "question", "formalization", "answer", "urls"]
     assert sorted(rows[0]["formalization"]) == [
-        ["?", "currency", "C@Krone"], ["?", "language", "C@Sámi"]]  # fmt: skip
+        ["?", "currency", "C@Krone"],
+        ["?", "language", "C@Sámi"],
+    ]
     assert rows[0]["urls"] == ["tiny:Krone", "tiny:Norway", "tiny:Sámi"]
     assert rows[1]["urls"] == rows[0]["urls"]  # NO is a value: it has no page
     assert export.write(rows, tmp_path / "shaper.jsonl").to_list() == rows
@@ -120,9 +138,11 @@ def test_their_files_are_read_with_their_faults(tmp_path):
     path = tmp_path / "webshaper.jsonl"
     triples = [["?", "plays for", "V@X"], ["V@X", "lies in", "C@Rio"], ["V@X", "is", "C@club"]]
     wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of their 6,080 rows are no triples
-    rows = [{"id": 7, "question": "Who?", "formalization": triples, "answer": "Pelé", "urls": []},
-            {"id": "8", "question": "When?", "formalization": wide, "answer": 1958, "urls": ["u"]},
-            {"question": "Where?", "answer": "Rio"}]  # fmt: skip
+    rows = [
+        {"id": 7, "question": "Who?", "formalization": triples, "answer": "Pelé", "urls": []},
+        {"id": "8", "question": "When?", "formalization": wide, "answer": 1958, "urls": ["u"]},
+        {"question": "Where?", "answer": "Rio"},
+    ]
     lines = "\n\n".join(json.dumps(row) for row in rows)
     path.write_text("\ufeff" + lines + "\n", encoding="utf-8")  # a mark, empty lines
     tasks, unread = export.read_tasks(path, "theirs")
@@ -132,24 +152,32 @@ def test_their_files_are_read_with_their_faults(tmp_path):
     assert tasks[0].hops == 2 and isinstance(first, Proj) and not isinstance(first.of, str | Or)
 
     attempts = tmp_path / "traj.jsonl"
-    said = ["<think>a</think><tool_call>{\"name\": \"search\", \"arguments\": {\"query\": [\"x\"]}}"
-            "</tool_call>", "<think>b</think><answer>Rio</answer>"]  # fmt: skip
-    messages = [{"role": "system", "content": "You are"}, {"role": "user", "content": "Where?"},
-                {"role": "assistant", "content": said[0]},
-                {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
-                {"role": "assistant", "content": said[1]}]  # fmt: skip
+    said = [
+        '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["x"]}}</tool_call>',
+        "<think>b</think><answer>Rio</answer>",
+    ]
+    messages = [
+        {"role": "system", "content": "You are"},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": said[0]},
+        {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
+        {"role": "assistant", "content": said[1]},
+    ]
     export.write([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
     (episode,) = export.read_attempts(attempts)
     assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
     assert parse(episode.messages[1]["content"]).name == "search"
 
 
-@pytest.mark.parametrize("text, message", [
-    ('{"question": "a"}', "line 1 lacks answer"),
-    ('{"question": "a", "answer": "b"}\n[1, 2]', "line 2 lacks question, answer"),
-    ('{"question": "a", "answer": "b"}\n{"question": "a", "ans', "line 2 is no JSON"),
-    ('{"question": "", "answer": 0}', "line 1 lacks question"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"question": "a"}', "line 1 lacks answer"),
+        ('{"question": "a", "answer": "b"}\n[1, 2]', "line 2 lacks question, answer"),
+        ('{"question": "a", "answer": "b"}\n{"question": "a", "ans', "line 2 is no JSON"),
+        ('{"question": "", "answer": 0}', "line 1 lacks question"),
+    ],
+)
 def test_a_bad_row_is_named(tmp_path, text, message):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)

@@ -14,8 +14,15 @@ from query_examples import answers, small_graph, unique_queries
 from drlib.synthesis.checks import effort, faults
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.families import (
-    answer_from, crawl, crawl_questions, distances, e2hqa, look_ups, make_site, rounds,
-)  # fmt: skip
+    answer_from,
+    crawl,
+    crawl_questions,
+    distances,
+    e2hqa,
+    look_ups,
+    make_site,
+    rounds,
+)
 from drlib.synthesis.queries import And, Count, Proj, constants, depth, evaluate, from_text
 from drlib.synthesis.wording import TEMPLATES, render, says
 from drlib.worlds import load_world
@@ -58,10 +65,11 @@ def test_each_round_replaces_a_name_by_a_description_of_it():
     graph = chain()
     made = e2hqa(Proj("next", "a1"), graph, random.Random(0), 3)
     assert made == [
-        Proj("next", "a1"), Proj("next", Proj("next", "a2")),
+        Proj("next", "a1"),
+        Proj("next", Proj("next", "a2")),
         Proj("next", Proj("next", Proj("next", "a3"))),
         Proj("next", Proj("next", Proj("next", Proj("next", "a4")))),
-    ]  # fmt: skip
+    ]
     assert len(e2hqa(Proj("next", "a1"), graph, random.Random(0), 99)) == 5  # the chain ends
 
 
@@ -241,8 +249,9 @@ def test_everything_is_the_same_under_any_hash_seed():
     for seed in ("0", "1", "77"):
         paths = os.pathsep.join([str(tests.parent), str(tests)])
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths}
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, text=True,
-                              capture_output=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, text=True, capture_output=True
+        )
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1
@@ -288,8 +297,14 @@ def test_rows_have_the_released_fields(site):
     single, _, multi = site.rows
     for row in site.rows:
         assert list(row) == ["Question", "Answer", "Root_Url", "Info"]
-        assert list(row["Info"]) == ["Hop", "Domain", "Language", "Difficulty_Level",
-                                     "Source_Website", "Golden_Path"]  # fmt: skip
+        assert list(row["Info"]) == [
+            "Hop",
+            "Domain",
+            "Language",
+            "Difficulty_Level",
+            "Source_Website",
+            "Golden_Path",
+        ]
         assert row["Root_Url"] == site.root and row["Info"]["Difficulty_Level"] == "hard"
     assert single["Info"]["Hop"] == "single-source" and multi["Info"]["Hop"] == "multi-source"
     assert multi["Info"]["Golden_Path"] == [r["Info"]["Golden_Path"][0] for r in site.rows[:2]]
@@ -334,8 +349,9 @@ def test_sites_differ_by_seed_and_are_the_same_for_one():
     assert len(small.pages) == 9 and small.rows[0]["Info"]["Difficulty_Level"] == "easy"
 
 
-@pytest.mark.parametrize("size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1),
-                                                (40, 2, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    "size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1), (40, 2, 3)]
+)
 def test_impossible_sites_are_refused(size, depth, links):
     with pytest.raises(ValueError, match=f"{size} pages do not fit"):
         make_site(0, size, depth, links)

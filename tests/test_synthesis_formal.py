@@ -12,8 +12,17 @@ from drlib.synthesis.checks import constant_edges, faults
 from drlib.synthesis.engine import expand, synthesize_questions
 from drlib.synthesis.formal import from_triples, split_rows, to_triples
 from drlib.synthesis.queries import (
-    And, Count, Diff, Or, Proj, Range, depth, evaluate, from_text, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Or,
+    Proj,
+    Range,
+    depth,
+    evaluate,
+    from_text,
+    walk,
+)
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -34,22 +43,27 @@ def intersections(inside):
 
 
 QUERIES = st.recursive(
-    projections(NAMES | UNIONS), lambda inside: projections(inside) | intersections(inside),
+    projections(NAMES | UNIONS),
+    lambda inside: projections(inside) | intersections(inside),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 def test_the_released_form():
-    query = And((
-        Proj("currency of", "Euro"),
-        Proj("language of", And((Proj("language", "Austria"), Proj("script of", "Latin")))),
-        Proj("year of", Or(("2004", "2005"))),
-    ))  # fmt: skip
+    query = And(
+        (
+            Proj("currency of", "Euro"),
+            Proj("language of", And((Proj("language", "Austria"), Proj("script of", "Latin")))),
+            Proj("year of", Or(("2004", "2005"))),
+        )
+    )
     rows = [
-        ["?", "currency", "C@Euro"], ["?", "language", "V@X1"],
-        ["V@X1", "language of", "C@Austria"], ["V@X1", "script", "C@Latin"],
+        ["?", "currency", "C@Euro"],
+        ["?", "language", "V@X1"],
+        ["V@X1", "language of", "C@Austria"],
+        ["V@X1", "script", "C@Latin"],
         ["?", "year", "C@2004 & C@2005"],
-    ]  # fmt: skip
+    ]
     assert to_triples(query) == rows
     assert from_triples(json.loads(json.dumps(rows))) == query
 
@@ -70,12 +84,18 @@ def test_rows_may_be_written_in_either_direction_and_any_order():
 
 
 def test_a_row_of_as_many_relations_as_ends_is_as_many_triples():
-    rows = [["?", "river & region & seen & said", "C@Rin & V@R & C@Tom & Ann & C@me"],
-            ["V@R", "part", "C@East & West"]]  # fmt: skip
-    assert from_triples(rows) == And((
-        Proj("river of", "Rin"), Proj("region of", Proj("part of", "East & West")),
-        Proj("seen of", "Tom & Ann"), Proj("said of", "me"),
-    ))  # fmt: skip
+    rows = [
+        ["?", "river & region & seen & said", "C@Rin & V@R & C@Tom & Ann & C@me"],
+        ["V@R", "part", "C@East & West"],
+    ]
+    assert from_triples(rows) == And(
+        (
+            Proj("river of", "Rin"),
+            Proj("region of", Proj("part of", "East & West")),
+            Proj("seen of", "Tom & Ann"),
+            Proj("said of", "me"),
+        )
+    )
     one = [["?", "was & is", "C@Rin"]]  # one end: then it is a relation's name
     assert from_triples(one) == Proj("was & is of", "Rin")
 
@@ -86,30 +106,42 @@ def test_nested_intersections_are_flat_and_unions_of_projections_merge():
     assert from_triples(to_triples(Or((a, b)))) == Proj("river of", Or(("Rin", "Sava")))
 
 
-@pytest.mark.parametrize("query, name", [
-    (Diff(Proj("river of", "Rin"), Proj("region of", "Nord")), "Diff"),
-    (Range("length", 0, 9), "Range"), (Count(Proj("river of", "Rin")), "Count"),
-    ("Rin", "Rin"), (Proj("a & b", "Rin"), "Proj"), (Proj("a", "b & C@c"), "b & C@c"),
-    (Or((Proj("river of", "Rin"), Proj("region of", "Nord"))), "Or"),
-    (Proj("river of", Or(("Rin", Proj("river", "Alba")))), "Or"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "query, name",
+    [
+        (Diff(Proj("river of", "Rin"), Proj("region of", "Nord")), "Diff"),
+        (Range("length", 0, 9), "Range"),
+        (Count(Proj("river of", "Rin")), "Count"),
+        ("Rin", "Rin"),
+        (Proj("a & b", "Rin"), "Proj"),
+        (Proj("a", "b & C@c"), "b & C@c"),
+        (Or((Proj("river of", "Rin"), Proj("region of", "Nord"))), "Or"),
+        (Proj("river of", Or(("Rin", Proj("river", "Alba")))), "Or"),
+    ],
+)
 def test_what_the_format_cannot_say_is_named(query, name):
     with pytest.raises(ValueError, match=f"cannot say .*{name}"):
         to_triples(query)
 
 
-@pytest.mark.parametrize("rows, message", [
-    ([["?", "river", "C@Rin"], ["V@X", "region"]], r"row 1 is no triple: \['V@X', 'region'\]"),
-    ([["?", "river", "C@Rin", "1999"]], "row 0 is no triple"),
-    ([["?", "river", "Rin"]], "row 0 is no triple"),
-    ([["?", 3, "C@Rin"]], "row 0 is no triple"),
-    ([["?", "river", "V@X"]], "nothing is said of V@X"),
-    ([], r"nothing is said of \?"),
-    ([["?", "river", "C@Rin"], ["V@X", "region", "C@Nord"]], "row is not connected"),
-    ([["?", "river", "C@Rin"], ["C@Rin", "length", "C@57"]], "row is not connected"),
-    ([["?", "a", "V@X"], ["V@X", "b", "V@Y"], ["V@Y", "c", "?"]], r"a cycle at \?"),
-    ([["?", "a", "V@X"], ["?", "b", "V@Y"], ["V@X", "c", "V@Y"], ["V@X", "d", "C@1"]], "a cycle"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([["?", "river", "C@Rin"], ["V@X", "region"]], r"row 1 is no triple: \['V@X', 'region'\]"),
+        ([["?", "river", "C@Rin", "1999"]], "row 0 is no triple"),
+        ([["?", "river", "Rin"]], "row 0 is no triple"),
+        ([["?", 3, "C@Rin"]], "row 0 is no triple"),
+        ([["?", "river", "V@X"]], "nothing is said of V@X"),
+        ([], r"nothing is said of \?"),
+        ([["?", "river", "C@Rin"], ["V@X", "region", "C@Nord"]], "row is not connected"),
+        ([["?", "river", "C@Rin"], ["C@Rin", "length", "C@57"]], "row is not connected"),
+        ([["?", "a", "V@X"], ["V@X", "b", "V@Y"], ["V@Y", "c", "?"]], r"a cycle at \?"),
+        (
+            [["?", "a", "V@X"], ["?", "b", "V@Y"], ["V@X", "c", "V@Y"], ["V@X", "d", "C@1"]],
+            "a cycle",
+        ),
+    ],
+)
 def test_broken_lists_name_the_row(rows, message):
     with pytest.raises(ValueError, match=message):
         from_triples(rows)
@@ -117,8 +149,16 @@ def test_broken_lists_name_the_row(rows, message):
 
 def test_rows_that_are_no_triples_are_kept_apart():
     good = [["?", "river", "C@Rin"], ["V@X", "a & b", "C@c & d"]]
-    bad = [["V@X", "r"], ["V@X", "r", "C@a", "C@b"], ["x"] * 13, ["V@X", "r", "plain"],
-           [1, 2, 3], ["?", "r", "?x"], "V@X", 7]  # fmt: skip
+    bad = [
+        ["V@X", "r"],
+        ["V@X", "r", "C@a", "C@b"],
+        ["x"] * 13,
+        ["V@X", "r", "plain"],
+        [1, 2, 3],
+        ["?", "r", "?x"],
+        "V@X",
+        7,
+    ]
     assert split_rows([bad[0], good[0], *bad[1:], good[1]]) == (good, bad)
 
 
@@ -167,8 +207,10 @@ def seeds(graph):
 def weak_rows(rows):
     """(redundant, shortcuts): rows that join two constants, or a constant to what is asked."""
     named = [[end.startswith("C@") for end in row[::2]] for row in rows]
-    return ([row for row, ends in zip(rows, named) if all(ends)],
-            [row for row, ends in zip(rows, named) if any(ends) and "?" in row])  # fmt: skip
+    return (
+        [row for row, ends in zip(rows, named) if all(ends)],
+        [row for row, ends in zip(rows, named) if any(ends) and "?" in row],
+    )
 
 
 def expansions(query, graph, order, seed, n=3):
@@ -176,8 +218,7 @@ def expansions(query, graph, order, seed, n=3):
     rng, made = random.Random(f"{order}-{seed}"), [query]
     for _ in range(n):
         draws = (expand(made[-1], graph, rng, order, 1) for _ in range(60))
-        keep = (q for q in draws if q is not None and
-                (order != "layer" or not faults(q, graph)))  # fmt: skip
+        keep = (q for q in draws if q is not None and (order != "layer" or not faults(q, graph)))
         if (new := next(keep, None)) is None:
             break
         made.append(new)
@@ -204,8 +245,12 @@ def test_the_baselines_leave_what_layer_wise_expansion_avoids(graph, order):
     weak = 0
     for i, town in enumerate(("Norway", "Switzerland", "Kenya", "Peru", "Japan", "Chad")):
         some = sorted(graph.values(town, "currency")) + sorted(graph.values(town, "time zone"))
-        query = And(tuple(Proj("currency of" if j == 0 else "time zone of", value)
-                          for j, value in enumerate(some[:2])))  # fmt: skip
+        query = And(
+            tuple(
+                Proj("currency of" if j == 0 else "time zone of", value)
+                for j, value in enumerate(some[:2])
+            )
+        )
         for made in expansions(query, graph, order, i)[1:]:
             flat = [[h, r, t] for h, r, t in bare(made)]
             redundant, shortcuts = weak_rows(flat)

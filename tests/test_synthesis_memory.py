@@ -40,8 +40,12 @@ def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
 
 
 def test_the_order_of_telling_changes_nothing(tmp_path):
-    told = [("X", "It is old.", "p", "2001"), ("X", "it is OLD", "q", ""),
-            ("Y", "Y is X.", "p", ""), ("X", "Y is X.", "r", "1999")]  # fmt: skip
+    told = [
+        ("X", "It is old.", "p", "2001"),
+        ("X", "it is OLD", "q", ""),
+        ("Y", "Y is X.", "p", ""),
+        ("X", "Y is X.", "r", "1999"),
+    ]
     files = set()
     for order in itertools.permutations(told):
         memory = Memory()
@@ -55,8 +59,10 @@ def test_the_order_of_telling_changes_nothing(tmp_path):
 def test_facts_and_tables_are_recalled_by_relation():
     memory = Memory()
     assert memory.fact("Norway", "currency", "Norwegian Krone", "graph")
-    rows = [{"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
-            {"name": "Iran", "language": "Persian", "area": "", "king": None}]  # fmt: skip
+    rows = [
+        {"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
+        {"name": "Iran", "language": "Persian", "area": "", "king": None},
+    ]
     assert memory.table(rows, "name", "table:1") == 3
     assert memory.table(rows, "name", "table:2") == 0
     assert [value for value, _ in memory.recall("Norway", "language")] == ["Norwegian"]
@@ -64,7 +70,8 @@ def test_facts_and_tables_are_recalled_by_relation():
     assert memory.recall("Norway", "script") == memory.recall("Atlantis", "area") == []
     # the fact stands at its other end too, but is no fact *of* it
     assert [s.text for s in memory.about("Norwegian Krone")] == [
-        FACT.format(relation="currency", entity="Norway", value="Norwegian Krone")]  # fmt: skip
+        FACT.format(relation="currency", entity="Norway", value="Norwegian Krone")
+    ]
     assert memory.recall("Norwegian Krone", "currency") == []
 
 
@@ -91,11 +98,17 @@ def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter(tmp_path):
     assert memory.recall("X", "capital")[0][0] == "Oslo"
 
 
-@pytest.mark.parametrize("change", [
-    lambda line: line[:-1], lambda line: line[:20],
-    lambda line: line.replace('["s"]', '"graph"'), lambda line: line.replace('"t"', "7"),
-    lambda line: line.replace('"t"', '""'), lambda line: "[]\n",
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line[:-1],
+        lambda line: line[:20],
+        lambda line: line.replace('["s"]', '"graph"'),
+        lambda line: line.replace('"t"', "7"),
+        lambda line: line.replace('"t"', '""'),
+        lambda line: "[]\n",
+    ],
+)
 def test_a_cut_or_wrong_file_is_refused_as_a_whole(change, tmp_path):
     memory, path = Memory(), tmp_path / "m"
     memory.add("e", "t", "s")
@@ -109,8 +122,11 @@ def test_a_cut_or_wrong_file_is_refused_as_a_whole(change, tmp_path):
 
 def test_logs_of_tools_are_read_and_failures_are_not():
     memory = Memory(["Oslo"])
-    log = [result("Oslo is a city."), result("Oslo could not be reached.", ok=False),
-           result("Oslo has trams.", tool="visit")]  # fmt: skip
+    log = [
+        result("Oslo is a city."),
+        result("Oslo could not be reached.", ok=False),
+        result("Oslo has trams.", tool="visit"),
+    ]
     assert memory.tools(log, "trajectory-7", "2024-05-01") == 2
     assert memory.sources() == {"trajectory-7/0-search": 1, "trajectory-7/2-visit": 1}
 
@@ -126,8 +142,13 @@ def test_an_empty_statement_is_refused(entity, text, source):
 def test_a_file_gives_the_same_memory_back(tmp_path):
     rng, memory = random.Random("memory-0"), Memory()
     for _ in range(300):
-        memory.fact(f"é{rng.randrange(9)}", f"r{rng.randrange(5)}", f"v\u2028{rng.randrange(9)}",
-                    f"s{rng.randrange(4)}", str(rng.randrange(1990, 2000)))  # fmt: skip
+        memory.fact(
+            f"é{rng.randrange(9)}",
+            f"r{rng.randrange(5)}",
+            f"v\u2028{rng.randrange(9)}",
+            f"s{rng.randrange(4)}",
+            str(rng.randrange(1990, 2000)),
+        )
     memory.save(tmp_path / "a.jsonl")
     again = Memory().load(tmp_path / "a.jsonl")
     again.save(tmp_path / "b.jsonl")
@@ -163,7 +184,14 @@ def test_equal_under_any_hash_seed():
         "m.read('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
         "print([(e, m.about(e)) for e in m.entities], m.sources())"
     )
-    told = {subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed,
-            "PYTHONPATH": "."}, capture_output=True, text=True, check=True).stdout
-            for seed in ("0", "1", "77")}  # fmt: skip
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
     assert len(told) == 1

@@ -8,8 +8,15 @@ from query_examples import answers, small_graph, unique_queries
 from drlib.synthesis.checks import faults
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.obfuscation import (
-    OPERATORS, alias, band, describe, hard_question, initials, obfuscate, period,
-)  # fmt: skip
+    OPERATORS,
+    alias,
+    band,
+    describe,
+    hard_question,
+    initials,
+    obfuscate,
+    period,
+)
 from drlib.synthesis.queries import And, Or, Proj, Range, constants, evaluate, from_text
 from drlib.synthesis.wording import render, says
 from drlib.worlds import load_world
@@ -41,9 +48,17 @@ def test_a_year_becomes_its_decade_or_a_part_of_it():
     assert drawn(period, Proj("founding year", "Alba"), n=1) == [None]
 
 
-@pytest.mark.parametrize("number, low, high", [
-    (0, 0, 0), (7, 0, 9), (10, 10, 19), (57, 50, 59), (940, 900, 999), (1999, 1000, 1999),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "number, low, high",
+    [
+        (0, 0, 0),
+        (7, 0, 9),
+        (10, 10, 19),
+        (57, 50, 59),
+        (940, 900, 999),
+        (1999, 1000, 1999),
+    ],
+)
 def test_a_number_becomes_a_range(number, low, high):
     (found,) = drawn(band, Proj("length of", str(number)), n=1)
     assert found.query == Range("length", low, high) and low <= number <= high
@@ -51,8 +66,13 @@ def test_a_number_becomes_a_range(number, low, high):
 
 
 def test_a_name_becomes_initials_that_similar_names_share():
-    nodes = [Node("Sund Hill", "town"), Node("South Harbour", "town"), Node("Sea Hut", "river"),
-             Node("Ann", "person"), Node("Franc (1963)", "person")]  # fmt: skip
+    nodes = [
+        Node("Sund Hill", "town"),
+        Node("South Harbour", "town"),
+        Node("Sea Hut", "river"),
+        Node("Ann", "person"),
+        Node("Franc (1963)", "person"),
+    ]
     graph = Graph(nodes, [("Ann", "home", "Sund Hill"), ("Franc (1963)", "home", "South Harbour")])
     (found,) = drawn(initials, Proj("home of", "Sund Hill"), graph, 1)
     assert found.query == Proj("home of", Or(("South Harbour", "Sund Hill")))
@@ -73,7 +93,8 @@ def test_a_description_merges_similar_things():
     found = {p.query for p in drawn(describe, Proj("region", "Alba"))}
     assert found == {Proj("region", Proj("river of", "Rin"))}  # Borg lies there too
     assert drawn(describe, Proj("river", "Cove"), n=1)[0].query == Proj(
-        "river", Proj("region of", "Sund"))  # fmt: skip
+        "river", Proj("region of", "Sund")
+    )
 
 
 def test_every_predicate_is_implied_by_its_fact(queries, cldr):
@@ -88,10 +109,15 @@ def test_every_predicate_is_implied_by_its_fact(queries, cldr):
     assert seen >= {"initials", "alias", "describe"}
 
 
-@pytest.mark.parametrize("operator, fact", [
-    (period, Proj("founding year of", "1412")), (band, Proj("length of", "940")),
-    (initials, Proj("river of", "Rin")), (describe, Proj("region", "Alba")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "operator, fact",
+    [
+        (period, Proj("founding year of", "1412")),
+        (band, Proj("length of", "940")),
+        (initials, Proj("river of", "Rin")),
+        (describe, Proj("region", "Alba")),
+    ],
+)
 def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
     for found in drawn(operator, fact):
         assert answers(fact, SMALL) <= answers(found.query, SMALL)

@@ -15,11 +15,26 @@ from drlib.analysis.plots import png_bytes
 from drlib.analysis.widgets import QuestionPanel
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.quality import (
-    contaminated, near_duplicates, overlap, quality_report, save_report, search_rates, shape,
-)  # fmt: skip
+    contaminated,
+    near_duplicates,
+    overlap,
+    quality_report,
+    save_report,
+    search_rates,
+    shape,
+)
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Range, constants, from_text, to_text,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    constants,
+    from_text,
+    to_text,
+)
 from drlib.synthesis.questions import Task
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
@@ -51,16 +66,20 @@ def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
 def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
     """One in three is made ambiguous by keeping a single condition."""
     whole = [from_text(t.query) for t in tasks[:30]]
-    bad = [spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
-           for i, t in enumerate(tasks[:30])]  # fmt: skip
+    bad = [
+        spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
+        for i, t in enumerate(tasks[:30])
+    ]
     report = quality_report(bad, cldr)
     assert report["by_sets"]["not unique"] == report["by_sql"]["not unique"] == pytest.approx(1 / 3)
     assert report["duplicates"]["queries"] == 9 and len(whole) == 30
 
 
 def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
-    bad = [dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
-           for i, t in enumerate(tasks[:30])]  # fmt: skip
+    bad = [
+        dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
+        for i, t in enumerate(tasks[:30])
+    ]
     report = quality_report(bad, cldr)
     assert report["by_sets"]["wrong answer"] == report["by_sql"]["wrong answer"]
     assert report["by_sql"]["wrong answer"] == pytest.approx(1 / 3) and not report["by_sql"]["told"]
@@ -74,8 +93,14 @@ def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
 
 def test_near_duplicates_against_brute_force():
     long = "the quick brown fox jumps over the lazy dog near the old river bank today"
-    texts = [long, long + " again", "short one", "Short one", "short two",
-             "quite another text that shares nothing with the first of them at all"]
+    texts = [
+        long,
+        long + " again",
+        "short one",
+        "Short one",
+        "short two",
+        "quite another text that shares nothing with the first of them at all",
+    ]
 
     def grams(text):
         words = text.casefold().split()
@@ -96,8 +121,9 @@ def test_overlap_names_what_two_sides_share(tasks):
     assert same["queries"] == 10
     assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
     names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
-    one, two, other = (dataclasses.replace(tasks[i], answer=a, aliases=b)
-                       for i, (a, b) in enumerate(names))  # fmt: skip
+    one, two, other = (
+        dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
+    )
     assert overlap([one], [two])["answers"] == overlap([two, two], [one])["answers"] == 1
     assert overlap([one, two], [other])["answers"] == 0
 
@@ -106,8 +132,10 @@ def test_overlap_names_what_two_sides_share(tasks):
 def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
     words = "which land has a coin that was first struck in the year of the great comet".split()
     question, file = " ".join(words).capitalize() + "?", tmp_path / f"bench.{suffix}"
-    rows = [{"meta": {"n": 1}, "turns": [{"text": "nothing"}]},
-            {"turns": [{"text": f"Q: {question} A: no"}]}]  # fmt: skip
+    rows = [
+        {"meta": {"n": 1}, "turns": [{"text": "nothing"}]},
+        {"turns": [{"text": f"Q: {question} A: no"}]},
+    ]
     text = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
     file.write_text(text.get(suffix, f"id,question\n1,nothing\n2,{question}\n"))
     other = "which land has a coin that was first struck in another year, long before that?"
@@ -144,9 +172,11 @@ def test_questions_without_queries_are_refused(cldr):
 
 
 def test_search_rates_count_places(cldr):
-    tasks = [Task("a", "Norway", "Norway", "search", "w"),  # an exact title comes first
-             Task("b", "Norway", "Norwegian Krone", "search", "w"),
-             Task("c", "?!", "Norway", "search", "w")]  # fmt: skip
+    tasks = [
+        Task("a", "Norway", "Norway", "search", "w"),  # an exact title comes first
+        Task("b", "Norway", "Norwegian Krone", "search", "w"),
+        Task("c", "?!", "Norway", "search", "w"),
+    ]
     rates = search_rates(tasks, cldr)
     assert rates["@1"] == pytest.approx(1 / 3, abs=1e-4) and rates["@5"] >= rates["@1"]
 
@@ -157,7 +187,8 @@ def test_shape_forgets_names_and_order():
     assert shape(one) == shape(two) != shape(And((Proj("a", "x"), Proj("b", "y"))))
     assert shape(Range("since", 1, 2)) == ["Range"]
     assert shape(Extreme("n", Or((Proj("a", "x"), Proj("a", "y"))), True)) == [
-        "Extreme", ["Or", ["Proj", ""], ["Proj", ""]]
+        "Extreme",
+        ["Or", ["Proj", ""], ["Proj", ""]],
     ]
     assert shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
 
@@ -215,11 +246,23 @@ def test_a_named_thing_is_drawn_wherever_it_stands():
 def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
     both, either = And((Proj("q of", "B"), Proj("r of", "C"))), Or((Proj("q of", "B"), "C"))
     assert sorted(lines_of(Diff(Proj("p of", "A"), both))) == [
-        (" ", "q", "B"), (" ", "r", "C"), ("X", "not", " "), ("X", "p", "A")]  # fmt: skip
+        (" ", "q", "B"),
+        (" ", "r", "C"),
+        ("X", "not", " "),
+        ("X", "p", "A"),
+    ]
     assert sorted(lines_of(Or((Proj("p of", "A"), both)))) == [
-        (" ", "q", "B"), (" ", "r", "C"), ("X", "or", " "), ("X", "or p", "A")]  # fmt: skip
+        (" ", "q", "B"),
+        (" ", "r", "C"),
+        ("X", "or", " "),
+        ("X", "or p", "A"),
+    ]
     assert sorted(lines_of(Diff("A", either))) == [
-        (" ", "or is", "C"), (" ", "or q", "B"), ("X", "is", "A"), ("X", "not", " ")]  # fmt: skip
+        (" ", "or is", "C"),
+        (" ", "or q", "B"),
+        ("X", "is", "A"),
+        ("X", "not", " "),
+    ]
 
 
 def test_the_pictures_of_engine_questions_lose_no_name(tasks):
@@ -233,15 +276,23 @@ def test_the_pictures_of_engine_questions_lose_no_name(tasks):
 
 def test_the_panel_says_how_the_solver_fared(cldr, tasks):
     spoiled_task = dataclasses.replace(tasks[0], answer="Wrong", aliases=())
-    for task, closed, said in ((tasks[0], False, "right"), (spoiled_task, False, "wrong"),
-                               (tasks[0], True, "none")):  # fmt: skip
+    for task, closed, said in (
+        (tasks[0], False, "right"),
+        (spoiled_task, False, "wrong"),
+        (tasks[0], True, "none"),
+    ):
         with Toolbox(cldr, closed_book=closed) as toolbox:
             text = QuestionPanel(cldr, [task], toolbox).text.value
         assert re.search(rf"<td>\d+ calls, {said}</td>", text), text
 
 
 def test_a_question_is_drawn_with_all_that_it_names():
-    query = And((Proj("currency of", Proj("home of", "A")), Range("since", 1950, 1970),
-                 Diff(Proj("p", "B"), Proj("p", "C"))))  # fmt: skip
+    query = And(
+        (
+            Proj("currency of", Proj("home of", "A")),
+            Range("since", 1950, 1970),
+            Diff(Proj("p", "B"), Proj("p", "C")),
+        )
+    )
     drawn = {text.get_text() for text in data_plots.question_graph(query, "X").axes[0].texts}
     assert {"X", "A", "B", "C", "currency", "home", "since", "1950 to 1970", "not p of"} <= drawn

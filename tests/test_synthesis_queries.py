@@ -15,25 +15,53 @@ from hypothesis import strategies as st
 from query_examples import small_graph
 
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Range, SqlEngine, canonical, children, constants, depth,
-    evaluate, from_text, numbers, substitute, to_text, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    SqlEngine,
+    canonical,
+    children,
+    constants,
+    depth,
+    evaluate,
+    from_text,
+    numbers,
+    substitute,
+    to_text,
+    walk,
+)
 from drlib.worlds.graph import Graph, Node, inverse
 
 SMALL = Graph(
     [Node(title, "thing") for title in "ABCDE"],
-    [("A", "likes", "B"), ("A", "likes", "C"), ("B", "likes", "C"), ("D", "likes", "A"),
-     ("A", "age", "7"), ("B", "age", "7"), ("C", "age", "-3"), ("D", "age", "12"),
-     ("E", "age", "--5"), ("E", "age", "2²"), ("E", "likes", "E")],
-)  # fmt: skip
+    [
+        ("A", "likes", "B"),
+        ("A", "likes", "C"),
+        ("B", "likes", "C"),
+        ("D", "likes", "A"),
+        ("A", "age", "7"),
+        ("B", "age", "7"),
+        ("C", "age", "-3"),
+        ("D", "age", "12"),
+        ("E", "age", "--5"),
+        ("E", "age", "2²"),
+        ("E", "likes", "E"),
+    ],
+)
 
 
 def random_graph(rng):
     """A dozen nodes, three relations, some values that look like numbers and are none."""
     titles = [f"n{i}" for i in range(12)]
     values = [*titles, "1", "2", "-4", "30", "1999", "--1", "٣", "1" * 19]
-    facts = [(rng.choice(titles), rng.choice(("r", "s", "t")), rng.choice(values))
-             for _ in range(rng.randrange(1, 40))]
+    facts = [
+        (rng.choice(titles), rng.choice(("r", "s", "t")), rng.choice(values))
+        for _ in range(rng.randrange(1, 40))
+    ]
     return Graph([Node(title, rng.choice("xy")) for title in titles], facts)
 
 
@@ -45,12 +73,14 @@ def random_query(rng, graph, deep=4):
     inside = [random_query(rng, graph, deep - 1) for _ in range(rng.randint(2, 3))]
     low = rng.randint(-5, 40)
     return {
-        "proj": lambda: Proj(rng.choice(relations), inside[0]), "and": lambda: And(tuple(inside)),
-        "or": lambda: Or(tuple(inside)), "diff": lambda: Diff(*inside[:2]),
+        "proj": lambda: Proj(rng.choice(relations), inside[0]),
+        "and": lambda: And(tuple(inside)),
+        "or": lambda: Or(tuple(inside)),
+        "diff": lambda: Diff(*inside[:2]),
         "range": lambda: Range(rng.choice(relations), low, low + rng.choice((0, 10, 3000))),
         "extreme": lambda: Extreme(rng.choice(relations), inside[0], rng.random() < 0.5),
         "count": lambda: Count(inside[0]),
-    }[kind]()  # fmt: skip
+    }[kind]()
 
 
 def whole(value):
@@ -60,13 +90,20 @@ def whole(value):
 @lru_cache(maxsize=1 << 16)
 def fulfils(title, query, graph):
     """Whether `title` is an answer, from the facts alone and by definition, slowly."""
+
     def values(x, relation):
-        return {o if (s, r) == (x, relation) else s for s, r, o in graph.facts
-                if (s, r) == (x, relation) or (o, f"{r} of") == (x, relation)}
+        return {
+            o if (s, r) == (x, relation) else s
+            for s, r, o in graph.facts
+            if (s, r) == (x, relation) or (o, f"{r} of") == (x, relation)
+        }
 
     def members(part):
-        return {x for x in [*graph.nodes, *constants(query), *map(str, range(30))]
-                if fulfils(x, part, graph)}
+        return {
+            x
+            for x in [*graph.nodes, *constants(query), *map(str, range(30))]
+            if fulfils(x, part, graph)
+        }
 
     match query:
         case str():
@@ -83,11 +120,15 @@ def fulfils(title, query, graph):
             found = [whole(v) for v in values(title, relation)]
             return any(n is not None and low <= n <= high for n in found)
         case Extreme(relation, of, most):
-            all_of = [n for x in members(of) for n in map(whole, values(x, relation))
-                      if n is not None]
+            all_of = [
+                n for x in members(of) for n in map(whole, values(x, relation)) if n is not None
+            ]
             own = [n for n in map(whole, values(title, relation)) if n is not None]
-            return fulfils(title, of, graph) and bool(own) and (
-                max(all_of) in own if most else min(all_of) in own)
+            return (
+                fulfils(title, of, graph)
+                and bool(own)
+                and (max(all_of) in own if most else min(all_of) in own)
+            )
         case Count(of):
             return title == str(len(members(of)))
 
@@ -143,9 +184,11 @@ def test_the_engines_agree_on_deep_queries():
     assert full > 200  # not all of them about nothing
 
 
-@given(st.lists(st.sets(st.sampled_from("ABCDEFGH"), min_size=1), min_size=1, max_size=4),
-       st.sets(st.tuples(st.sampled_from("ABCDEFGH"), st.sampled_from("ABCDEFGH"))),
-       st.sampled_from(("r", "r of")))
+@given(
+    st.lists(st.sets(st.sampled_from("ABCDEFGH"), min_size=1), min_size=1, max_size=4),
+    st.sets(st.tuples(st.sampled_from("ABCDEFGH"), st.sampled_from("ABCDEFGH"))),
+    st.sampled_from(("r", "r of")),
+)
 def test_proposition_1_of_webshaper(sets, pairs, relation):
     """R(S1) | .. | R(Sm) = R(S1 | .. | Sm), arXiv 2507.15061, section 3.1."""
     graph = Graph([Node(t, "x") for t in "ABCDEFGH"], [(a, "r", b) for a, b in pairs])
@@ -169,10 +212,15 @@ def _parts(inner):
 QUERIES = st.recursive(
     NAMES | st.builds(Range, NAMES, st.integers(), st.integers()),
     lambda inner: st.one_of(
-        st.builds(Proj, NAMES, inner), st.builds(And, _parts(inner)), st.builds(Or, _parts(inner)),
-        st.builds(Diff, inner, inner), st.builds(Extreme, NAMES, inner, st.booleans()),
-        st.builds(Count, inner)),
-    max_leaves=8)  # fmt: skip
+        st.builds(Proj, NAMES, inner),
+        st.builds(And, _parts(inner)),
+        st.builds(Or, _parts(inner)),
+        st.builds(Diff, inner, inner),
+        st.builds(Extreme, NAMES, inner, st.booleans()),
+        st.builds(Count, inner),
+    ),
+    max_leaves=8,
+)
 
 
 @given(QUERIES)
@@ -209,26 +257,57 @@ def test_different_queries_have_different_canonical_forms():
 
 
 def test_the_text_is_what_the_format_says():
-    query = And((Proj("currency of", "Norwegian Krone"), Range("since", 1900, 1909),
-                 Extreme("age", Diff("A", "B"), False), Count(Or(("A", "Å")))))  # fmt: skip
+    query = And(
+        (
+            Proj("currency of", "Norwegian Krone"),
+            Range("since", 1900, 1909),
+            Extreme("age", Diff("A", "B"), False),
+            Count(Or(("A", "Å"))),
+        )
+    )
     assert json.loads(to_text(query)) == [
-        "and", ["proj", "currency of", "Norwegian Krone"], ["range", "since", 1900, 1909],
-        ["extreme", "age", ["diff", "A", "B"], False], ["count", ["or", "A", "Å"]]]  # fmt: skip
+        "and",
+        ["proj", "currency of", "Norwegian Krone"],
+        ["range", "since", 1900, 1909],
+        ["extreme", "age", ["diff", "A", "B"], False],
+        ["count", ["or", "A", "Å"]],
+    ]
     assert "Å" in to_text(query)
 
 
-@pytest.mark.parametrize(("text", "named"), [
-    ("", "no JSON"), ("{", "no JSON"), ('["proj", "r"', "no JSON"), (None, "no JSON"),
-    ("3", "3"), ("null", "None"), ('{"and": []}', "and"), ("[]", r"\[\]"), ("[3]", "3"),
-    ('["join", "a", "b"]', "join"), ('["join", "a", "b"]', "extreme"),
-    ('["and"]', "two parts"), ('["or", "a"]', "two parts"), ('["and", "a", 4]', "4"),
-    ('["proj", "r"]', "relation"), ('["proj", "r", "a", "b"]', "proj"),
-    ('["proj", 5, "a"]', "relation.*5"), ('["proj", ["and"], "a"]', "relation"),
-    ('["diff", "a"]', "left"), ('["range", "r", 1]', "high"), ('["range", "r", 1.5, 2]', "low"),
-    ('["range", "r", true, 2]', "low"), ('["extreme", "r", "a", 1]', "most"),
-    ('["extreme", "r", "a"]', "most"), ('["count"]', "of"), ('["count", 1]', "1"),
-    ("[" * 100_000, "deep"), ('["count", ' * 5000 + '"a"' + "]" * 5000, "deep"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ('["proj", "r"', "no JSON"),
+        (None, "no JSON"),
+        ("3", "3"),
+        ("null", "None"),
+        ('{"and": []}', "and"),
+        ("[]", r"\[\]"),
+        ("[3]", "3"),
+        ('["join", "a", "b"]', "join"),
+        ('["join", "a", "b"]', "extreme"),
+        ('["and"]', "two parts"),
+        ('["or", "a"]', "two parts"),
+        ('["and", "a", 4]', "4"),
+        ('["proj", "r"]', "relation"),
+        ('["proj", "r", "a", "b"]', "proj"),
+        ('["proj", 5, "a"]', "relation.*5"),
+        ('["proj", ["and"], "a"]', "relation"),
+        ('["diff", "a"]', "left"),
+        ('["range", "r", 1]', "high"),
+        ('["range", "r", 1.5, 2]', "low"),
+        ('["range", "r", true, 2]', "low"),
+        ('["extreme", "r", "a", 1]', "most"),
+        ('["extreme", "r", "a"]', "most"),
+        ('["count"]', "of"),
+        ('["count", 1]', "1"),
+        ("[" * 100_000, "deep"),
+        ('["count", ' * 5000 + '"a"' + "]" * 5000, "deep"),
+    ],
+)
 def test_malformed_texts_are_named(text, named):
     with pytest.raises(ValueError, match=named):
         from_text(text)
@@ -267,15 +346,26 @@ def test_parts_of_a_query():
     assert constants(query) == ["A", "B"]
     assert depth(query) == 2 and depth("A") == 0 and depth(Count(Range("age", 1, 2))) == 1
     assert [type(part).__name__ for part in walk(query)] == [
-        "And", "Proj", "Proj", "str", "Diff", "Range", "str"]  # fmt: skip
+        "And",
+        "Proj",
+        "Proj",
+        "str",
+        "Diff",
+        "Range",
+        "str",
+    ]
     assert substitute(query, "A", Proj("t", "C")) == And(
-        (Proj("r", Proj("s", Proj("t", "C"))), Diff(Range("age", 1, 2), "B")))
+        (Proj("r", Proj("s", Proj("t", "C"))), Diff(Range("age", 1, 2), "B"))
+    )
     assert substitute(query, "C", "D") == query
 
 
 def test_numbers():
     assert sorted(numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])) == [
-        -3, 7, 12]  # fmt: skip
+        -3,
+        7,
+        12,
+    ]
 
 
 def test_different_kinds_of_query_are_never_equal():

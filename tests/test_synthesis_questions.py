@@ -12,9 +12,17 @@ import pytest
 
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import (
-    PYTHON_KINDS, Chain, SearchQuestions, chain_questions, chains, has_shortcut, is_correct,
-    python_task, search_task, split_answers,
-)  # fmt: skip
+    PYTHON_KINDS,
+    Chain,
+    SearchQuestions,
+    chain_questions,
+    chains,
+    has_shortcut,
+    is_correct,
+    python_task,
+    search_task,
+    split_answers,
+)
 from drlib.tools import Toolbox
 from drlib.worlds import Names, fictional_world, load_world
 from drlib.worlds.world import Entity, World
@@ -43,8 +51,10 @@ def test_chains_against_brute_force(cldr):
         for a in relations:
             for b in relations:
                 path = world.follow(start, (a, b))
-                if path and len({start, *path}) == 3 and all(
-                    p.casefold() not in start.casefold() for p in path
+                if (
+                    path
+                    and len({start, *path}) == 3
+                    and all(p.casefold() not in start.casefold() for p in path)
                 ):
                     brute.add((start, (a, b), path[-1]))
     assert brute == {(c.start, c.relations, c.answer) for c in chains(world, 2) if c.hops == 2}
@@ -53,8 +63,10 @@ def test_chains_against_brute_force(cldr):
 def test_train_and_test_share_no_answer(cldr):
     side = split_answers(cldr)
     train, test = (SearchQuestions(cldr, s) for s in ("train", "test"))
-    seen = {s: {a for h in (1, 2, 3) for a in q.answers(h)} for s, q in
-            (("train", train), ("test", test))}
+    seen = {
+        s: {a for h in (1, 2, 3) for a in q.answers(h)}
+        for s, q in (("train", train), ("test", test))
+    }
     assert not seen["train"] & seen["test"]
     assert all(side[a] == s for s in seen for a in seen[s])
     assert len(test.answers(3)) >= 40, "three look-ups need enough different test answers"
@@ -74,8 +86,9 @@ def test_a_question_of_three_look_ups_needs_three(cldr):
         """Whether the tool's texts show the answer before the last of the right look-ups."""
         path = [task.start, *cldr.follow(task.start, task.relations)]
         texts = [tools.call("search", {"query": [title]}).text for title in path[: task.hops - 1]]
-        words, answer = (re.findall(r"\w+|[^\w\s]", text.casefold())
-                         for text in (" ".join(texts), task.answer))  # fmt: skip
+        words, answer = (
+            re.findall(r"\w+|[^\w\s]", text.casefold()) for text in (" ".join(texts), task.answer)
+        )
         return any(words[i : i + len(answer)] == answer for i in range(len(words)))
 
     rng, source = random.Random(0), SearchQuestions(cldr, "test")
@@ -91,10 +104,13 @@ def test_a_question_of_three_look_ups_needs_three(cldr):
 
 
 def test_a_name_inside_another_word_is_no_shortcut(cldr):
-    world = World([
-        Entity("Alpha", "t", {"land": "Somalia"}), Entity("Somalia", "t", {"land": "Mali"}),
-        Entity("Alpha of Mali", "t", {"land": "Chad"}),
-    ])  # fmt: skip
+    world = World(
+        [
+            Entity("Alpha", "t", {"land": "Somalia"}),
+            Entity("Somalia", "t", {"land": "Mali"}),
+            Entity("Alpha of Mali", "t", {"land": "Chad"}),
+        ]
+    )
     task = search_task(Chain("Alpha", ("land", "land"), "Mali"), world, 0)
     assert not has_shortcut(task, world, 1), "Somalia is shown, Mali is not"
     assert has_shortcut(task, world, 2), "the second page that a search for Alpha shows names it"
@@ -118,9 +134,16 @@ def test_programs_print_the_answers_that_were_computed_without_them():
 
 @pytest.mark.parametrize(
     ("given", "right", "same"),
-    [("12", "12.0", True), (" oslo. ", "Oslo", True), ("Oslo", "Osl", False), ("", "12", False),
-     ("Norwegian  Krone", "norwegian krone", True), ("1e2", "100", True), ("12", "13", False)],
-)  # fmt: skip
+    [
+        ("12", "12.0", True),
+        (" oslo. ", "Oslo", True),
+        ("Oslo", "Osl", False),
+        ("", "12", False),
+        ("Norwegian  Krone", "norwegian krone", True),
+        ("1e2", "100", True),
+        ("12", "13", False),
+    ],
+)
 def test_answers_compare_as_a_person_would(given, right, same):
     task = python_task(random.Random(0))
     assert is_correct(given, type(task)(**{**vars(task), "answer": right})) is same

@@ -22,10 +22,25 @@ from hypothesis import strategies as st
 from drlib.chat import END, Answer, ChatIds, ToolCall, parse, render_call, train_tokenizer
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.scaler import (
-    DOMAINS, FILTERS, MAX_REPEATS, NGRAM, OPS, READS, TAU, Api, Domain, embed_parameters,
-    filter_trajectories, find_domains, pass_hat_k, play, rejection, sample_task, tool_graph,
+    DOMAINS,
+    FILTERS,
+    MAX_REPEATS,
+    NGRAM,
+    OPS,
+    READS,
+    TAU,
+    Api,
+    Domain,
+    embed_parameters,
+    filter_trajectories,
+    find_domains,
+    pass_hat_k,
+    play,
+    rejection,
+    sample_task,
+    tool_graph,
     toy_apis,
-)  # fmt: skip
+)
 
 APIS = toy_apis()
 FOUND = [Domain(part) for part in find_domains(APIS)]
@@ -92,8 +107,10 @@ def test_the_graph_has_an_edge_exactly_where_the_cosine_is_above_tau():
 
 
 def test_the_schema_is_read_off_the_tools():
-    assert LIBRARY.schema == {"book": ["title", "genre", "shelf"],
-                              "loan": ["book_id", "reader", "day"]}  # fmt: skip
+    assert LIBRARY.schema == {
+        "book": ["title", "genre", "shelf"],
+        "loan": ["book_id", "reader", "day"],
+    }
     alone = Domain([api for api in APIS if api.name == "find_loan"])  # a table only referred to
     assert alone.schema == {"book": [], "loan": ["book_id"]}
     for api in APIS:  # each tool alone is a domain that opens
@@ -109,13 +126,18 @@ def test_a_tool_is_python_source_that_runs():
 
 def test_tools_do_what_they_say():
     with closing(LIBRARY.open(1)) as db:
-        def call(name, **arguments):  # fmt: skip
+
+        def call(name, **arguments):
             worked, shown = LIBRARY.call(db, name, arguments)
             return json.loads(shown) if worked else shown
 
         book = call("add_book", title="Emma", genre="novel", shelf="A1")["book_id"]
-        assert call("get_book", book_id=book) == {"book_id": book, "title": "Emma",
-                                                  "genre": "novel", "shelf": "A1"}  # fmt: skip
+        assert call("get_book", book_id=book) == {
+            "book_id": book,
+            "title": "Emma",
+            "genre": "novel",
+            "shelf": "A1",
+        }
         again = call("add_book", title="Emma", genre="crime", shelf="A2")["book_id"]
         assert int(again) == int(book) + 1
         assert call("find_book", title="Emma") == {"book_id": book}  # the first match
@@ -133,10 +155,17 @@ def test_tools_do_what_they_say():
         assert missing == "Error: FOREIGN KEY constraint failed."
 
 
-@pytest.mark.parametrize("name, arguments", [
-    ("get_moon", {}), ("get_book", {}), ("get_book", {"book_id": 1}), ("get_book", {"id": "1"}),
-    ("get_book", {"book_id": "1", "shelf": "A"}), ("set_book", {"book_id": ["1"], "shelf": "A"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("get_moon", {}),
+        ("get_book", {}),
+        ("get_book", {"book_id": 1}),
+        ("get_book", {"id": "1"}),
+        ("get_book", {"book_id": "1", "shelf": "A"}),
+        ("set_book", {"book_id": ["1"], "shelf": "A"}),
+    ],
+)
 def test_a_call_that_does_not_fit_is_an_observation_with_the_reason(name, arguments):
     with closing(LIBRARY.open(0)) as db:
         before = LIBRARY.hash(db)
@@ -333,14 +362,20 @@ def test_turns_that_do_not_alternate_are_invalid():
     good = play(task)
     user, call, seen, *_, last = good
     bad = {
-        "nothing": [], "no user": good[1:], "no answer": good[:-1], "only a question": [user],
-        "two questions": [user, *good], "no observation": [user, call, *good[3:]],
-        "observation twice": [user, call, seen, *good[2:]], "answer too early": [*good, call, seen],
-        "two answers": [*good, last], "not a call": [user, {**call, "content": "Hm."}, *good[2:]],
+        "nothing": [],
+        "no user": good[1:],
+        "no answer": good[:-1],
+        "only a question": [user],
+        "two questions": [user, *good],
+        "no observation": [user, call, *good[3:]],
+        "observation twice": [user, call, seen, *good[2:]],
+        "answer too early": [*good, call, seen],
+        "two answers": [*good, last],
+        "not a call": [user, {**call, "content": "Hm."}, *good[2:]],
         "answer in the middle": [user, {**call, "content": last["content"]}, *good[2:]],
         "imagined": [user, {**call, "content": f"{call['content']}<tool_response>"}, *good[2:]],
         "a system turn": [{"role": "system", "content": "Help."}, *good],
-    }  # fmt: skip
+    }
     for name, messages in bad.items():
         assert rejection(task, messages) == "turns", name
 
@@ -365,22 +400,43 @@ def test_an_observation_that_no_tool_made_is_invalid():
 
 def test_the_report_counts_each_reason():
     task, reading = TASKS[0], READING[0]
-    pairs = [(task, play(task)), (task, []), (task, play(task, [])), (task, play(task)[:-1]),
-             (reading, play(reading, reading.calls[::-1])), (reading, play(reading))]  # fmt: skip
+    pairs = [
+        (task, play(task)),
+        (task, []),
+        (task, play(task, [])),
+        (task, play(task)[:-1]),
+        (reading, play(reading, reading.calls[::-1])),
+        (reading, play(reading)),
+    ]
     kept, report = filter_trajectories(pairs)
     assert kept == [pairs[0], pairs[5]]
-    assert report == {"given": 6, "kept": 2, "turns": 2, "repetition": 0, "observation": 0,
-                      "state": 1, "exact match": 1}  # fmt: skip
+    assert report == {
+        "given": 6,
+        "kept": 2,
+        "turns": 2,
+        "repetition": 0,
+        "observation": 0,
+        "state": 1,
+        "exact match": 1,
+    }
 
 
 # ---------------------------------------------------------------------------------------------
 # pass^k
 
 
-@pytest.mark.parametrize("n, c, k, expected", [
-    (5, 3, 1, 3 / 5), (5, 3, 2, 3 / 10), (5, 3, 3, 1 / 10), (5, 3, 4, 0), (4, 4, 4, 1),
-    (8, 6, 2, 15 / 28), (1, 0, 1, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "n, c, k, expected",
+    [
+        (5, 3, 1, 3 / 5),
+        (5, 3, 2, 3 / 10),
+        (5, 3, 3, 1 / 10),
+        (5, 3, 4, 0),
+        (4, 4, 4, 1),
+        (8, 6, 2, 15 / 28),
+        (1, 0, 1, 0),
+    ],
+)
 def test_pass_hat_k_on_hand_computed_numbers(n, c, k, expected):
     assert pass_hat_k(n, c, k) == pytest.approx(expected)
     draws = [*itertools.combinations([True] * c + [False] * (n - c), k)]
@@ -412,9 +468,15 @@ print(hashlib.sha256(text.encode()).hexdigest())
 
 
 def test_the_same_under_any_hash_seed():
-    running = [subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True,
-                                env=os.environ | {"PYTHONHASHSEED": hash_seed},
-                                cwd=Path(__file__).parents[1])
-               for hash_seed in ("0", "1", "77")]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[1],
+        )
+        for hash_seed in ("0", "1", "77")
+    ]
     found = [process.communicate(timeout=600)[0] for process in running]
     assert len(found[0]) == 65 and found == [found[0]] * 3

@@ -43,7 +43,6 @@ def calls(episode):
     return [(r.tool, next(iter(r.arguments.values()))) for r in episode.tool_results]
 
 
-
 def test_a_look_up_is_a_search_and_a_visit(toolbox):
     episode = Solver(toolbox).solve(task(Proj("capital", "Bigland"), "Town 019"))
     assert calls(episode) == [("search", ["Bigland"]), ("visit", ["tiny:Bigland"])]
@@ -54,10 +53,14 @@ def test_a_look_up_is_a_search_and_a_visit(toolbox):
 
 QUERIES = {
     "and": (And((MILLS, ON_5)), "Town 005"),
-    "or": (And((Or((Proj("river of", "River 2"), Proj("river of", "River 3"))), MILLS)),
-           "Town 012"),
-    "diff": (Diff(And((MILLS, Proj("guild of", "Guild 5"))),
-                  Or((ON_5, Proj("river of", "River 9")))), "Town 012"),
+    "or": (
+        And((Or((Proj("river of", "River 2"), Proj("river of", "River 3"))), MILLS)),
+        "Town 012",
+    ),
+    "diff": (
+        Diff(And((MILLS, Proj("guild of", "Guild 5"))), Or((ON_5, Proj("river of", "River 9")))),
+        "Town 012",
+    ),
     "range": (And((MILLS, Range("people", 1006, 1018))), "Town 012"),
     "range of many": (And((Proj("guild of", "Guild 3"), Range("people", 1100, 1105))), "Town 101"),
     "most": (Extreme("people", MILLS, True), "Town 019"),
@@ -66,7 +69,7 @@ QUERIES = {
     "nested": (Proj("zone", Proj("country", And((MILLS, ON_5)))), "Zone North"),
     "value": (Proj("river", Proj("people of", "1042")), "River 2"),
     "by its own page": (And((MILLS, Proj("people of", "1012"))), "Town 012"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -145,8 +148,9 @@ def test_each_mistake_is_made_seen_and_mended(world):
 def test_the_seed_decides_and_nothing_else(toolbox):
     def play(seed):
         solver = Solver(toolbox, mistakes=MISTAKES)
-        return [solver.solve(task(query, answer), seed).messages for query, answer in
-                QUERIES.values()]  # fmt: skip
+        return [
+            solver.solve(task(query, answer), seed).messages for query, answer in QUERIES.values()
+        ]
 
     assert play(1) == play(1) != play(2)
 
@@ -161,8 +165,14 @@ def digest():
 def test_the_hash_seed_decides_nothing():
     code = "from tests.test_synthesis_solver import digest; print(digest())"
     root, environment = Path(__file__).resolve().parents[1], os.environ | {"PYTHONHASHSEED": "77"}
-    run = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, text=True,
-                         check=True, capture_output=True)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env=environment,
+        text=True,
+        check=True,
+        capture_output=True,
+    )
     assert run.stdout.strip() == digest()
 
 
@@ -187,7 +197,9 @@ def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_depe
 
     retry = ReliabilityPolicy(attempts=6, breaker_failures=0, deadline_s=1000)
     simulated = reward(world, {})
-    real, bare = (reward(Faults({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
-                  for some in ({"search": retry, "visit": retry}, {}))  # fmt: skip
+    real, bare = (
+        reward(Faults({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
+        for some in ({"search": retry, "visit": retry}, {})
+    )
     assert simulated >= 0.95 and abs(real - simulated) <= 0.03
     assert bare <= simulated - 0.3

@@ -10,9 +10,17 @@ from query_examples import answers
 from drlib.synthesis.checks import conditions, constant_edges, faults
 from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate
 from drlib.synthesis.subgraphs import (
-    bridge_question, cut, cycle_rank, cyclic_question, dense_subgraph, focuses, joins,
-    one_of_each_shape, orbits, with_distractors,
-)  # fmt: skip
+    bridge_question,
+    cut,
+    cycle_rank,
+    cyclic_question,
+    dense_subgraph,
+    focuses,
+    joins,
+    one_of_each_shape,
+    orbits,
+    with_distractors,
+)
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -70,8 +78,10 @@ def test_a_graph_without_cycles_is_refused():
 
 def test_shapes_are_unique(subgraphs):
     kept = one_of_each_shape([*subgraphs, *subgraphs])
-    hashes = [nx.weisfeiler_lehman_graph_hash(s, node_attr="kind", edge_attr="relation",
-                                              iterations=4) for s in kept]  # fmt: skip
+    hashes = [
+        nx.weisfeiler_lehman_graph_hash(s, node_attr="kind", edge_attr="relation", iterations=4)
+        for s in kept
+    ]
     assert len(set(hashes)) == len(hashes) and 1 < len(kept) <= len(subgraphs)
 
 
@@ -97,8 +107,10 @@ def test_orbits_are_never_finer_than_the_true_ones(subgraphs):
         same = nx.isomorphism.categorical_node_match("kind", None)
         edge = nx.isomorphism.categorical_edge_match("relation", None)
         for mapping in nx.vf2pp_all_isomorphisms(found, found, node_label="kind"):
-            if all(found.edges[a, b]["relation"] == found.edges[mapping[a], mapping[b]]["relation"]
-                   for a, b in found.edges):  # fmt: skip
+            if all(
+                found.edges[a, b]["relation"] == found.edges[mapping[a], mapping[b]]["relation"]
+                for a, b in found.edges
+            ):
                 assert all(classes[a] == classes[b] for a, b in mapping.items())
         assert nx.is_isomorphic(found, found, same, edge)
 
@@ -140,9 +152,17 @@ def island():
     """Two squares of towns, guilds and lords; one road joins them."""
     nodes = [Node(t, "town") for t in ("A", "B", "C", "D", "E", "F")]
     nodes += [Node(t, "body") for t in ("g", "h", "i", "j")]
-    facts = [("A", "guild", "g"), ("A", "lord", "h"), ("B", "guild", "g"), ("B", "lord", "h"),
-             ("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j"), ("D", "guild", "i"),
-             ("D", "lord", "j")]  # fmt: skip
+    facts = [
+        ("A", "guild", "g"),
+        ("A", "lord", "h"),
+        ("B", "guild", "g"),
+        ("B", "lord", "h"),
+        ("B", "road", "C"),
+        ("C", "guild", "i"),
+        ("C", "lord", "j"),
+        ("D", "guild", "i"),
+        ("D", "lord", "j"),
+    ]
     graph = Graph(nodes, [*facts, ("E", "guild", "g"), ("F", "lord", "h")])
     found = drawn(*facts)
     nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
@@ -155,8 +175,10 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     assert set(nx.articulation_points(found)) == {"B", "C"}
     query = cyclic_question(found, "A", graph)
     assert isinstance(query, Diff) and query.right == "B"
-    assert set(query.left.parts) == {Proj("guild of", Proj("guild", "B")),
-                                     Proj("lord of", Proj("lord", "B"))}  # fmt: skip
+    assert set(query.left.parts) == {
+        Proj("guild of", Proj("guild", "B")),
+        Proj("lord of", Proj("lord", "B")),
+    }
     query, bridge = bridge_question(found, "B", graph)
     assert bridge == ("B", "C") and evaluate(query, graph) == {"B"}
     assert evaluate(query, cut(graph, {"B", "C"})) == set()

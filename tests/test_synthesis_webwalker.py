@@ -23,8 +23,11 @@ def site(request):
 def useful(text, row):
     """The critic's first call: the lines about a page that the question asks for."""
     names = [path.split(">")[-1] for path in row["Info"]["Golden_Path"]]
-    return [line for line in text.split("\n")
-            if any(re.match(rf"{name} has \d", line) for name in names)]  # fmt: skip
+    return [
+        line
+        for line in text.split("\n")
+        if any(re.match(rf"{name} has \d", line) for name in names)
+    ]
 
 
 def explore(site, row, click, limit=K):
@@ -45,13 +48,17 @@ def explore(site, row, click, limit=K):
 
 def depth_first(site):
     """Down the first link that is new, else back to the root and down again."""
+
     def click(page, opened):
         seen = {site.root, *opened}
 
         def fresh(url, above=()):  # a link that is new, or below which something is
             return url not in seen or any(
-                fresh(to, (*above, url)) for to in site.pages[url].links
-                if to != site.root and to not in above)  # fmt: skip
+                fresh(to, (*above, url))
+                for to in site.pages[url].links
+                if to != site.root and to not in above
+            )
+
         down = [to for to in page.links if to != site.root and fresh(to)]
         if down:
             return down[0]
@@ -104,7 +111,8 @@ def test_without_one_source_nobody_answers(site):
     for url in row["Info"]["Source_Website"]:
         page = site.pages[url]
         mute = re.sub(r"has \d+ members\.", "has members.", page.text)
-        poorer = site._replace(pages=site.pages | {url: type(page)(page.title, url, mute,
-                                                                    page.links)})  # fmt: skip
+        poorer = site._replace(
+            pages=site.pages | {url: type(page)(page.title, url, mute, page.links)}
+        )
         answer, opened, _ = explore(poorer, row, depth_first(poorer), 500)
         assert answer is None and {*opened} | {site.root} == {*site.pages}

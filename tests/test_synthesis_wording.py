@@ -13,11 +13,27 @@ import pytest
 from query_examples import any_query, small_graph, tour_graph, unique_queries
 
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Range, canonical, constants, to_text, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    canonical,
+    constants,
+    to_text,
+    walk,
+)
 from drlib.synthesis.wording import (
-    TEMPLATES, flaw, plural, render, rewrite, says, span,
-)  # fmt: skip
+    TEMPLATES,
+    flaw,
+    plural,
+    render,
+    rewrite,
+    says,
+    span,
+)
 
 SMALL = small_graph()
 RIVER = Proj("river of", "Rin")
@@ -53,27 +69,43 @@ def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
     )
 
 
-@pytest.mark.parametrize("query, text", [
-    (Count(RIVER), "How many towns with the river Rin are there?"),
-    (Proj("region", Or(("Alba", "Borg"))),
-     "Which region is the one that is a region of Alba or Borg?"),
-    (Or((RIVER, Proj("river of", "Sava"))),
-     "Which town is the one that has the river Rin or that has the river Sava?"),
-    (Diff(RIVER, Proj("region of", "Nord")),
-     "Which town is the one that has the river Rin, except any that has the region Nord?"),
-    (And((RIVER, Range("founding year", 1410, 1413))),
-     "Which town is the one that has the river Rin and with a founding year in the early 1410s?"),
-    (Range("length", 900, 999),
-     "Which river is the one with a length between 900 and 999?"),
-    (Extreme("founding year", RIVER, True),
-     "Which town is the one with the latest founding year of any town that has the river Rin?"),
-    (Extreme("founding year", NORDIC, False),
-     "Which town is the one with the earliest founding year of any town that has the river Rin and "
-     "that has the region Nord?"),
-    (And((Extreme("length", Proj("river", "Alba"), True), Proj("length of", "940"))),
-     "Which thing is the one with the largest length of any river (that is a river of Alba) and "
-     "that has the length 940?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "query, text",
+    [
+        (Count(RIVER), "How many towns with the river Rin are there?"),
+        (
+            Proj("region", Or(("Alba", "Borg"))),
+            "Which region is the one that is a region of Alba or Borg?",
+        ),
+        (
+            Or((RIVER, Proj("river of", "Sava"))),
+            "Which town is the one that has the river Rin or that has the river Sava?",
+        ),
+        (
+            Diff(RIVER, Proj("region of", "Nord")),
+            "Which town is the one that has the river Rin, except any that has the region Nord?",
+        ),
+        (
+            And((RIVER, Range("founding year", 1410, 1413))),
+            "Which town is the one that has the river Rin and with a founding year in the early 1410s?",
+        ),
+        (Range("length", 900, 999), "Which river is the one with a length between 900 and 999?"),
+        (
+            Extreme("founding year", RIVER, True),
+            "Which town is the one with the latest founding year of any town that has the river Rin?",
+        ),
+        (
+            Extreme("founding year", NORDIC, False),
+            "Which town is the one with the earliest founding year of any town that has the river Rin and "
+            "that has the region Nord?",
+        ),
+        (
+            And((Extreme("length", Proj("river", "Alba"), True), Proj("length of", "940"))),
+            "Which thing is the one with the largest length of any river (that is a river of Alba) and "
+            "that has the length 940?",
+        ),
+    ],
+)
 def test_each_node_has_its_words(query, text):
     assert render(query, SMALL) == text
 
@@ -120,20 +152,32 @@ def test_the_tour_reads_without_loss_and_the_same_each_time():
         assert len({render(query, graph, t) for t in range(TEMPLATES)}) == TEMPLATES
 
 
-@pytest.mark.parametrize("low, high, text", [
-    (1990, 1999, "in the 1990s"), (2010, 2013, "in the early 2010s"),
-    (2014, 2016, "in the mid 2010s"), (2017, 2019, "in the late 2010s"),
-    (2010, 2014, "between 2010 and 2014"), (1995, 2004, "between 1995 and 2004"),
-    (50, 59, "between 50 and 59"), (0, 0, "of less than 1"), (0, 9, "of less than 10"),
-    (7, 7, "of 7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "low, high, text",
+    [
+        (1990, 1999, "in the 1990s"),
+        (2010, 2013, "in the early 2010s"),
+        (2014, 2016, "in the mid 2010s"),
+        (2017, 2019, "in the late 2010s"),
+        (2010, 2014, "between 2010 and 2014"),
+        (1995, 2004, "between 1995 and 2004"),
+        (50, 59, "between 50 and 59"),
+        (0, 0, "of less than 1"),
+        (0, 9, "of less than 10"),
+        (7, 7, "of 7"),
+    ],
+)
 def test_ranges_of_numbers_in_words(low, high, text):
     assert span(low, high) == text
 
 
 def test_plurals_and_whole_words():
     assert [plural(n) for n in ("territory", "key", "class", "script")] == [
-        "territories", "keys", "classes", "scripts"]  # fmt: skip
+        "territories",
+        "keys",
+        "classes",
+        "scripts",
+    ]
     assert says("is it MALI?", "Mali") and not says("Somalia", "Mali")
 
 
@@ -152,19 +196,30 @@ class Model(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).seen.append((self.path, body, self.headers.get("Authorization")))
         said = {
-            "good": GOOD, "spaces": GOOD.replace(". ", ".\n\n  "), "leak": GOOD[:-1] + ", Alba?",
-            "alias": GOOD[:-1] + ", the ALBA TOWN?", "lost": "Which town lies in the region Nord?",
-            "number": GOOD[:-1] + " among 3?", "long": GOOD + " Think." * 200 + "?",
-            "hidden": GOOD[:-1] + ", Al\u200bba?", "short": "Rin, Nord?",
-            "open": "The town by the Rin in the region Nord", "empty": "",
-        }  # fmt: skip
+            "good": GOOD,
+            "spaces": GOOD.replace(". ", ".\n\n  "),
+            "leak": GOOD[:-1] + ", Alba?",
+            "alias": GOOD[:-1] + ", the ALBA TOWN?",
+            "lost": "Which town lies in the region Nord?",
+            "number": GOOD[:-1] + " among 3?",
+            "long": GOOD + " Think." * 200 + "?",
+            "hidden": GOOD[:-1] + ", Al\u200bba?",
+            "short": "Rin, Nord?",
+            "open": "The town by the Rin in the region Nord",
+            "empty": "",
+        }
         kind = self.path.split("/")[1]
         if kind == "hang":
             time.sleep(1.0)
         reply = {"choices": [{"message": {"content": said.get(kind)}}]}
-        raw = {"text": b"no json", "deep": b"[" * 100_000, "list": b"[]",
-               "bytes": b"\xff\xfe\x00", "number0": b"7",
-               "nothing": b'{"choices": []}'}.get(kind, json.dumps(reply).encode())  # fmt: skip
+        raw = {
+            "text": b"no json",
+            "deep": b"[" * 100_000,
+            "list": b"[]",
+            "bytes": b"\xff\xfe\x00",
+            "number0": b"7",
+            "nothing": b'{"choices": []}',
+        }.get(kind, json.dumps(reply).encode())
         self.send_response(500 if kind == "500" else 200)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
@@ -198,15 +253,28 @@ def test_a_model_that_answers_well_is_used(base, kind):
     assert "Alba" not in json.dumps(body)  # the answer is never shown
 
 
-@pytest.mark.parametrize("kind, reason", [
-    ("leak", "tells the answer 'Alba'"), ("alias", "tells the answer 'Alba'"),
-    ("hidden", "do not print"), ("deep", "no chat completion"), ("lost", "loses 'Rin'"),
-    ("number", "numbers"), ("long", "characters"),
-    ("short", "characters"), ("open", "end like a question"), ("empty", "loses 'Rin'"),
-    ("500", "HTTP 500"), ("text", "no chat completion"), ("list", "no chat completion"),
-    ("bytes", "no chat completion"), ("nothing", "no chat completion"),
-    ("number0", "no chat completion"), ("none", "no chat completion"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ("leak", "tells the answer 'Alba'"),
+        ("alias", "tells the answer 'Alba'"),
+        ("hidden", "do not print"),
+        ("deep", "no chat completion"),
+        ("lost", "loses 'Rin'"),
+        ("number", "numbers"),
+        ("long", "characters"),
+        ("short", "characters"),
+        ("open", "end like a question"),
+        ("empty", "loses 'Rin'"),
+        ("500", "HTTP 500"),
+        ("text", "no chat completion"),
+        ("list", "no chat completion"),
+        ("bytes", "no chat completion"),
+        ("nothing", "no chat completion"),
+        ("number0", "no chat completion"),
+        ("none", "no chat completion"),
+    ],
+)
 def test_a_model_that_does_not_leaves_the_template_and_a_reason(base, kind, reason):
     text, why = ask(base, kind)
     assert text == QUESTION and reason in why
@@ -235,6 +303,7 @@ def test_what_stands_for_a_name_must_stay_too(base):
     question = render(NORDIC, SMALL, 0, {"Nord": '"N." (initials)'})
     text, why = rewrite(question, NORDIC, f"{base}/good/v1", "tiny", answers=["Alba"])
     assert (text, why) == (GOOD, "")  # Nord is not in the question: nothing asks for it
-    text, why = rewrite(question, NORDIC, f"{base}/good/v1", "tiny", answers=["Alba"],
-                        keep=['"N." (initials)'])  # fmt: skip
+    text, why = rewrite(
+        question, NORDIC, f"{base}/good/v1", "tiny", answers=["Alba"], keep=['"N." (initials)']
+    )
     assert text == question and "loses" in why and "initials" in why

@@ -107,9 +107,15 @@ def test_calls_run_at_the_same_time(cldr):
         assert all(call.result(timeout=20).ok for call in calls)
 
 
-@pytest.mark.parametrize(("status", "level"), [
-    ("worker_died", "standard"), ("setup_failed", "weak"), ("queue_timeout", ""),
-    ("service_unavailable", "")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [
+        ("worker_died", "standard"),
+        ("setup_failed", "weak"),
+        ("queue_timeout", ""),
+        ("service_unavailable", ""),
+    ],
+)
 def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr, status, level):
     class Broken:
         def run(self, code):
@@ -146,8 +152,9 @@ def test_live_hits_show_date_and_source_and_every_query_is_an_operation(cldr):
             "2. [c](https://c.org)\nDate published: 2025-01-02\nSource: Paper\nabout c"
         )
         assert [a for _, a, _ in backend.calls] == [
-            {"query": "one", "k": 5}, {"query": "two", "k": 5},
-        ]  # fmt: skip
+            {"query": "one", "k": 5},
+            {"query": "two", "k": 5},
+        ]
         assert result.attempts == 1  # none was tried twice
         again = toolbox.call("search", {"query": ["two"]})  # another call, the same operation
         assert again.cache_hit and len(backend.calls) == 2 and result.source == "live"
@@ -230,8 +237,11 @@ def test_a_key_without_the_right_is_the_environment_s_fault():
 def test_a_reply_of_another_form_is_a_fault_and_no_crash(reply):
     backends = {name: [Scripted("a", after=reply)] for name in ("search", "visit", "parse_file")}
     with Toolbox(None, backends=backends, clock=FakeClock()) as toolbox:
-        for name, arguments in [("visit", {"url": ["u"], "goal": ""}), ("search", {"query": ["q"]}),
-                                ("parse_file", {"files": ["f"]})]:  # fmt: skip
+        for name, arguments in [
+            ("visit", {"url": ["u"], "goal": ""}),
+            ("search", {"query": ["q"]}),
+            ("parse_file", {"files": ["f"]}),
+        ]:
             result = toolbox.call(name, arguments)
             if name == "search" and reply == []:
                 assert result.text == NO_RESULTS and result.error == "empty"
@@ -254,8 +264,9 @@ def test_a_python_service_has_the_sandbox_behind_it(cldr):
 def test_the_disk_cache_outlives_a_toolbox(tmp_path):
     def run(*replies):
         backend = Scripted("live", *replies, after=fault("server"))
-        with Toolbox(None, backends={"search": [backend]}, cache=tmp_path / "cache",
-                     clock=FakeClock()) as toolbox:  # fmt: skip
+        with Toolbox(
+            None, backends={"search": [backend]}, cache=tmp_path / "cache", clock=FakeClock()
+        ) as toolbox:
             return toolbox.call("search", {"query": ["q"]})
 
     first, second = run(hits("a")), run()
@@ -279,22 +290,41 @@ def test_a_ledger_counts_what_a_trajectory_took(cldr):
     found = ledger(results)
     assert found.pop("latency_s") == pytest.approx(clock.now)
     assert found == {
-        "calls": 4, "errors": 2, "env_faults": 1, "cache_hits": 1, "degraded": 1,
-        "attempts": 2 + 3 + 1, "sources": {"cldr": 2, "": 2},
-    }  # fmt: skip
+        "calls": 4,
+        "errors": 2,
+        "env_faults": 1,
+        "cache_hits": 1,
+        "degraded": 1,
+        "attempts": 2 + 3 + 1,
+        "sources": {"cldr": 2, "": 2},
+    }
     assert ledger([])["calls"] == 0
 
 
 # ---------------------------------------------------------------- calculator
 
 
-@pytest.mark.parametrize(("expression", "text"), [
-    ("0.1 + 0.2", "0.3"), ("123456789012345678.25 * 4", "493827156049382713"), ("7 // 2", "3"),
-    ("123456789012345678 * 10", "1234567890123456780"), ("-7 % 3", "2"), ("2**-2", "0.25"),
-    ("1/3", "0.333333333333333"), ("(1/3) * 3", "1"), ("round(2.675, 2)", "2.68"),
-    ("sqrt(2)", "1.4142135623731"), ("max(1, 2.5) - min(3, abs(-4))", "-0.5"), ("1e3", "1000"),
-    ("floor(-0.5) + ceil(0.5)", "0"), ("1_000 * 2", "2000"), ("0**0", "1"), ("1**10**9", "1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("0.1 + 0.2", "0.3"),
+        ("123456789012345678.25 * 4", "493827156049382713"),
+        ("7 // 2", "3"),
+        ("123456789012345678 * 10", "1234567890123456780"),
+        ("-7 % 3", "2"),
+        ("2**-2", "0.25"),
+        ("1/3", "0.333333333333333"),
+        ("(1/3) * 3", "1"),
+        ("round(2.675, 2)", "2.68"),
+        ("sqrt(2)", "1.4142135623731"),
+        ("max(1, 2.5) - min(3, abs(-4))", "-0.5"),
+        ("1e3", "1000"),
+        ("floor(-0.5) + ceil(0.5)", "0"),
+        ("1_000 * 2", "2000"),
+        ("0**0", "1"),
+        ("1**10**9", "1"),
+    ],
+)
 def test_the_calculator_is_exact(expression, text):
     with Toolbox(None, calculator=True) as toolbox:
         result = toolbox.call("calculator", {"expression": expression})
@@ -306,16 +336,49 @@ LARGE = "Error: a number is too large or too small."
 ZERO = "Error: division by zero."
 
 
-@pytest.mark.parametrize(("expression", "text"), [
-    ("9**9**9", LARGE), ("2**99999", LARGE), ("(1/2)**99999", LARGE), ("1e999999999", LARGE),
-    ("1e-999999999", LARGE), ("1" + "+1" * 300, LARGE), ("9" * 399, None), ("(2**4000)**2", LARGE),
-    ("sqrt(2**4000)", LARGE), ("1/0", ZERO), ("5 % 0", ZERO), ("1 // (1-1)", ZERO), ("0**-1", ZERO),
-    ("__import__('os').getcwd()", REAL), ("open('x')", REAL), ("(lambda: 1)()", REAL), ("x", REAL),
-    ("'a' * 9", REAL), ("True + 1", REAL), ("1 if 1 else 2", REAL), ("1, 2", REAL), ("2j", REAL),
-    ("sqrt(-1)", REAL), ("abs(1, 2)", REAL), ("max()", REAL), ("max(1)", REAL), ("", REAL),
-    ("abs", REAL), ("round(1, 0.5)", REAL), ("1 <<  9", REAL), ("[1][0]", REAL), ("\0", REAL),
-    ("\ud800", REAL), ("1 +", REAL), ("(" * 399, REAL), ("-" * 390 + "1", None), ("f'{1}'", REAL),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("9**9**9", LARGE),
+        ("2**99999", LARGE),
+        ("(1/2)**99999", LARGE),
+        ("1e999999999", LARGE),
+        ("1e-999999999", LARGE),
+        ("1" + "+1" * 300, LARGE),
+        ("9" * 399, None),
+        ("(2**4000)**2", LARGE),
+        ("sqrt(2**4000)", LARGE),
+        ("1/0", ZERO),
+        ("5 % 0", ZERO),
+        ("1 // (1-1)", ZERO),
+        ("0**-1", ZERO),
+        ("__import__('os').getcwd()", REAL),
+        ("open('x')", REAL),
+        ("(lambda: 1)()", REAL),
+        ("x", REAL),
+        ("'a' * 9", REAL),
+        ("True + 1", REAL),
+        ("1 if 1 else 2", REAL),
+        ("1, 2", REAL),
+        ("2j", REAL),
+        ("sqrt(-1)", REAL),
+        ("abs(1, 2)", REAL),
+        ("max()", REAL),
+        ("max(1)", REAL),
+        ("", REAL),
+        ("abs", REAL),
+        ("round(1, 0.5)", REAL),
+        ("1 <<  9", REAL),
+        ("[1][0]", REAL),
+        ("\0", REAL),
+        ("\ud800", REAL),
+        ("1 +", REAL),
+        ("(" * 399, REAL),
+        ("-" * 390 + "1", None),
+        ("f'{1}'", REAL),
+    ],
+    ids=repr,
+)
 def test_the_calculator_refuses_the_rest_with_fixed_texts(expression, text):
     with Toolbox(None, calculator=True) as toolbox:
         result = toolbox.call("calculator", {"expression": expression})
@@ -329,13 +392,26 @@ def test_the_calculator_refuses_the_rest_with_fixed_texts(expression, text):
 def anything(rng, depth=0):
     """A random value: JSON mostly, at times what no JSON is."""
     kind = rng.randrange(12 if depth < 3 else 8)
-    text = "".join(chr(rng.choice([rng.randrange(128), rng.randrange(0xD7FF), 0xD800]))
-                   for _ in range(rng.randrange(20)))  # fmt: skip
+    text = "".join(
+        chr(rng.choice([rng.randrange(128), rng.randrange(0xD7FF), 0xD800]))
+        for _ in range(rng.randrange(20))
+    )
     if kind < 4:
         return text
     if kind < 8:
-        return rng.choice([None, True, rng.randrange(-(10**20), 10**20), rng.random(), math.nan,
-                           math.inf, rng.randbytes(9), {1, 2}, object()])  # fmt: skip
+        return rng.choice(
+            [
+                None,
+                True,
+                rng.randrange(-(10**20), 10**20),
+                rng.random(),
+                math.nan,
+                math.inf,
+                rng.randbytes(9),
+                {1, 2},
+                object(),
+            ]
+        )
     if kind < 10:
         return [anything(rng, depth + 1) for _ in range(rng.randrange(4))]
     keys = ["query", "url", "goal", "code", "files", "expression", text, 3, b"x", None]
@@ -353,11 +429,17 @@ def test_10_000_random_calls_give_typed_results_only(cldr):
     rng = random.Random(0)
     echo = Source("echo", lambda arguments, timeout_s: {"text": arguments["file"]})
     papers = Source("papers", lambda arguments, timeout_s: anything(rng))
-    with Sandbox(workers=1) as sandbox, Toolbox(
-        cldr, sandbox, calculator=True, clock=FakeClock(),
-        backends={"parse_file": [echo], "google_scholar": [papers]},
-        policies={"google_scholar": ReliabilityPolicy(attempts=1)},
-    ) as toolbox:  # fmt: skip
+    with (
+        Sandbox(workers=1) as sandbox,
+        Toolbox(
+            cldr,
+            sandbox,
+            calculator=True,
+            clock=FakeClock(),
+            backends={"parse_file": [echo], "google_scholar": [papers]},
+            policies={"google_scholar": ReliabilityPolicy(attempts=1)},
+        ) as toolbox,
+    ):
         errors = set()
         for n in range(10_000):
             name = rng.choice([tool.name for tool in TOOLS if tool.name != "python" or n % 8 == 0])

@@ -12,8 +12,13 @@ from tool_examples import FakeClock, Scripted, fault, hits, together
 
 from drlib.sandbox import Sandbox, SandboxResult
 from drlib.tools import (
-    NO_RESULTS, ParseFile, Provider, ReliabilityPolicy, Toolbox, ledger,
-)  # fmt: skip
+    NO_RESULTS,
+    ParseFile,
+    Provider,
+    ReliabilityPolicy,
+    Toolbox,
+    ledger,
+)
 from drlib.tools.backends import Source
 from drlib.worlds import load_world
 
@@ -69,8 +74,12 @@ def test_a_backup_s_word_is_not_kept(cldr):
 
 def test_attempts_are_never_negative():
     policy = ReliabilityPolicy(attempts=1, breaker_failures=1)
-    with Toolbox(None, backends={"search": [Scripted("a", after=fault("server"))]},
-                 policies={"search": policy}, clock=FakeClock()) as toolbox:  # fmt: skip
+    with Toolbox(
+        None,
+        backends={"search": [Scripted("a", after=fault("server"))]},
+        policies={"search": policy},
+        clock=FakeClock(),
+    ) as toolbox:
         assert toolbox.call("search", {"query": ["x"]}).attempts == 1
         skipped = toolbox.call("search", {"query": list("abcd")})  # the breaker is open
     assert skipped.attempts == 0 == ledger([skipped])["attempts"] and skipped.env_fault
@@ -139,7 +148,9 @@ def test_a_reader_cannot_change_what_the_next_one_reads(cldr):
             first.arguments["more"] = 1
             first = toolbox.call("search", {"query": ["Norway"]})
             assert {**asdict(first), "latency_s": 0, "cache_hit": False} == {
-                **right, "latency_s": 0}  # fmt: skip
+                **right,
+                "latency_s": 0,
+            }
 
 
 def test_a_shared_failure_is_no_cache_hit(cldr):
@@ -153,8 +164,13 @@ def test_a_shared_failure_is_no_cache_hit(cldr):
             return SandboxResult("worker_died", "", "", None, 0.0, "standard")
 
     clock, policy = FakeClock(), ReliabilityPolicy(attempts=1, breaker_failures=0)
-    with Toolbox(None, Broken(), backends={"search": [Source("a", down)]},
-                 policies={"search": policy}, clock=clock) as toolbox:  # fmt: skip
+    with Toolbox(
+        None,
+        Broken(),
+        backends={"search": [Source("a", down)]},
+        policies={"search": policy},
+        clock=clock,
+    ) as toolbox:
         for call in (("search", {"query": ["x"]}), ("python", {"code": "print(1)"})):
             results = together(8, lambda _: toolbox.call(*call))
             assert all(r.env_fault and not r.cache_hit for r in results)
@@ -164,8 +180,9 @@ def test_a_broken_file_is_an_answer_asked_for_once(tmp_path):
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-nothing")
     (tmp_path / "good.txt").write_bytes(b"fine")
     policy = ReliabilityPolicy(breaker_failures=1)
-    with Toolbox(None, backends={"parse_file": [ParseFile(tmp_path)]},
-                 policies={"parse_file": policy}) as toolbox:  # fmt: skip
+    with Toolbox(
+        None, backends={"parse_file": [ParseFile(tmp_path)]}, policies={"parse_file": policy}
+    ) as toolbox:
         bad = toolbox.call("parse_file", {"files": ["bad.pdf"]})
         assert bad.text == "Error: bad.pdf could not be read." and not bad.ok
         assert (bad.error, bad.attempts, bad.env_fault) == ("empty", 1, False)
@@ -186,8 +203,11 @@ def test_equal_names_in_two_folders_are_two_files(tmp_path):
 def test_a_service_that_is_set_up_wrong_or_has_no_engines_gives_way_to_the_backup():
     """An empty account, a wrong address, throttled engines: none of it is "No results."."""
     throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
-    replies = [(404, b""), (200, json.dumps(throttled).encode()),
-               (400, b'{"message": "Not enough credits"}')]  # fmt: skip
+    replies = [
+        (404, b""),
+        (200, json.dumps(throttled).encode()),
+        (400, b'{"message": "Not enough credits"}'),
+    ]
     with Replay() as server:
         for status, body in replies:
             server.reply = (status, {}, body)

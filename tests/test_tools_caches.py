@@ -45,8 +45,11 @@ def test_the_tools_of_a_toolbox_share_one_memory(monkeypatch):
         calls = [("python", {"code": "1"}), ("calculator", {"expression": "1"})] * 2
         results = [toolbox.call(*call) for call in calls]
         assert [(r.text, r.cache_hit) for r in results] == [
-            ("python", False), ("calculator", False), ("python", True), ("calculator", True)
-        ]  # fmt: skip
+            ("python", False),
+            ("calculator", False),
+            ("python", True),
+            ("calculator", True),
+        ]
         for code in ("2", "3"):
             toolbox.call("python", {"code": code})
         assert not toolbox.call("calculator", {"expression": "1"}).cache_hit  # put out by others
@@ -128,10 +131,13 @@ def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_
     Disk(path).put("key", "the right value")
     Disk(path).put("more", ["filler"] * 5000)
     data = path.read_bytes()
-    path.write_bytes({
-        "garbage": b"\xff" * len(data), "cut": data[: len(data) // 2],
-        "another file": b"my notes, not a data base " * 100,
-    }[damage])  # fmt: skip
+    path.write_bytes(
+        {
+            "garbage": b"\xff" * len(data),
+            "cut": data[: len(data) // 2],
+            "another file": b"my notes, not a data base " * 100,
+        }[damage]
+    )
     damaged, disk = path.read_bytes(), Disk(path)
     chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="cache: .*delete the file if it is damaged"):

@@ -60,9 +60,13 @@ def test_the_schemas_of_prompts_are_what_the_runs_were_made_with():
 def test_tongyi_s_tools_take_tongyi_s_arguments():
     required = {s["name"]: s["parameters"]["required"] for s in SCHEMAS}
     assert required == {
-        "search": ["query"], "visit": ["url", "goal"], "python": ["code"],
-        "google_scholar": ["query"], "parse_file": ["files"], "calculator": ["expression"],
-    }  # fmt: skip
+        "search": ["query"],
+        "visit": ["url", "goal"],
+        "python": ["code"],
+        "google_scholar": ["query"],
+        "parse_file": ["files"],
+        "calculator": ["expression"],
+    }
 
 
 def test_what_trl_derives_is_the_function_format(toolbox):
@@ -73,18 +77,33 @@ def test_what_trl_derives_is_the_function_format(toolbox):
 
 def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    shape = Qwen3Config(vocab_size=320, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                        num_attention_heads=1, num_key_value_heads=1, head_dim=16)  # fmt: skip
+    shape = Qwen3Config(
+        vocab_size=320,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
     tokenizer = train_tokenizer(["tools and words"], 310)
     templates = Path(trl.__file__).parent / "chat_templates"
     tokenizer.chat_template = (templates / "qwen3.jinja").read_text()  # one with tool calls
     row = {"prompt": [{"role": "user", "content": "x"}], "world": ""}
     trainer = GRPOTrainer(
-        Qwen3ForCausalLM(shape), reward_funcs=lambda **_: None, processing_class=tokenizer,
-        environment_factory=environment(toolbox), train_dataset=Dataset.from_list([row] * 2),
-        args=GRPOConfig(str(tmp_path), use_cpu=True, report_to=[], num_generations=2,
-                        per_device_train_batch_size=2),
-    )  # fmt: skip
+        Qwen3ForCausalLM(shape),
+        reward_funcs=lambda **_: None,
+        processing_class=tokenizer,
+        environment_factory=environment(toolbox),
+        train_dataset=Dataset.from_list([row] * 2),
+        args=GRPOConfig(
+            str(tmp_path),
+            use_cpu=True,
+            report_to=[],
+            num_generations=2,
+            per_device_train_batch_size=2,
+        ),
+    )
     assert [tool.__name__ for tool in trainer.tools] == sorted(tool.name for tool in TOOLS)
     definitions = {tool.name: tool.function for tool in TOOLS}
     assert all(get_json_schema(tool) == definitions[tool.__name__] for tool in trainer.tools)
@@ -107,9 +126,11 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
     chat = [{"role": "user", "content": "x"}]
     rendered = [
         tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
-        for tools in (methods(environment(toolbox)()),
-                      sorted((t.function for t in TOOLS), key=lambda f: f["function"]["name"]))
-    ]  # fmt: skip
+        for tools in (
+            methods(environment(toolbox)()),
+            sorted((t.function for t in TOOLS), key=lambda f: f["function"]["name"]),
+        )
+    ]
     assert rendered[0] == rendered[1] and "google_scholar" in rendered[0]
 
 

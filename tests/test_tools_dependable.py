@@ -140,8 +140,9 @@ def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
 
 def test_what_a_backup_answered_is_not_kept_either(clock):
     first = Scripted("a", fault("server"), after="new")
-    chain = Dependable("visit", [first, Scripted("b", after="old")],
-                       ReliabilityPolicy(attempts=1), clock=clock)  # fmt: skip
+    chain = Dependable(
+        "visit", [first, Scripted("b", after="old")], ReliabilityPolicy(attempts=1), clock=clock
+    )
     assert [chain.call(Q).value for _ in range(3)] == ["old", "new", "new"]
     assert len(first.calls) == 2
 
@@ -225,10 +226,17 @@ def test_the_breaker_opens_half_opens_and_closes(clock):
     assert len(first.calls) == 7
 
 
-@pytest.mark.parametrize(("kind", "opens"), [
-    ("auth", True), ("server", True), ("forbidden", False), ("too_large", False),
-    ("refused", False), ("unreachable", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "opens"),
+    [
+        ("auth", True),
+        ("server", True),
+        ("forbidden", False),
+        ("too_large", False),
+        ("refused", False),
+        ("unreachable", False),
+    ],
+)
 def test_which_faults_open_the_breaker(kind, opens, clock):
     backend = Scripted("a", after=fault(kind))
     policy = ReliabilityPolicy(attempts=1, breaker_failures=2)
@@ -321,10 +329,18 @@ def test_no_turn_before_the_deadline_is_a_skipped_backend(clock):
     assert clock.now == 0
 
 
-@pytest.mark.parametrize("setting", [
-    {"attempts": 0}, {"rate": -1}, {"breaker_failures": -1}, {"timeout_s": 0},
-    {"deadline_s": float("nan")}, {"backoff_s": -1},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"attempts": 0},
+        {"rate": -1},
+        {"breaker_failures": -1},
+        {"timeout_s": 0},
+        {"deadline_s": float("nan")},
+        {"backoff_s": -1},
+    ],
+    ids=str,
+)
 def test_a_policy_that_makes_no_sense_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         ReliabilityPolicy(**setting)

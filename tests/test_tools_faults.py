@@ -90,6 +90,7 @@ def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
 
 def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
     """Of rollouts with equal calls the first to come gets the first: only the faults are fixed."""
+
     def drawn(seed):
         faults = Faults(rates={"503": 0.3, "cut": 0.2}, seed=seed)
         backend = faults.backend(Scripted("a"))
@@ -114,12 +115,15 @@ def test_a_script_names_the_operation(cldr):
     assert world.search("Norway") == cldr.search("Norway")
 
 
-@pytest.mark.parametrize(("rates", "script", "message"), [
-    ({"teapot": 0.1}, None, "unknown fault 'teapot'; use 401"),
-    (None, {"*": ["", "teapot"]}, "unknown fault 'teapot'"),
-    ({"401": 0.7, "cut": 0.7}, None, "sum of at most 1"),
-    ({"cut": -0.1}, None, "give probabilities"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rates", "script", "message"),
+    [
+        ({"teapot": 0.1}, None, "unknown fault 'teapot'; use 401"),
+        (None, {"*": ["", "teapot"]}, "unknown fault 'teapot'"),
+        ({"401": 0.7, "cut": 0.7}, None, "sum of at most 1"),
+        ({"cut": -0.1}, None, "give probabilities"),
+    ],
+)
 def test_faults_that_make_no_sense_are_refused(rates, script, message):
     with pytest.raises(ValueError, match=message):
         Faults(rates, script)
@@ -137,8 +141,10 @@ def transcript(cldr, seed, *, protected=True):
     policies = {"search": policy, "visit": policy} if protected else {}
     with Toolbox(faults.world(cldr), results=2, policies=policies, clock=clock) as toolbox:
         calls = [toolbox.submit("search", {"query": [q, "x " + q]}) for q in QUERIES]
-        calls += [toolbox.submit("visit", {"url": [f"cldr:{q.split()[0]}", q], "goal": q})
-                  for q in QUERIES[:4]]  # fmt: skip
+        calls += [
+            toolbox.submit("visit", {"url": [f"cldr:{q.split()[0]}", q], "goal": q})
+            for q in QUERIES[:4]
+        ]
         rows = [asdict(call.result(60)) for call in calls]
     for row in rows:
         del row["latency_s"]
@@ -165,8 +171,10 @@ def test_a_broken_tool_is_never_the_policy_s_failure(fault, protected, cldr):
     world = Faults(rates={fault: 1.0}, clock=clock).world(cldr)
     policies = dict.fromkeys(("search", "visit"), ReliabilityPolicy()) if protected else {}
     with Toolbox(world, policies=policies, clock=clock) as toolbox:
-        for name, arguments in [("search", {"query": ["Norway", "Gabon"]}),
-                                ("visit", {"url": ["cldr:Norway"], "goal": "x"})]:  # fmt: skip
+        for name, arguments in [
+            ("search", {"query": ["Norway", "Gabon"]}),
+            ("visit", {"url": ["cldr:Norway"], "goal": "x"}),
+        ]:
             result = toolbox.call(name, arguments)
             assert result.env_fault and not result.ok and result.degraded
             assert result.text.startswith("Error: this tool is unavailable now.")

@@ -80,8 +80,14 @@ def reader(monkeypatch):
     """A reader for which 127.0.0.2, and nothing else here, is public."""
     real = fetch.is_public
     monkeypatch.setattr(fetch, "is_public", lambda a: a == OPEN or real(a))
-    names = {"example.test": [OPEN], "other.test": [OPEN], "inside.test": [CLOSED],
-             "both.test": [OPEN, CLOSED], "none.test": [], "odd.test": ["not an address"]}
+    names = {
+        "example.test": [OPEN],
+        "other.test": [OPEN],
+        "inside.test": [CLOSED],
+        "both.test": [OPEN, CLOSED],
+        "none.test": [],
+        "odd.test": ["not an address"],
+    }
     return fetch.PageReader(resolver=lambda host: names.get(host, [host]))
 
 
@@ -120,31 +126,89 @@ def test_text_json_pdf_charsets_and_gzip(site, reader):
     assert fault(reader, site.page("/b", b"%PDF-1.4", "application/pdf")).kind == "malformed"
 
 
-@pytest.mark.parametrize("kind", ["image/png", "video/mp4", "application/octet-stream",
-                                  "application/zip", "application/xhtml+xml", "", "texthtml"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "image/png",
+        "video/mp4",
+        "application/octet-stream",
+        "application/zip",
+        "application/xhtml+xml",
+        "",
+        "texthtml",
+    ],
+)
 def test_other_content_types_are_refused_by_name(site, reader, kind):
     wrong = fault(reader, site.page("/x", b"x", kind))
     assert wrong.kind == "refused" and repr(kind) in wrong.detail
 
 
 HOSTILE = [
-    "http://127.0.0.1/", "http://127.1/", "http://2130706433/", "http://0x7f000001/",
-    "http://0x7f.1/", "http://0177.0.0.1/", "http://017700000001/", "http://localhost/",
-    "http://0/", "http://0.0.0.0/", "http://[::1]/", "http://[::]/", "http://[::ffff:127.0.0.1]/",
-    "http://[::ffff:7f00:1]/", "http://[::127.0.0.1]/", "http://[2002:7f00:1::]/",
-    "http://[64:ff9b::7f00:1]/", "http://[64:ff9b:1::a00:1]/", "http://[2001:0:7f00:1::]/",
-    "http://[fe80::1]/", "http://[fc00::1]/", "http://[fd00:ec2::254]/", "http://[ff02::1]/",
-    "http://[2001:db8::1]/", "http://10.0.0.1/", "http://172.16.0.1/", "http://172.31.255.255/",
-    "http://192.168.1.1/", "http://100.64.0.1/", "http://100.100.100.200/",
-    "http://169.254.169.254/latest/meta-data/", "http://168.63.129.16/", "http://192.0.0.192/",
-    "http://198.18.0.1/", "http://224.0.0.1/", "http://240.0.0.1/", "http://255.255.255.255/",
-    "http://user@93.184.216.34/", "http://user:pass@example.com/", "http://a\\@127.0.0.1/",
-    "http://127.0.0.1#@example.com/", "http://127。0。0。1/", "http://①②⑦.⓪.⓪.①/",
-    "file:///etc/passwd", "ftp://127.0.0.1/", "gopher://127.0.0.1/", "javascript:alert(1)",
-    "data:text/html,x", "//127.0.0.1/", "/etc/passwd", "", "http://", "http:///x", "http://[::1",
-    "http://127.0.0.1:99999/", "http://127.0.0.1:0/", "http://a\nb/", "http://a\r\nHost: b/",
-    "http://\ud800/", "http://a/\ud800", "x" * 70_000, None, 7, ["http://example.com"],
-]  # fmt: skip
+    "http://127.0.0.1/",
+    "http://127.1/",
+    "http://2130706433/",
+    "http://0x7f000001/",
+    "http://0x7f.1/",
+    "http://0177.0.0.1/",
+    "http://017700000001/",
+    "http://localhost/",
+    "http://0/",
+    "http://0.0.0.0/",
+    "http://[::1]/",
+    "http://[::]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[::ffff:7f00:1]/",
+    "http://[::127.0.0.1]/",
+    "http://[2002:7f00:1::]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[64:ff9b:1::a00:1]/",
+    "http://[2001:0:7f00:1::]/",
+    "http://[fe80::1]/",
+    "http://[fc00::1]/",
+    "http://[fd00:ec2::254]/",
+    "http://[ff02::1]/",
+    "http://[2001:db8::1]/",
+    "http://10.0.0.1/",
+    "http://172.16.0.1/",
+    "http://172.31.255.255/",
+    "http://192.168.1.1/",
+    "http://100.64.0.1/",
+    "http://100.100.100.200/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://168.63.129.16/",
+    "http://192.0.0.192/",
+    "http://198.18.0.1/",
+    "http://224.0.0.1/",
+    "http://240.0.0.1/",
+    "http://255.255.255.255/",
+    "http://user@93.184.216.34/",
+    "http://user:pass@example.com/",
+    "http://a\\@127.0.0.1/",
+    "http://127.0.0.1#@example.com/",
+    "http://127。0。0。1/",
+    "http://①②⑦.⓪.⓪.①/",
+    "file:///etc/passwd",
+    "ftp://127.0.0.1/",
+    "gopher://127.0.0.1/",
+    "javascript:alert(1)",
+    "data:text/html,x",
+    "//127.0.0.1/",
+    "/etc/passwd",
+    "",
+    "http://",
+    "http:///x",
+    "http://[::1",
+    "http://127.0.0.1:99999/",
+    "http://127.0.0.1:0/",
+    "http://a\nb/",
+    "http://a\r\nHost: b/",
+    "http://\ud800/",
+    "http://a/\ud800",
+    "x" * 70_000,
+    None,
+    7,
+    ["http://example.com"],
+]
 
 
 @pytest.mark.parametrize("url", HOSTILE, ids=lambda url: repr(url)[:40])
@@ -158,8 +222,18 @@ def test_hostile_addresses_are_refused_before_any_connection(url, monkeypatch):
     assert fault(fetch.PageReader(), url).kind == "refused"
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "1.1.1.1", "172.32.0.1",
-                                     "100.128.0.1", "2606:4700::1111", "2a00:1450::1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "93.184.216.34",
+        "8.8.8.8",
+        "1.1.1.1",
+        "172.32.0.1",
+        "100.128.0.1",
+        "2606:4700::1111",
+        "2a00:1450::1",
+    ],
+)
 def test_public_addresses_are_public(address):
     assert fetch.is_public(address)
 
@@ -171,13 +245,27 @@ def test_names_that_mean_private_addresses_are_refused(site, reader):
     assert site.seen == []
 
 
-@pytest.mark.parametrize("place", ["http://inside.test:{}/secret", "http://127.0.0.1:{}/secret",
-                                   "//127.0.0.1:{}/secret", "http://[::1]:{}/secret",
-                                   "http://me@example.test:{}/secret", "file:///etc/passwd",
-                                   "http://169.254.169.254/", "http://2130706433:{}/secret"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "http://inside.test:{}/secret",
+        "http://127.0.0.1:{}/secret",
+        "//127.0.0.1:{}/secret",
+        "http://[::1]:{}/secret",
+        "http://me@example.test:{}/secret",
+        "file:///etc/passwd",
+        "http://169.254.169.254/",
+        "http://2130706433:{}/secret",
+    ],
+)
 def test_redirects_pass_the_same_gate(site, reader, place, monkeypatch):
-    monkeypatch.setattr(reader, "_resolver", lambda host: {
-        "example.test": [OPEN], "inside.test": [CLOSED], "2130706433": [CLOSED]}.get(host, [host]))
+    monkeypatch.setattr(
+        reader,
+        "_resolver",
+        lambda host: {"example.test": [OPEN], "inside.test": [CLOSED], "2130706433": [CLOSED]}.get(
+            host, [host]
+        ),
+    )
     site.page("/secret", b"<p>secret</p>")
     url = site.page("/a", status=302, Location=place.format(site.port))
     assert fault(reader, url).kind == "refused"
@@ -214,11 +302,14 @@ def test_private_addresses_only_when_asked_for(site):
     assert fetch.PageReader(allow_private=True)({"url": url}, 20.0)["text"] == "mine"
 
 
-@pytest.mark.parametrize(("error", "kind"), [
-    (socket.gaierror(socket.EAI_NONAME, "no"), "not_found"),
-    (socket.gaierror(socket.EAI_AGAIN, "later"), "connection"),
-    (UnicodeError("label too long"), "not_found"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "no"), "not_found"),
+        (socket.gaierror(socket.EAI_AGAIN, "later"), "connection"),
+        (UnicodeError("label too long"), "not_found"),
+    ],
+)
 def test_look_ups_that_fail(error, kind):
     def resolver(host):
         raise error
@@ -233,10 +324,20 @@ def test_a_look_up_that_hangs_ends_with_the_call():
     over.set()
 
 
-@pytest.mark.parametrize(("status", "kind"), [
-    (401, "auth"), (403, "forbidden"), (404, "not_found"), (410, "not_found"), (418, "forbidden"),
-    (429, "rate_limited"), (500, "server"), (503, "server"), (304, "malformed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, "auth"),
+        (403, "forbidden"),
+        (404, "not_found"),
+        (410, "not_found"),
+        (418, "forbidden"),
+        (429, "rate_limited"),
+        (500, "server"),
+        (503, "server"),
+        (304, "malformed"),
+    ],
+)
 def test_statuses(site, reader, status, kind):
     assert fault(reader, site.page("/a", status=status, Retry_After="7")).kind == kind
 
@@ -246,13 +347,15 @@ def test_what_is_wrong_with_a_page_voids_no_rollout_and_stops_no_other_page(site
     site.raw["/silent"] = lambda out: time.sleep(1)
     with socket.socket() as held:  # bound, not listening
         held.bind((OPEN, 0))
-        bad = [site.page("/401", status=401), site.page("/503", status=503),
-               f"http://example.test:{held.getsockname()[1]}/",
-               f"http://example.test:{site.port}/silent",
-               site.page("/b", b"%PDF-1.4", "application/pdf")]  # fmt: skip
+        bad = [
+            site.page("/401", status=401),
+            site.page("/503", status=503),
+            f"http://example.test:{held.getsockname()[1]}/",
+            f"http://example.test:{site.port}/silent",
+            site.page("/b", b"%PDF-1.4", "application/pdf"),
+        ]
         good = site.page("/good", b"fine", "text/plain")
-        policy = ReliabilityPolicy(
-            attempts=2, timeout_s=0.8, backoff_s=0.01, breaker_failures=1)  # fmt: skip
+        policy = ReliabilityPolicy(attempts=2, timeout_s=0.8, backoff_s=0.01, breaker_failures=1)
         with Toolbox(None, backends={"visit": [reader]}, policies={"visit": policy}) as toolbox:
             for url in bad:
                 result = toolbox.call("visit", {"url": [url], "goal": ""})
@@ -264,8 +367,9 @@ def test_what_is_wrong_with_a_page_voids_no_rollout_and_stops_no_other_page(site
     assert paths.count("/503") == 2 and paths.count("/401") == 6  # tried again, and not
 
 
-@pytest.mark.parametrize("name", ["idna", "-idna", "punycode", "-punycode", ":punycode",
-                                  "_punycode", "Puny-Code"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["idna", "-idna", "punycode", "-punycode", ":punycode", "_punycode", "Puny-Code"]
+)
 def test_an_encoding_that_takes_hours_is_not_used_under_any_spelling(site, reader, name):
     body = b"a" * 300_000 + b"-" + b"9z" * 300_000  # as punycode: minutes
     url = site.page("/a", body, f"text/plain; charset={name}")
@@ -288,19 +392,33 @@ def drip(first, piece, pause=0.02, times=2_000):
     return write
 
 
-@pytest.mark.parametrize(("write", "kind"), [
-    (drip(OK + b"\r\n", b"x"), "timeout"),  # the body
-    (drip(OK, b"X: y\r\n"), "timeout"),  # the headers
-    (drip(b"HTTP/1.1 2", b"0"), "timeout"),  # the first line
-    (drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "timeout"),
-    (lambda out: time.sleep(3), "timeout"),
-    (lambda out: out.write(OK + b"Content-Length: 100\r\n\r\nhalf"), "connection"),
-    (lambda out: out.write(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal"), "connection"),
-    (lambda out: out.write(b"hello"), "connection"),
-    (lambda out: out.write(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000), "connection"),
-    (lambda out: None, "connection"),
-], ids=["body", "headers", "line", "continue", "silent", "cut", "cut chunk", "no HTTP", "head",
-        "nothing"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("write", "kind"),
+    [
+        (drip(OK + b"\r\n", b"x"), "timeout"),  # the body
+        (drip(OK, b"X: y\r\n"), "timeout"),  # the headers
+        (drip(b"HTTP/1.1 2", b"0"), "timeout"),  # the first line
+        (drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "timeout"),
+        (lambda out: time.sleep(3), "timeout"),
+        (lambda out: out.write(OK + b"Content-Length: 100\r\n\r\nhalf"), "connection"),
+        (lambda out: out.write(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal"), "connection"),
+        (lambda out: out.write(b"hello"), "connection"),
+        (lambda out: out.write(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000), "connection"),
+        (lambda out: None, "connection"),
+    ],
+    ids=[
+        "body",
+        "headers",
+        "line",
+        "continue",
+        "silent",
+        "cut",
+        "cut chunk",
+        "no HTTP",
+        "head",
+        "nothing",
+    ],
+)
 def test_servers_that_misbehave(site, reader, write, kind):
     site.raw["/a"] = write
     assert fault(reader, f"http://example.test:{site.port}/a", 1.0).kind == kind
@@ -331,10 +449,28 @@ def test_bodies_are_bounded_as_sent_and_as_unpacked(site, reader, monkeypatch):
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_tls_checks_the_name_of_the_url_at_the_pinned_address(tmp_path, reader, monkeypatch):
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout",
-         "key.pem", "-out", "cert.pem", "-subj", "/CN=example.test", "-addext",
-         "subjectAltName=DNS:example.test"], cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+            "-subj",
+            "/CN=example.test",
+            "-addext",
+            "subjectAltName=DNS:example.test",
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     names = []
@@ -375,8 +511,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def test_random_replies_give_typed_results_only(site, reader):
     """Bytes in place of HTTP, bytes after a good head, and changed heads."""
     rng, kinds = random.Random(6), set()
-    heads = [b"", OK + b"\r\n", OK + b"Content-Encoding: gzip\r\n\r\n",
-             OK + b"Transfer-Encoding: chunked\r\n\r\n"]
+    heads = [
+        b"",
+        OK + b"\r\n",
+        OK + b"Content-Encoding: gzip\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n",
+    ]
     replies = {}
     site.raw["/a"] = lambda out: out.write(replies["now"])
     for _ in range(400):
@@ -396,8 +536,33 @@ def test_random_replies_give_typed_results_only(site, reader):
 
 def test_random_addresses_give_typed_results_only():
     rng = random.Random(7)
-    pieces = ["http", "https", "://", ":", "/", "@", "[", "]", "::1", "127.0.0.1", "%", "\\", "#",
-              "?", ".", "a", "é", "\ud800", "0x7f", "\n", " ", "99999", "xn--", "。", "\0"]
+    pieces = [
+        "http",
+        "https",
+        "://",
+        ":",
+        "/",
+        "@",
+        "[",
+        "]",
+        "::1",
+        "127.0.0.1",
+        "%",
+        "\\",
+        "#",
+        "?",
+        ".",
+        "a",
+        "é",
+        "\ud800",
+        "0x7f",
+        "\n",
+        " ",
+        "99999",
+        "xn--",
+        "。",
+        "\0",
+    ]
     for _ in range(2_000):
         url = rng.choice(["", "http://", "https://"])
         url += "".join(rng.choices(pieces, k=rng.randrange(1, 8)))

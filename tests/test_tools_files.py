@@ -60,12 +60,17 @@ def pdf(*pages, title="A report"):
     """A small PDF with one line of text a page, written by hand."""
     first = 4
     kids = " ".join(f"{first + 2 * i} 0 R" for i in range(len(pages)))
-    bodies = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
-              "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]  # fmt: skip
+    bodies = [
+        "<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
+        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
     for i, text in enumerate(pages):
         stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        bodies.append("<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents "
-                      f"{first + 2 * i + 1} 0 R/Resources<</Font<</F1 3 0 R>>>>>>")  # fmt: skip
+        bodies.append(
+            "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents "
+            f"{first + 2 * i + 1} 0 R/Resources<</Font<</F1 3 0 R>>>>>>"
+        )
         bodies.append(f"<</Length {len(stream)}>>\nstream\n{stream}\nendstream")
     bodies.append(f"<</Title({title})>>")
     out, places = b"%PDF-1.4\n", []
@@ -149,8 +154,13 @@ def test_docx_paragraphs_tables_breaks_and_no_repeated_drawings(reader):
     box = box.replace("Choice", "w:Choice").replace("Fallback", "w:Fallback") + "</w:r></w:p>"
     text = read(reader, "a.docx", docx(paragraph("Title") + table + stops + box))
     assert [line for line in text.split("\n") if line] == [
-        "Title", "a\tb c", "d\te", "x\t", "y <z", "box"
-    ]  # fmt: skip
+        "Title",
+        "a\tb c",
+        "d\te",
+        "x\t",
+        "y <z",
+        "box",
+    ]
 
 
 def test_xlsx_values_by_sheet(reader):
@@ -162,13 +172,26 @@ def test_xlsx_values_by_sheet(reader):
 
 def test_zip_reads_members_of_all_types_and_names_the_others(reader):
     inner = zipped([("deep.txt", "deep")])
-    data = zipped([("d/a.txt", "plain"), ("b.pdf", pdf("In a PDF")), ("c.exe", b"MZ"),
-                   ("e.docx", docx(paragraph("In a docx"))), ("broken.pdf", b"%PDF-nothing"),
-                   ("inner.zip", inner), ("d/", "")])  # fmt: skip
+    data = zipped(
+        [
+            ("d/a.txt", "plain"),
+            ("b.pdf", pdf("In a PDF")),
+            ("c.exe", b"MZ"),
+            ("e.docx", docx(paragraph("In a docx"))),
+            ("broken.pdf", b"%PDF-nothing"),
+            ("inner.zip", inner),
+            ("d/", ""),
+        ]
+    )
     text = read(reader, "a.zip", data)
-    for wanted in ("=== d/a.txt ===\nplain", "=== b.pdf ===\nIn a PDF", "In a docx",
-                   "=== c.exe ===\n[type '.exe' is not read]", "=== deep.txt ===\ndeep",
-                   "=== broken.pdf ===\n[not a readable .pdf"):  # fmt: skip
+    for wanted in (
+        "=== d/a.txt ===\nplain",
+        "=== b.pdf ===\nIn a PDF",
+        "In a docx",
+        "=== c.exe ===\n[type '.exe' is not read]",
+        "=== deep.txt ===\ndeep",
+        "=== broken.pdf ===\n[not a readable .pdf",
+    ):
         assert wanted in text
 
 
@@ -180,11 +203,25 @@ def test_long_texts_keep_head_and_tail_and_say_what_is_missing(reader, monkeypat
     assert read(reader, "b.txt", b"0123456789") == "0123456789"
 
 
-@pytest.mark.parametrize("name", [
-    "../secret.txt", "/etc/passwd", "x/../../secret.txt", "link.txt", "linked/secret.txt",
-    "a\0.txt", "loop", "n" * 5000, "x/../ok.txt", None, 3, ["ok.txt"], "..",
-    "\ud800/../../secret.txt",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.txt",
+        "/etc/passwd",
+        "x/../../secret.txt",
+        "link.txt",
+        "linked/secret.txt",
+        "a\0.txt",
+        "loop",
+        "n" * 5000,
+        "x/../ok.txt",
+        None,
+        3,
+        ["ok.txt"],
+        "..",
+        "\ud800/../../secret.txt",
+    ],
+)
 def test_names_outside_the_folder_are_refused(reader, tmp_path, name):
     (tmp_path / "secret.txt").write_text("secret")
     folder = reader._folder
@@ -256,22 +293,39 @@ def lying(size=10):
     return bytes(data)
 
 
-@pytest.mark.parametrize(("make", "kind"), [
-    (lambda: zipped([("a.txt", b"0" * 50_000_000)]), "too_large"),  # ratio
-    (lambda: zipped([(f"{i}.txt", "x") for i in range(1_001)]), "too_large"),  # count
-    (lambda: nested(2), "too_large"),
-    (lambda: zipped([("../a.txt", "x")]), "refused"),
-    (lambda: zipped([("/etc/a.txt", "x")]), "refused"),
-    (lambda: zipped([("C:\\a.txt", "x")]), "refused"),
-    (lambda: zipped([("d\\..\\..\\a.txt", "x")]), "refused"),
-    (link_in_zip, "refused"),
-    (lambda: zipped([("in.zip", zipped([("../a.txt", "x")]))]), "refused"),
-    (lambda: b"PK\3\4 nothing", "malformed"),
-    (lambda: zipped([("a.txt", "x")])[:40], "malformed"),
-    (encrypted, "malformed"),
-    (lying, "malformed"),
-], ids=["ratio", "count", "nesting", "dots", "absolute", "drive", "backslashes", "link", "inner",
-        "broken", "cut", "password", "lying"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: zipped([("a.txt", b"0" * 50_000_000)]), "too_large"),  # ratio
+        (lambda: zipped([(f"{i}.txt", "x") for i in range(1_001)]), "too_large"),  # count
+        (lambda: nested(2), "too_large"),
+        (lambda: zipped([("../a.txt", "x")]), "refused"),
+        (lambda: zipped([("/etc/a.txt", "x")]), "refused"),
+        (lambda: zipped([("C:\\a.txt", "x")]), "refused"),
+        (lambda: zipped([("d\\..\\..\\a.txt", "x")]), "refused"),
+        (link_in_zip, "refused"),
+        (lambda: zipped([("in.zip", zipped([("../a.txt", "x")]))]), "refused"),
+        (lambda: b"PK\3\4 nothing", "malformed"),
+        (lambda: zipped([("a.txt", "x")])[:40], "malformed"),
+        (encrypted, "malformed"),
+        (lying, "malformed"),
+    ],
+    ids=[
+        "ratio",
+        "count",
+        "nesting",
+        "dots",
+        "absolute",
+        "drive",
+        "backslashes",
+        "link",
+        "inner",
+        "broken",
+        "cut",
+        "password",
+        "lying",
+    ],
+)
 def test_hostile_zips(reader, make, kind):
     assert fault(reader, "a.zip", make()).kind == kind
 
@@ -293,8 +347,10 @@ def test_entities_in_docx_and_xlsx_are_refused(reader):
     external = '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]>'
     assert fault(reader, "b.docx", docx(paragraph("&e;"), external)).kind == "refused"
     for part in ("xl/worksheets/sheet1.xml", "xl/workbook.xml"):
+
         def change(name, data, part=part):
             return BILLION_LAUGHS.encode() + data.split(b"?>")[-1] if name == part else data
+
         assert fault(reader, "a.xlsx", altered(xlsx(), change)).kind == "refused"
 
 
@@ -342,15 +398,19 @@ def bad_parser(tmp_path, body):
     return str(tmp_path / "bad.py")
 
 
-@pytest.mark.parametrize(("body", "timeout_s", "kind"), [
-    ("import time; time.sleep(60)", 1.0, "timeout"),
-    ("\n    while True: pass", 20.0, "too_large"),
-    ("return '', str(len(bytes(1536 << 20)))", 20.0, "too_large"),
-    ("import ctypes; ctypes.string_at(0)", 20.0, "malformed"),
-    ("return _pdf()", 20.0, "too_large"),
-    ("raise SystemExit(3)", 20.0, "malformed"),
-    ("return '', repr(sorted(os.environ))", 20.0, None),
-], ids=["sleep", "spin", "memory", "crash", "recursion", "exit", "environment"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "kind"),
+    [
+        ("import time; time.sleep(60)", 1.0, "timeout"),
+        ("\n    while True: pass", 20.0, "too_large"),
+        ("return '', str(len(bytes(1536 << 20)))", 20.0, "too_large"),
+        ("import ctypes; ctypes.string_at(0)", 20.0, "malformed"),
+        ("return _pdf()", 20.0, "too_large"),
+        ("raise SystemExit(3)", 20.0, "malformed"),
+        ("return '', repr(sorted(os.environ))", 20.0, None),
+    ],
+    ids=["sleep", "spin", "memory", "crash", "recursion", "exit", "environment"],
+)
 def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_s, kind):
     monkeypatch.setattr(reading, "__file__", bad_parser(tmp_path, body))
     monkeypatch.setenv("SERPER_API_KEY", "a secret")
@@ -365,10 +425,14 @@ def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_
 
 def noise(rng, suffix):
     """Random bytes, or a real file of the type with some bytes changed."""
-    real = {".pdf": pdf("a", "b"), ".docx": docx(paragraph("a")), ".xlsx": XLSX,
-            ".zip": zipped([("a.txt", "a" * 99), ("b.docx", docx(paragraph("a")))]),
-            ".html": b"<html><body><table><tr><td>a</td></tr></table><p>b</p></body></html>",
-            ".ipynb": NOTEBOOK}
+    real = {
+        ".pdf": pdf("a", "b"),
+        ".docx": docx(paragraph("a")),
+        ".xlsx": XLSX,
+        ".zip": zipped([("a.txt", "a" * 99), ("b.docx", docx(paragraph("a")))]),
+        ".html": b"<html><body><table><tr><td>a</td></tr></table><p>b</p></body></html>",
+        ".ipynb": NOTEBOOK,
+    }
     if suffix not in real or rng.random() < 0.3:
         return rng.randbytes(rng.randrange(300))
     data = bytearray(real[suffix])
@@ -378,8 +442,9 @@ def noise(rng, suffix):
 
 
 XLSX = xlsx()
-NOTEBOOK = json.dumps({"cells": [{"cell_type": "markdown", "source": ["# A"]},
-                                 {"cell_type": "code", "source": "1"}]}).encode()  # fmt: skip
+NOTEBOOK = json.dumps(
+    {"cells": [{"cell_type": "markdown", "source": ["# A"]}, {"cell_type": "code", "source": "1"}]}
+).encode()
 
 
 def test_random_bytes_as_files_give_typed_results_only():

@@ -30,57 +30,132 @@ def hit(title, url, snippet, date="", source=""):
 # provider: (the reply as it is recorded in shape, the hits that it stands for)
 RECORDED = {
     "serper": (
-        {"searchParameters": {"q": "x"}, "knowledgeGraph": {"title": "Z"}, "organic": [
-            {"title": "A", "link": "https://a.org", "snippet": "of a", "date": "Jan 2, 2024",
-             "position": 1},
-            {"title": "B", "link": "https://b.org", "source": "B News", "position": 2}]},
-        [hit("A", "https://a.org", "of a", "Jan 2, 2024"),
-         hit("B", "https://b.org", "", "", "B News")],
+        {
+            "searchParameters": {"q": "x"},
+            "knowledgeGraph": {"title": "Z"},
+            "organic": [
+                {
+                    "title": "A",
+                    "link": "https://a.org",
+                    "snippet": "of a",
+                    "date": "Jan 2, 2024",
+                    "position": 1,
+                },
+                {"title": "B", "link": "https://b.org", "source": "B News", "position": 2},
+            ],
+        },
+        [
+            hit("A", "https://a.org", "of a", "Jan 2, 2024"),
+            hit("B", "https://b.org", "", "", "B News"),
+        ],
     ),
     "serper_scholar": (
-        {"organic": [
-            {"title": "P", "link": "https://p.org", "publicationInfo": "A Author - Journal, 2020",
-             "snippet": "s", "year": 2020, "citedBy": 7},
-            {"title": "Q", "pdfUrl": "https://q.org/q.pdf", "snippet": "t"}]},
-        [hit("P", "https://p.org", "s", "2020", "A Author - Journal, 2020"),
-         hit("Q", "https://q.org/q.pdf", "t")],
+        {
+            "organic": [
+                {
+                    "title": "P",
+                    "link": "https://p.org",
+                    "publicationInfo": "A Author - Journal, 2020",
+                    "snippet": "s",
+                    "year": 2020,
+                    "citedBy": 7,
+                },
+                {"title": "Q", "pdfUrl": "https://q.org/q.pdf", "snippet": "t"},
+            ]
+        },
+        [
+            hit("P", "https://p.org", "s", "2020", "A Author - Journal, 2020"),
+            hit("Q", "https://q.org/q.pdf", "t"),
+        ],
     ),
     "tavily": (
-        {"query": "x", "answer": None, "results": [
-            {"title": "A", "url": "https://a.org", "content": "c", "score": 0.9,
-             "raw_content": None}]},
+        {
+            "query": "x",
+            "answer": None,
+            "results": [
+                {
+                    "title": "A",
+                    "url": "https://a.org",
+                    "content": "c",
+                    "score": 0.9,
+                    "raw_content": None,
+                }
+            ],
+        },
         [hit("A", "https://a.org", "c")],
     ),
     "searxng": (
-        {"query": "x", "results": [
-            {"title": "A", "url": "https://a.org", "content": "c", "engine": "wikipedia",
-             "publishedDate": None, "score": 1.0}], "unresponsive_engines": []},
+        {
+            "query": "x",
+            "results": [
+                {
+                    "title": "A",
+                    "url": "https://a.org",
+                    "content": "c",
+                    "engine": "wikipedia",
+                    "publishedDate": None,
+                    "score": 1.0,
+                }
+            ],
+            "unresponsive_engines": [],
+        },
         [hit("A", "https://a.org", "c", "", "wikipedia")],
     ),
     "openalex": (
-        {"meta": {"count": 2}, "results": [
-            {"id": "https://openalex.org/W1", "title": "A", "doi": "https://doi.org/10.1/x",
-             "publication_date": "2021-05-04",
-             "abstract_inverted_index": {"of": [1, 4], "The": [0], "cats": [2], "and": [3],
-                                         "dogs": [5]},
-             "primary_location": {"landing_page_url": "https://a.org", "pdf_url": None,
-                                  "source": {"display_name": "Journal of A"}}},
-            {"id": "https://openalex.org/W2", "title": None, "doi": None,
-             "publication_date": "2020-01-01", "abstract_inverted_index": None,
-             "primary_location": None}]},
-        [hit("A", "https://a.org", "The of cats and of dogs", "2021-05-04", "Journal of A"),
-         hit("", "https://openalex.org/W2", "", "2020-01-01")],
+        {
+            "meta": {"count": 2},
+            "results": [
+                {
+                    "id": "https://openalex.org/W1",
+                    "title": "A",
+                    "doi": "https://doi.org/10.1/x",
+                    "publication_date": "2021-05-04",
+                    "abstract_inverted_index": {
+                        "of": [1, 4],
+                        "The": [0],
+                        "cats": [2],
+                        "and": [3],
+                        "dogs": [5],
+                    },
+                    "primary_location": {
+                        "landing_page_url": "https://a.org",
+                        "pdf_url": None,
+                        "source": {"display_name": "Journal of A"},
+                    },
+                },
+                {
+                    "id": "https://openalex.org/W2",
+                    "title": None,
+                    "doi": None,
+                    "publication_date": "2020-01-01",
+                    "abstract_inverted_index": None,
+                    "primary_location": None,
+                },
+            ],
+        },
+        [
+            hit("A", "https://a.org", "The of cats and of dogs", "2021-05-04", "Journal of A"),
+            hit("", "https://openalex.org/W2", "", "2020-01-01"),
+        ],
     ),
     "retrieve": (
-        {"result": [[
-            {"document": {"id": "17", "contents": '"Moon"\nIt is round.\nIt is far.'},
-             "score": 9.5},
-            {"id": 3, "contents": "Sun\nHot.", "url": "https://sun.org"}]]},
+        {
+            "result": [
+                [
+                    {
+                        "document": {"id": "17", "contents": '"Moon"\nIt is round.\nIt is far.'},
+                        "score": 9.5,
+                    },
+                    {"id": 3, "contents": "Sun\nHot.", "url": "https://sun.org"},
+                ]
+            ]
+        },
         [hit("Moon", "17", "It is round.\nIt is far."), hit("Sun", "https://sun.org", "Hot.")],
     ),
-}  # fmt: skip
-MARKDOWN = ("Title: The moon\n\nURL Source: https://a.org/\n\nMarkdown Content:\n"
-            "# Moon\n\nIt is round.\n")  # fmt: skip
+}
+MARKDOWN = (
+    "Title: The moon\n\nURL Source: https://a.org/\n\nMarkdown Content:\n# Moon\n\nIt is round.\n"
+)
 
 
 class Replay(http.server.ThreadingHTTPServer):
@@ -168,9 +243,14 @@ def test_what_is_sent(server):
     assert json.loads(sent["tavily"][3]) == {"query": QUESTION, "max_results": 20}
     assert sent["tavily"][2]["Authorization"] == f"Bearer {KEY}"
     assert json.loads(sent["retrieve"][3]) == {
-        "queries": [QUESTION], "topk": 30, "return_scores": True}  # fmt: skip
-    for name, wanted in (("searxng", {"q": [QUESTION], "format": ["json"]}),
-                         ("openalex", {"search": [QUESTION], "per_page": ["30"]})):  # fmt: skip
+        "queries": [QUESTION],
+        "topk": 30,
+        "return_scores": True,
+    }
+    for name, wanted in (
+        ("searxng", {"q": [QUESTION], "format": ["json"]}),
+        ("openalex", {"search": [QUESTION], "per_page": ["30"]}),
+    ):
         method, path, headers, _ = sent[name]
         assert method == "GET" and parse_qs(urlsplit(path).query) == wanted
     assert sent["openalex"][2]["Authorization"] == f"Bearer {KEY}"
@@ -180,8 +260,10 @@ def test_what_is_sent(server):
 def test_the_jina_reader(server):
     server.says(MARKDOWN.encode())
     assert ask(server, "jina") == {
-        "url": "https://a.org/x?y=1", "title": "The moon", "text": "# Moon\n\nIt is round.",
-    }  # fmt: skip
+        "url": "https://a.org/x?y=1",
+        "title": "The moon",
+        "text": "# Moon\n\nIt is round.",
+    }
     assert server.seen[0][:2] == ("GET", "/https://a.org/x?y=1")
     assert server.seen[0][2]["Authorization"] == f"Bearer {KEY}"
     server.says(b"only text")
@@ -194,10 +276,15 @@ def test_the_jina_reader(server):
         assert raised.value.kind == "refused"
 
 
-@pytest.mark.parametrize(("name", "variable"), [
-    ("serper", "SERPER_API_KEY"), ("serper_scholar", "SERPER_API_KEY"),
-    ("tavily", "TAVILY_API_KEY"), ("jina", "JINA_API_KEY"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("serper", "SERPER_API_KEY"),
+        ("serper_scholar", "SERPER_API_KEY"),
+        ("tavily", "TAVILY_API_KEY"),
+        ("jina", "JINA_API_KEY"),
+    ],
+)
 def test_a_missing_key_is_named_when_the_backend_is_made(monkeypatch, name, variable):
     for value in (None, "", "  "):
         monkeypatch.delenv(variable, raising=False)
@@ -222,18 +309,40 @@ def test_other_settings_that_are_wrong_are_named(server, monkeypatch):
 
 
 def test_bad_arguments_are_refused(server):
-    for wrong in ({}, {"query": 3}, {"query": None}, {"query": ["a"]}, {"query": "a", "k": 0},
-                  {"query": "a", "k": 101}, {"query": "a", "k": "5"}, {"query": "a", "k": True}):
+    for wrong in (
+        {},
+        {"query": 3},
+        {"query": None},
+        {"query": ["a"]},
+        {"query": "a", "k": 0},
+        {"query": "a", "k": 101},
+        {"query": "a", "k": "5"},
+        {"query": "a", "k": True},
+    ):
         with pytest.raises(ToolFault) as raised:
             Provider("serper", server.url)(wrong, 5.0)
         assert raised.value.kind == "refused" and server.seen == []
 
 
-@pytest.mark.parametrize(("status", "kind"), [
-    (401, "auth"), (403, "forbidden"), (404, "forbidden"), (410, "forbidden"), (400, "refused"),
-    (429, "rate_limited"), (500, "server"), (503, "server"), (414, "refused"), (422, "refused"),
-    (402, "forbidden"), (432, "forbidden"), (302, "malformed"), (204, "malformed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, "auth"),
+        (403, "forbidden"),
+        (404, "forbidden"),
+        (410, "forbidden"),
+        (400, "refused"),
+        (429, "rate_limited"),
+        (500, "server"),
+        (503, "server"),
+        (414, "refused"),
+        (422, "refused"),
+        (402, "forbidden"),
+        (432, "forbidden"),
+        (302, "malformed"),
+        (204, "malformed"),
+    ],
+)
 @pytest.mark.parametrize("name", ["serper", "openalex", "jina"])
 def test_statuses(server, name, status, kind):
     if name == "jina":  # about the page
@@ -275,9 +384,15 @@ def drip(first, piece):
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
-@pytest.mark.parametrize("write", [
-    lambda out: time.sleep(2), drip(HEAD, b"X: y\r\n"), drip(HEAD + b"\r\n", b" "),
-], ids=["silent", "headers", "body"])  # fmt: skip
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: time.sleep(2),
+        drip(HEAD, b"X: y\r\n"),
+        drip(HEAD + b"\r\n", b" "),
+    ],
+    ids=["silent", "headers", "body"],
+)
 def test_the_whole_call_has_one_deadline(server, write):
     server.reply = write
     assert fault(server, timeout_s=0.5).kind == "timeout"
@@ -350,14 +465,33 @@ def check(hits):
     json.dumps(hits, ensure_ascii=False).encode()
 
 
-@pytest.mark.parametrize("body", [
-    b"", b"<html>busy</html>", b'{"organic": [', b"[]", b"null", b"7", b'"organic"', b"{}",
-    b'{"organic": null}', b'{"organic": {}}', b'{"organic": ""}', b'{"organic": [7]}',
-    b'{"organic": [[["title", "a"], ["link", "b"]]]}', b'{"organic": [{}]}',
-    b'{"organic": [{"title": 7, "link": "a"}]}', b'{"organic": [{"title": "a", "link": ["b"]}]}',
-    b'{"organic": [{"title": "a", "link": "b", "snippet": {}}]}', b"\xff\xfe{", b"\0" * 9,
-    b"[" * 100_000, b'{"organic": [{"title": "a", "date": true}]}', b"9" * 10_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>busy</html>",
+        b'{"organic": [',
+        b"[]",
+        b"null",
+        b"7",
+        b'"organic"',
+        b"{}",
+        b'{"organic": null}',
+        b'{"organic": {}}',
+        b'{"organic": ""}',
+        b'{"organic": [7]}',
+        b'{"organic": [[["title", "a"], ["link", "b"]]]}',
+        b'{"organic": [{}]}',
+        b'{"organic": [{"title": 7, "link": "a"}]}',
+        b'{"organic": [{"title": "a", "link": ["b"]}]}',
+        b'{"organic": [{"title": "a", "link": "b", "snippet": {}}]}',
+        b"\xff\xfe{",
+        b"\0" * 9,
+        b"[" * 100_000,
+        b'{"organic": [{"title": "a", "date": true}]}',
+        b"9" * 10_000,
+    ],
+)
 def test_malformed_replies(server, body):
     server.says(body)
     wrong = fault(server)

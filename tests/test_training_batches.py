@@ -10,8 +10,18 @@ from drlib.policy.moe import PolicyShape, build_policy
 from drlib.training.batches import balance_loss, pack, score, spread
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
 
-SHAPE = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, experts=4,
-                    experts_per_token=2, expert_hidden=16, max_positions=128)  # fmt: skip
+SHAPE = PolicyShape(
+    vocab_size=64,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=4,
+    experts_per_token=2,
+    expert_hidden=16,
+    max_positions=128,
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +85,9 @@ def test_what_carries_no_loss_is_not_scored_and_gets_no_gradient(model):
     changed = [some[0], samples([10], seed=9)[0]]
     rows = pack(changed, 20, 0)
     model.zero_grad()
-    score(model, rows, spread(rows, [[False] * 6 + [True] * 4, [False] * 10], torch.bool)
-          ).logp_M.sum().backward()  # fmt: skip
+    score(
+        model, rows, spread(rows, [[False] * 6 + [True] * 4, [False] * 10], torch.bool)
+    ).logp_M.sum().backward()
     torch.testing.assert_close(first, model.model.embed_tokens.weight.grad, atol=1e-6, rtol=1e-5)
 
 

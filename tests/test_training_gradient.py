@@ -37,8 +37,9 @@ TASKS = [Task(str(i), f"What is {i} times 7?", str(7 * i), "python", "python") f
 
 @pytest.fixture(scope="module")
 def policy():
-    shape = PolicyShape(hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16,
-                        max_positions=256)  # fmt: skip
+    shape = PolicyShape(
+        hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16, max_positions=256
+    )
     return build_policy(shape, 0, init="plain")
 
 
@@ -92,12 +93,18 @@ def by_hand(policy, rollouts, config, old=None):
     logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     advantages, weights, _ = advantages_of(rollouts, config)
     loss, _ = policy_loss(
-        logp, behaviour[:, 1:], advantages, mask[:, 1:], loss_config(config), weights_B=weights,
+        logp,
+        behaviour[:, 1:],
+        advantages,
+        mask[:, 1:],
+        loss_config(config),
+        weights_B=weights,
         old_logp_BT=before[:, 1:] if old else None,
     )
     loss.backward()
-    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten()
-                      for p in model.parameters()])  # fmt: skip
+    return torch.cat(
+        [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,8 +142,12 @@ def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_referenc
     here = {"reference": record(policy, dead, config, PAD)}
     metrics, gradient = gradients(policy, dead, config, here)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
-    away = {"reference": [np.where(t.generated, r - 0.5, 0).astype(np.float32)
-                          for t, r in zip(dead, here["reference"])]}  # fmt: skip
+    away = {
+        "reference": [
+            np.where(t.generated, r - 0.5, 0).astype(np.float32)
+            for t, r in zip(dead, here["reference"])
+        ]
+    }
     metrics, gradient = gradients(policy, dead, config, away)
     assert metrics["kl"] == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
     assert gradient.norm() > 1e-3
@@ -166,9 +177,14 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     old, random = record(policy, rollouts, config, PAD), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
     shifted = [
-        replace(t, logprobs=np.where(t.generated, o + size * random.normal(size=len(o)), 0)
-                .astype(np.float32)) for t, o in zip(rollouts, old)
-    ]  # fmt: skip
+        replace(
+            t,
+            logprobs=np.where(t.generated, o + size * random.normal(size=len(o)), 0).astype(
+                np.float32
+            ),
+        )
+        for t, o in zip(rollouts, old)
+    ]
     metrics, packed = gradients(policy, shifted, config, {"old": old})
     whole = by_hand(policy, shifted, config, old)
     sampled = sum(int(t.generated.sum()) for t in rollouts)
@@ -181,8 +197,9 @@ def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
         ({"rl_correction": "icepop"}, 'rl_correction="icepop" .* set rl_engine'),
         ({"rl_minibatches": 0}, "rl_minibatches must be at least 1"),
         ({"rl_oversample": 0}, "rl_oversample must be at least 1"),
-        ({"rl_oversample": 2}, "rl_resample"), ({"rl_resample": "sort"}, "rl_oversample"),
-    ):  # fmt: skip
+        ({"rl_oversample": 2}, "rl_resample"),
+        ({"rl_resample": "sort"}, "rl_oversample"),
+    ):
         with pytest.raises(ValueError, match=word):
             check_switches(settings(**changes))
     check_switches(settings(rl_correction="icepop", rl_staleness=1, rl_minibatches=2))

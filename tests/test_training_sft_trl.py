@@ -44,8 +44,15 @@ def chat():
 
 @pytest.fixture(scope="module")
 def checkpoint(chat, tmp_path_factory):
-    shape = PolicyShape(vocab_size=len(chat.tokenizer), hidden=32, layers=2, heads=4, head_dim=8,
-                        experts=4, expert_hidden=16)  # fmt: skip
+    shape = PolicyShape(
+        vocab_size=len(chat.tokenizer),
+        hidden=32,
+        layers=2,
+        heads=4,
+        head_dim=8,
+        experts=4,
+        expert_hidden=16,
+    )
     ends = {"eos_id": chat.end_id, "pad_id": chat.tokenizer.pad_token_id}
     path = tmp_path_factory.mktemp("policy") / "tiny"
     return save_policy(build_policy(shape, 0, "plain", **ends), chat.tokenizer, path)
@@ -93,8 +100,28 @@ def test_a_rollout_is_trained_on_the_ids_it_sampled_and_a_managed_round_on_its_t
     generated[-1] = False
     zeros = {np.dtype(d): np.zeros(len(ids), d) for d in ("f4", "u1", "u2", "i4")}
     f4, u1, u2, i4 = zeros.values()
-    record = Trajectory("a", "t", "g", "w", 0, ids, generated, f4, None, u1, u2, i4, None, [],
-                        Termination.ANSWERED, "21", None, {}, ROWS[0], {})  # fmt: skip
+    record = Trajectory(
+        "a",
+        "t",
+        "g",
+        "w",
+        0,
+        ids,
+        generated,
+        f4,
+        None,
+        u1,
+        u2,
+        i4,
+        None,
+        [],
+        Termination.ANSWERED,
+        "21",
+        None,
+        {},
+        ROWS[0],
+        {},
+    )
     (episode,) = from_trajectories([record], [task])
     for row in (record, episode):
         (made,) = sft_dataset([row], chat)
@@ -123,8 +150,10 @@ def test_packed_loss_is_the_hand_made_one_and_trl_keeps_our_labels(chat, checkpo
 
 def test_the_order_of_packing_changes_nothing(chat, checkpoint, tmp_path):
     """Were a sample to see the one before it, its loss would depend on which that is."""
-    losses = [trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
-              for rows in (ROWS, ROWS[::-1])]  # fmt: skip
+    losses = [
+        trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
+        for rows in (ROWS, ROWS[::-1])
+    ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 

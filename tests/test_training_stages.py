@@ -21,11 +21,25 @@ from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics, w
 from drlib.worlds import load_world
 
 SMALL = {
-    "hidden": 32, "layers": 2, "heads": 4, "head_dim": 8, "expert_hidden": 16, "experts": 4,
-    "cpt_steps": 6, "cpt_batch_tokens": 1024, "sft_steps": 4, "sft_batch_tokens": 1024,
-    "rl_steps": 4, "rl_questions": 4, "rl_group": 2, "max_turn_tokens": 24, "max_calls": 2,
-    "demonstrations": 60, "checkpoint_every": 2, "processes": 1,
-}  # fmt: skip
+    "hidden": 32,
+    "layers": 2,
+    "heads": 4,
+    "head_dim": 8,
+    "expert_hidden": 16,
+    "experts": 4,
+    "cpt_steps": 6,
+    "cpt_batch_tokens": 1024,
+    "sft_steps": 4,
+    "sft_batch_tokens": 1024,
+    "rl_steps": 4,
+    "rl_questions": 4,
+    "rl_group": 2,
+    "max_turn_tokens": 24,
+    "max_calls": 2,
+    "demonstrations": 60,
+    "checkpoint_every": 2,
+    "processes": 1,
+}
 
 
 def config(**changes) -> Config:
@@ -37,9 +51,12 @@ def runs(tmp_path_factory):
     """Stages up to the cold start, built in this process."""
     runs, ranks = tmp_path_factory.mktemp("a folder with runs"), Ranks()
     for name, build in (
-        ("world", data.build_world), ("untrained", pretrain.build_untrained),
-        ("demonstrations", data.build_demonstrations), ("cpt", pretrain.pretrain), ("sft", sft.sft),
-    ):  # fmt: skip
+        ("world", data.build_world),
+        ("untrained", pretrain.build_untrained),
+        ("demonstrations", data.build_demonstrations),
+        ("cpt", pretrain.pretrain),
+        ("sft", sft.sft),
+    ):
         build(config(), stages.folder(name, config(), runs), ranks)
     return runs
 
@@ -47,8 +64,13 @@ def runs(tmp_path_factory):
 def command(name, settings, runs, processes=1):
     start = [sys.executable, "-m"]
     if processes > 1:
-        start += ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-                  f"--nproc-per-node={processes}", "-m"]  # fmt: skip
+        start += [
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={processes}",
+            "-m",
+        ]
     return [*start, stages.stage(name).module, *stages.arguments(name, settings, runs)]
 
 
@@ -58,9 +80,13 @@ def environment():
 
 def run(name, settings, runs, processes=1, **more):
     return subprocess.run(
-        command(name, settings, runs, processes), env=environment(), capture_output=True,
-        text=True, timeout=600, **more,
-    )  # fmt: skip
+        command(name, settings, runs, processes),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        **more,
+    )
 
 
 def weights(folder):
@@ -90,8 +116,11 @@ def wait_for_step(path, step, seconds=300):
 def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path, name, kill_at):
     """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
     settings = config(cpt_steps=7) if name == "cpt" else config(rl_steps=5)
-    before = ("world", "untrained") if name == "cpt" else (
-        "world", "untrained", "demonstrations", "cpt", "sft")  # fmt: skip
+    before = (
+        ("world", "untrained")
+        if name == "cpt"
+        else ("world", "untrained", "demonstrations", "cpt", "sft")
+    )
     for target in (tmp_path / "whole", tmp_path / "killed"):
         link_inputs(runs, target, settings, *before)
     whole = run(name, settings, tmp_path / "whole")
@@ -99,9 +128,12 @@ def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path,
     final = stages.folder(name, settings, tmp_path / "killed")
     partial = final.with_name(final.name + ".partial")
     child = subprocess.Popen(
-        command(name, settings, tmp_path / "killed"), env=environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command(name, settings, tmp_path / "killed"),
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_for_step(partial / "metrics.jsonl", kill_at)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -143,9 +175,12 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
     final = stages.folder("cpt", settings, tmp_path)
     partial = final.with_name(final.name + ".partial")
     child = subprocess.Popen(
-        command("cpt", settings, tmp_path, 2), env=environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command("cpt", settings, tmp_path, 2),
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_for_step(partial / "metrics.jsonl", 2)
     os.killpg(child.pid, signal.SIGINT)
     assert child.wait(timeout=300) != 0

@@ -24,8 +24,9 @@ from drlib.training.trl import DeepResearchGRPOTrainer
 from drlib.trajectory import Segment, Termination, Trajectory
 
 VOCABULARY, EOS, PAD, GROUP, COMPLETION = 12, 1, 2, 4, 8
-SHAPE = PolicyShape(vocab_size=VOCABULARY, hidden=32, layers=2, heads=4, head_dim=8, experts=4,
-                    expert_hidden=16)  # fmt: skip
+SHAPE = PolicyShape(
+    vocab_size=VOCABULARY, hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +46,31 @@ def trainer(checkpoint, tmp_path, reward, options=None, **ours):
     model, tokenizer = load_policy(checkpoint)
     model.config._name_or_path = str(checkpoint)  # whence TRL loads a reference
     settings = dict(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True,
-        gradient_checkpointing=False, router_aux_loss_coef=0.0, max_steps=1, max_grad_norm=0.0,
-        per_device_train_batch_size=GROUP, num_generations=GROUP, gradient_accumulation_steps=2,
-        max_completion_length=COMPLETION, save_strategy="no", seed=3,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        router_aux_loss_coef=0.0,
+        max_steps=1,
+        max_grad_norm=0.0,
+        per_device_train_batch_size=GROUP,
+        num_generations=GROUP,
+        gradient_accumulation_steps=2,
+        max_completion_length=COMPLETION,
+        save_strategy="no",
+        seed=3,
+    )
     made = DeepResearchGRPOTrainer(
-        model=model, processing_class=tokenizer, reward_funcs=reward,
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward,
         train_dataset=Dataset.from_dict({"prompt": ["t3 t4 t5", "t6"]}),
-        args=GRPOConfig(**settings | (options or {})), rollout_func=ours.pop("rollout_func", None),
+        args=GRPOConfig(**settings | (options or {})),
+        rollout_func=ours.pop("rollout_func", None),
         **ours,
-    )  # fmt: skip
+    )
     made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
     made.model.train()
     return made
@@ -90,36 +105,60 @@ def trajectory(batch, i, reward):
     generated, ended = np.arange(len(ids)) >= len(prompt), int(ids[-1]) == EOS
     zeros = np.zeros(len(ids), np.float32)
     return Trajectory(
-        id=str(i), task_id=str(i // GROUP), group_id=str(i // GROUP), world_version="",
-        policy_version=0, token_ids=ids, generated=generated, logprobs=zeros, entropies=None,
-        segments=np.full(len(ids), Segment.ANSWER, np.uint8), turns=zeros.astype(np.uint16),
-        versions=zeros.astype(np.int32), routed_experts=None, tool_results=[],
+        id=str(i),
+        task_id=str(i // GROUP),
+        group_id=str(i // GROUP),
+        world_version="",
+        policy_version=0,
+        token_ids=ids,
+        generated=generated,
+        logprobs=zeros,
+        entropies=None,
+        segments=np.full(len(ids), Segment.ANSWER, np.uint8),
+        turns=zeros.astype(np.uint16),
+        versions=zeros.astype(np.int32),
+        routed_experts=None,
+        tool_results=[],
         termination=Termination.ANSWERED if ended else Termination.LENGTH,
-        answer="so" if ended else None, reward=reward, reward_parts={}, messages=[], metadata={},
-    )  # fmt: skip
+        answer="so" if ended else None,
+        reward=reward,
+        reward_parts={},
+        messages=[],
+        metadata={},
+    )
 
 
-@pytest.mark.parametrize("switches", [
-    {},
-    {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"},
-    {"rl_clip": "cispo", "rl_aggregate": "constant"},
-], ids=["recipe", "sequence", "constant"])  # fmt: skip
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"},
+        {"rl_clip": "cispo", "rl_aggregate": "constant"},
+    ],
+    ids=["recipe", "sequence", "constant"],
+)
 def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, tmp_path):
-    config = Config.load("ci", rl_overlong="exclude", balance_coef=0.0, max_context_tokens=24,
-                         **switches)  # fmt: skip
+    config = Config.load(
+        "ci", rl_overlong="exclude", balance_coef=0.0, max_context_tokens=24, **switches
+    )
     rewards, batches, watch = [], [], Watch()
 
     def reward(completion_ids, **_):
         rewards.extend(float(sum(ids) % 3 == 0) for ids in completion_ids)
         return rewards
 
-    made = trainer(checkpoint, tmp_path, reward, loss=loss_config(config),
-                   advantages=getattr(estimators, config.rl_advantage))  # fmt: skip
+    made = trainer(
+        checkpoint,
+        tmp_path,
+        reward,
+        loss=loss_config(config),
+        advantages=getattr(estimators, config.rl_advantage),
+    )
     made.add_callback(watch)
     generate = made._generate_and_score_completions
-    made._generate_and_score_completions = lambda inputs: batches.append(generate(inputs)) or {
-        **batches[-1]
-    }
+    made._generate_and_score_completions = lambda inputs: (
+        batches.append(generate(inputs)) or {**batches[-1]}
+    )
     made.train()
     (batch,) = batches
     rollouts = [trajectory(batch, i, r) for i, r in enumerate(rewards)]
@@ -191,8 +230,13 @@ def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
         seen.append(rollouts)
         return torch.full((8,), 2.0), torch.arange(8) < 6
 
-    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts,
-                   rollout_filter=last_two_do_not_count)  # fmt: skip
+    made = trainer(
+        checkpoint,
+        tmp_path,
+        reward,
+        rollout_func=fixed_rollouts,
+        rollout_filter=last_two_do_not_count,
+    )
     batch = made._generate_and_score_completions(inputs())
     assert seen[0].truncated_N.tolist() == [n == COMPLETION for n in LENGTHS]
     assert seen[0].inputs[0]["prompt"] == "t3 t4 t5" and seen[0].rewards_N[4].isnan()
@@ -205,9 +249,11 @@ CASES = {
     "recipe": (LossConfig(), {}),
     "double-sided": (LossConfig(clip="double_sided", aggregate="sequence"), {}),
     "icepop": (LossConfig(correction="icepop", correction_bounds=(0.8, 1.25)), {}),
-    "kl": (LossConfig(kl_coef=0.3, top_entropy=0.5, denominator="all", entropy_scope="sequence"),
-           {"beta": 0.3}),
-}  # fmt: skip
+    "kl": (
+        LossConfig(kl_coef=0.3, top_entropy=0.5, denominator="all", entropy_scope="sequence"),
+        {"beta": 0.3},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -235,16 +281,26 @@ def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint
     logp_BT = logp_BTV.gather(-1, ids[:, -width:, None])[..., 0]
     entropies_BT = -(logp_BTV.exp() * logp_BTV).sum(-1).detach()
     loss, metrics = policy_loss(
-        logp_BT, batch["sampling_per_token_logps"], batch["advantages"], mask_BT, config,
-        old_logp_BT=logp_BT.detach(), reference_logp_BT=batch.get("ref_per_token_logps"),
-        entropies_BT=entropies_BT, weights_B=batch["loss_weights"],
-    )  # fmt: skip
+        logp_BT,
+        batch["sampling_per_token_logps"],
+        batch["advantages"],
+        mask_BT,
+        config,
+        old_logp_BT=logp_BT.detach(),
+        reference_logp_BT=batch.get("ref_per_token_logps"),
+        entropies_BT=entropies_BT,
+        weights_B=batch["loss_weights"],
+    )
     loss.backward()
     assert_equal_gradients(found, named(model))
     if config.correction != "none":
         used = mask_BT & (batch["loss_weights"] > 0)[:, None]
-        kept = kept_tokens(used, config, behaviour_logp_BT=batch["sampling_per_token_logps"],
-                           old_logp_BT=logp_BT.detach())  # fmt: skip
+        kept = kept_tokens(
+            used,
+            config,
+            behaviour_logp_BT=batch["sampling_per_token_logps"],
+            old_logp_BT=logp_BT.detach(),
+        )
         assert 0 < metrics["dropped_correction"] < 1
         assert batch["num_items_in_batch"] == kept.sum()
     if config.clip == "double_sided":
@@ -254,13 +310,16 @@ def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("options, ours, message", [
-    ({"loss_type": "grpo"}, {}, "GRPOConfig.loss_type='grpo' has no effect"),
-    ({"epsilon": 0.1}, {}, "GRPOConfig.epsilon=0.1"),
-    ({"scale_rewards": "none"}, {}, "GRPOConfig.scale_rewards"),
-    ({}, {"loss": LossConfig(kl_coef=0.1)}, "beta is 0.0 and LossConfig.kl_coef 0.1"),
-    ({}, {"loss": LossConfig(top_entropy=0.2)}, 'denominator="all"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, ours, message",
+    [
+        ({"loss_type": "grpo"}, {}, "GRPOConfig.loss_type='grpo' has no effect"),
+        ({"epsilon": 0.1}, {}, "GRPOConfig.epsilon=0.1"),
+        ({"scale_rewards": "none"}, {}, "GRPOConfig.scale_rewards"),
+        ({}, {"loss": LossConfig(kl_coef=0.1)}, "beta is 0.0 and LossConfig.kl_coef 0.1"),
+        ({}, {"loss": LossConfig(top_entropy=0.2)}, 'denominator="all"'),
+    ],
+)
 def test_options_that_would_do_nothing_are_refused(options, ours, message, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=message):
         trainer(checkpoint, tmp_path, reward, options, **ours)
@@ -273,7 +332,12 @@ def test_a_correction_needs_the_engines_log_probabilities(checkpoint, tmp_path):
 
 
 def test_a_filter_gives_one_verdict_a_completion(checkpoint, tmp_path):
-    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts,
-                   rollout_filter=lambda rollouts: (torch.ones(2), torch.ones(2)))  # fmt: skip
+    made = trainer(
+        checkpoint,
+        tmp_path,
+        reward,
+        rollout_func=fixed_rollouts,
+        rollout_filter=lambda rollouts: (torch.ones(2), torch.ones(2)),
+    )
     with pytest.raises(ValueError, match="shape .2,. for 8 completions"):
         made._generate_and_score_completions(inputs())

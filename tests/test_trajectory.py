@@ -16,39 +16,67 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from drlib.trajectory import (
-    Segment, Termination, ToolResult, Trajectory, collate, iter_trajectories, load_trajectories,
+    Segment,
+    Termination,
+    ToolResult,
+    Trajectory,
+    collate,
+    iter_trajectories,
+    load_trajectories,
     save_trajectories,
-)  # fmt: skip
+)
 
 
 def record(tokens=3, **changes) -> Trajectory:
     """A trajectory whose last token was sampled."""
     generated = np.arange(tokens) == tokens - 1
     fields = dict(
-        id="t", task_id="q", group_id="g", world_version="w", policy_version=4,
-        token_ids=np.arange(10, 10 + tokens, dtype=np.int32), generated=generated,
-        logprobs=np.where(generated, -0.5, 0).astype(np.float32), entropies=None,
-        segments=np.full(tokens, Segment.ANSWER, np.uint8), turns=np.zeros(tokens, np.uint16),
-        versions=np.where(generated, 4, 0).astype(np.int32), routed_experts=None,
-        tool_results=[], termination=Termination.ANSWERED, answer="Paris", reward=1.0,
-        reward_parts={"match": 1.0}, messages=[{"role": "user", "content": "?"}], metadata={},
-    )  # fmt: skip
+        id="t",
+        task_id="q",
+        group_id="g",
+        world_version="w",
+        policy_version=4,
+        token_ids=np.arange(10, 10 + tokens, dtype=np.int32),
+        generated=generated,
+        logprobs=np.where(generated, -0.5, 0).astype(np.float32),
+        entropies=None,
+        segments=np.full(tokens, Segment.ANSWER, np.uint8),
+        turns=np.zeros(tokens, np.uint16),
+        versions=np.where(generated, 4, 0).astype(np.int32),
+        routed_experts=None,
+        tool_results=[],
+        termination=Termination.ANSWERED,
+        answer="Paris",
+        reward=1.0,
+        reward_parts={"match": 1.0},
+        messages=[{"role": "user", "content": "?"}],
+        metadata={},
+    )
     return Trajectory(**{**fields, **changes})
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
-    lambda inner: st.lists(inner, max_size=2)
-    | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=5,
-)  # fmt: skip
+)
 RESULTS = st.builds(
-    ToolResult, tool=TEXT, arguments=st.dictionaries(TEXT, JSON, max_size=2),
-    text=st.text(max_size=8), ok=st.booleans(), error=st.none() | TEXT,
-    latency_s=st.floats(0, 9), attempts=st.integers(1, 4), source=TEXT,
-    cache_hit=st.booleans(), degraded=st.booleans(), env_fault=st.booleans(),
-)  # fmt: skip
+    ToolResult,
+    tool=TEXT,
+    arguments=st.dictionaries(TEXT, JSON, max_size=2),
+    text=st.text(max_size=8),
+    ok=st.booleans(),
+    error=st.none() | TEXT,
+    latency_s=st.floats(0, 9),
+    attempts=st.integers(1, 4),
+    source=TEXT,
+    cache_hit=st.booleans(),
+    degraded=st.booleans(),
+    env_fault=st.booleans(),
+)
 
 
 @st.composite
@@ -66,22 +94,32 @@ def trajectories(draw):
     def places(dtype, values):  # K = 2 a generated token
         return np.where(generated[:, None], values, -1 if dtype is np.int32 else 0).astype(dtype)
 
-    top = {} if draw(st.booleans()) else {
-        "top_ids": places(np.int32, [7, 8]), "top_logprobs": places(np.float32, [-0.1, -2.5])
-    }  # fmt: skip
+    top = (
+        {}
+        if draw(st.booleans())
+        else {"top_ids": places(np.int32, [7, 8]), "top_logprobs": places(np.float32, [-0.1, -2.5])}
+    )
     return record(
-        tokens, **top, id=draw(TEXT), policy_version=draw(st.integers(0, 2**40)),
-        token_ids=integers(np.int32), generated=generated, logprobs=numbers(),
+        tokens,
+        **top,
+        id=draw(TEXT),
+        policy_version=draw(st.integers(0, 2**40)),
+        token_ids=integers(np.int32),
+        generated=generated,
+        logprobs=numbers(),
         entropies=draw(st.sampled_from([None, numbers()])),
         segments=draw(hnp.arrays(np.uint8, tokens, elements=st.integers(0, 6))),
-        turns=integers(np.uint16), versions=integers(np.int32),
+        turns=integers(np.uint16),
+        versions=integers(np.int32),
         routed_experts=draw(st.none() | hnp.arrays(np.uint16, (tokens, 2, 2))),
         tool_results=draw(st.lists(RESULTS, max_size=2)),
-        termination=draw(st.sampled_from(Termination)), answer=draw(st.none() | TEXT),
-        reward=draw(st.none() | st.floats()), reward_parts=draw(st.dictionaries(TEXT, st.floats())),
+        termination=draw(st.sampled_from(Termination)),
+        answer=draw(st.none() | TEXT),
+        reward=draw(st.none() | st.floats()),
+        reward_parts=draw(st.dictionaries(TEXT, st.floats())),
         messages=draw(st.lists(st.dictionaries(TEXT, JSON, max_size=2), max_size=2)),
         metadata=draw(st.dictionaries(TEXT, JSON, max_size=2)),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -129,9 +167,11 @@ def test_a_missing_source_is_not_taken_for_a_full_disk(tmp_path):
 
 def test_equality_sees_every_field():
     base = record(
-        entropies=np.zeros(3, np.float32), routed_experts=np.zeros((3, 2, 2), np.uint16),
-        top_ids=np.zeros((3, 1), np.int32), top_logprobs=np.zeros((3, 1), np.float32),
-    )  # fmt: skip
+        entropies=np.zeros(3, np.float32),
+        routed_experts=np.zeros((3, 2, 2), np.uint16),
+        top_ids=np.zeros((3, 1), np.int32),
+        top_logprobs=np.zeros((3, 1), np.float32),
+    )
     assert base == dataclasses.replace(base, token_ids=base.token_ids.copy())
     for field in dataclasses.fields(base):
         value = getattr(base, field.name)
@@ -146,30 +186,43 @@ def test_equality_sees_every_field():
         assert changed != base, field.name
 
 
-@pytest.mark.parametrize("changes, error, message", [
-    ({"turns": np.zeros(2, np.uint16)}, ValueError, "turns has 2 entries for 3 tokens"),
-    ({"token_ids": np.zeros(3)}, TypeError, r"token_ids must be a numpy int32\[T\], got float64"),
-    ({"generated": [True] * 3}, TypeError, r"generated must be a numpy bool\[T\], got list"),
-    ({"logprobs": None}, TypeError, "logprobs must be a numpy float32"),
-    ({"segments": np.full(3, 7, np.uint8)}, ValueError, "segments hold 7"),
-    ({"logprobs": np.ones(3, np.float32)}, ValueError, "logprobs is not 0 at a token"),
-    ({"entropies": np.ones(3, np.float32)}, ValueError, "entropies is not 0 at a token"),
-    ({"routed_experts": np.zeros(3, np.uint16)}, TypeError, r"uint16\[T, L, k\]"),
-    ({"routed_experts": np.zeros((2, 1, 1), np.uint16)}, ValueError, "2 entries for 3 tokens"),
-    ({"top_ids": np.zeros((3, 1), np.int32)}, ValueError, r"differ in shape: \(3, 1\), None"),
-    ({"top_ids": np.zeros((3, 1), np.int32), "top_logprobs": np.ones((3, 1), np.float32)},
-     ValueError, "top_logprobs is not 0 at a token"),
-    ({"termination": "answered"}, TypeError, "termination must be a Termination"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"turns": np.zeros(2, np.uint16)}, ValueError, "turns has 2 entries for 3 tokens"),
+        (
+            {"token_ids": np.zeros(3)},
+            TypeError,
+            r"token_ids must be a numpy int32\[T\], got float64",
+        ),
+        ({"generated": [True] * 3}, TypeError, r"generated must be a numpy bool\[T\], got list"),
+        ({"logprobs": None}, TypeError, "logprobs must be a numpy float32"),
+        ({"segments": np.full(3, 7, np.uint8)}, ValueError, "segments hold 7"),
+        ({"logprobs": np.ones(3, np.float32)}, ValueError, "logprobs is not 0 at a token"),
+        ({"entropies": np.ones(3, np.float32)}, ValueError, "entropies is not 0 at a token"),
+        ({"routed_experts": np.zeros(3, np.uint16)}, TypeError, r"uint16\[T, L, k\]"),
+        ({"routed_experts": np.zeros((2, 1, 1), np.uint16)}, ValueError, "2 entries for 3 tokens"),
+        ({"top_ids": np.zeros((3, 1), np.int32)}, ValueError, r"differ in shape: \(3, 1\), None"),
+        (
+            {"top_ids": np.zeros((3, 1), np.int32), "top_logprobs": np.ones((3, 1), np.float32)},
+            ValueError,
+            "top_logprobs is not 0 at a token",
+        ),
+        ({"termination": "answered"}, TypeError, "termination must be a Termination"),
+    ],
+)
 def test_a_record_that_does_not_fit_together_is_refused(changes, error, message):
     with pytest.raises(error, match="trajectory t: .*" + message):
         record(**changes)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"metadata": {"x": object()}}, "metadata cannot be written .*not JSON serializable"),
-    ({"answer": "\ud800"}, "answer cannot be written .*surrogates not allowed.*Unicode"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"metadata": {"x": object()}}, "metadata cannot be written .*not JSON serializable"),
+        ({"answer": "\ud800"}, "answer cannot be written .*surrogates not allowed.*Unicode"),
+    ],
+)
 def test_what_cannot_be_written_is_named_and_leaves_no_file(changes, message, tmp_path):
     with pytest.raises(ValueError, match=f"trajectory 't': {message}"):
         save_trajectories(tmp_path / "t.parquet", [record(**changes)])

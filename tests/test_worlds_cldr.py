@@ -36,8 +36,9 @@ def graph(world):
 @pytest.fixture(scope="module")
 def places(graph):
     """code -> title of each territory."""
-    return {code: title for title in graph.kinds["territory"]
-            for code in graph.values(title, "code")}  # fmt: skip
+    return {
+        code: title for title in graph.kinds["territory"] for code in graph.values(title, "code")
+    }
 
 
 def titles(graph, kind):
@@ -64,8 +65,12 @@ def test_currencies_are_babel_s(graph, places):
 
 
 def test_years_are_those_of_the_currencies_dates(graph, places):
-    rows = [(code, *row) for code in places
-            for row in get_global("territory_currencies").get(code, ()) if row[3] and row[1]]
+    rows = [
+        (code, *row)
+        for code in places
+        for row in get_global("territory_currencies").get(code, ())
+        if row[3] and row[1]
+    ]
     for code, title in titles(graph, "currency").items():
         begins = [begin[0] for _, money, begin, *_ in rows if money == code]
         assert graph.values(title, "introduction year") == {str(min(begins))}
@@ -139,16 +144,24 @@ def test_names_are_unique_qualified_and_known_in_other_languages(world, graph):
     assert len({title.casefold() for title in pages}) == len(pages)
     assert graph.nodes["Nauru"].kind == "territory"
     assert graph.values("Nauru (language)", "official language of") == {"Nauru"}
-    for name, title in {"Norwegen": "Norway", "Noruega": "Norway", "nok": "Norwegian Krone",
-                        "Kyrillisch": "Cyrillic script", "Oslo": "Europe/Oslo",
-                        "vendredi": "Friday"}.items():  # fmt: skip
+    for name, title in {
+        "Norwegen": "Norway",
+        "Noruega": "Norway",
+        "nok": "Norwegian Krone",
+        "Kyrillisch": "Cyrillic script",
+        "Oslo": "Europe/Oslo",
+        "vendredi": "Friday",
+    }.items():
         found = [hit.title for hit in world.search(name, 3)]
         assert title in found, (name, found)
         assert name.casefold() in {alias.casefold() for alias in graph.nodes[title].aliases}
     most = max(len(graph.nodes[title].aliases) for title in pages)
     assert most <= len(cldr.OTHER_NAMES) + 1
-    assert not any(len(alias) == 2 and alias.isascii() and alias.isupper()
-                   for title in pages for alias in graph.nodes[title].aliases)  # fmt: skip
+    assert not any(
+        len(alias) == 2 and alias.isascii() and alias.isupper()
+        for title in pages
+        for alias in graph.nodes[title].aliases
+    )
 
 
 def test_every_title_finds_itself_first_and_pages_name_their_source(world, graph):
@@ -160,8 +173,20 @@ def test_every_title_finds_itself_first_and_pages_name_their_source(world, graph
 
 def test_relations_read_well():
     """A name ends in a noun, so that "the <relation> of X" is English, and is no inverse."""
-    nouns = {"language", "currency", "year", "decimals", "zone", "time", "script", "territory",
-             "weekday", "day", "code", "symbol"}  # fmt: skip
+    nouns = {
+        "language",
+        "currency",
+        "year",
+        "decimals",
+        "zone",
+        "time",
+        "script",
+        "territory",
+        "weekday",
+        "day",
+        "code",
+        "symbol",
+    }
     relations = {relation for _, relation, _ in cldr.read().facts}
     assert {relation.split()[-1] for relation in relations} == nouns
 

@@ -83,10 +83,12 @@ ITALY = """<html><head><title>Italy</title><script>evil()</script></head><body>
 <pre># code, no heading</pre>
 <table><tr><th>Year</th><th>Ruler</th></tr><tr><td>1861</td><td>Victor</td></tr>
 <tr><td>1878</td><td>Umberto</td></tr></table></section></body></html>"""
-NOTEBOOK = {"cells": [
-    {"cell_type": "markdown", "source": ["# A study\n", "of [Italy](it%20aly.html)"]},
-    {"cell_type": "code", "source": "# a comment\nprint(1)", "outputs": []},
-]}  # fmt: skip
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "source": ["# A study\n", "of [Italy](it%20aly.html)"]},
+        {"cell_type": "code", "source": "# a comment\nprint(1)", "outputs": []},
+    ]
+}
 
 
 @pytest.fixture
@@ -115,24 +117,36 @@ def facts_of(part):
 def test_chunks_links_tables_and_front_matter_of_markdown():
     part = chunks("guide/intro.md", INTRO)
     first, install, details, again = (
-        "guide/intro.md", "guide/intro.md#install-now", "guide/intro.md#details",
+        "guide/intro.md",
+        "guide/intro.md#install-now",
+        "guide/intro.md#details",
         "guide/intro.md#install-now-1",
-    )  # fmt: skip
+    )
     rows = [f"{install}: Oslo", f"{install}: Rome"]
     assert [d.title for d in part.documents] == [first, install, *rows, details, again]
     kinds = {node.title: node.kind for node in part.nodes}
     assert kinds[first] == "page" and kinds[again] == "section" and kinds[rows[0]] == "table row"
     assert facts_of(part) == {
-        (first, "tags", "alpha"), (first, "tags", "beta"), (first, "author", "Ada"),
-        (first, "part", "a series"), (first, "link field", "own name"),
-        (first, "heading", "Intro"), (install, "heading", "Install now!"),
-        (details, "heading", "Details"), (again, "heading", "Install now!"),
-        (first, "section", install), (install, "section", details), (first, "section", again),
+        (first, "tags", "alpha"),
+        (first, "tags", "beta"),
+        (first, "author", "Ada"),
+        (first, "part", "a series"),
+        (first, "link field", "own name"),
+        (first, "heading", "Intro"),
+        (install, "heading", "Install now!"),
+        (details, "heading", "Details"),
+        (again, "heading", "Install now!"),
+        (first, "section", install),
+        (install, "section", details),
+        (first, "section", again),
         (first, "link", "api.rst#usage"),
         (install, "link", "guide/it aly.html"),
-        (rows[0], "table", install), (rows[1], "table", install), (rows[0], "Country", "Norway"),
-        (rows[1], "Country", "guide/it aly.html"), (rows[1], "Notes", "a | b"),
-    }  # fmt: skip
+        (rows[0], "table", install),
+        (rows[1], "table", install),
+        (rows[0], "Country", "Norway"),
+        (rows[1], "Country", "guide/it aly.html"),
+        (rows[1], "Notes", "a | b"),
+    }
     assert "[usage](folder:api.rst#usage)" in part.documents[0].text
     assert "[the web](https://example.org/a.md)" in part.documents[0].text
     # not all of the front matter became facts: it stays to be read, as a block of code
@@ -143,15 +157,22 @@ def test_chunks_links_tables_and_front_matter_of_markdown():
 def test_sections_and_links_of_rst():
     part = chunks("api.rst", API)
     assert [d.title for d in part.documents] == [
-        "api.rst", "api.rst#usage", "api.rst#details", "api.rst#other"
-    ]  # fmt: skip
+        "api.rst",
+        "api.rst#usage",
+        "api.rst#details",
+        "api.rst#other",
+    ]
     assert facts_of(part) == {
-        ("api.rst", "heading", "API"), ("api.rst#usage", "heading", "Usage"),
-        ("api.rst#details", "heading", "Details"), ("api.rst#other", "heading", "Other"),
-        ("api.rst", "section", "api.rst#usage"), ("api.rst#usage", "section", "api.rst#details"),
+        ("api.rst", "heading", "API"),
+        ("api.rst#usage", "heading", "Usage"),
+        ("api.rst#details", "heading", "Details"),
+        ("api.rst#other", "heading", "Other"),
+        ("api.rst", "section", "api.rst#usage"),
+        ("api.rst#usage", "section", "api.rst#details"),
         ("api.rst", "section", "api.rst#other"),
-        ("api.rst", "link", "guide/intro.rst"), ("api.rst", "link", "guide/intro.md"),
-    }  # fmt: skip
+        ("api.rst", "link", "guide/intro.rst"),
+        ("api.rst", "link", "guide/intro.md"),
+    }
     assert "Indented\n    --------" in part.documents[1].text
 
 
@@ -174,8 +195,9 @@ def test_all_types_are_pages_that_can_be_found(place):
     assert world.search("Umberto", 1)[0].title.startswith(f"{italy}#history")
     both = graph.values("api.rst#usage", "link of") & graph.values(italy, "link of")
     assert both == set()  # the intersection behind "the page that links to both"
-    assert graph.values("guide/intro.md", "link of") & graph.values("guide/intro.rst", "link of") \
-        == {"api.rst"}  # fmt: skip
+    assert graph.values("guide/intro.md", "link of") & graph.values(
+        "guide/intro.rst", "link of"
+    ) == {"api.rst"}
 
 
 def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
@@ -186,22 +208,28 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
     assert "\n".join(d.text for d in part.documents).split("\n") == lines
     assert all(len(d.text) <= folder.CHUNK for d in part.documents)
     one = chunks("b.md", "# B\n" + "y" * (3 * folder.CHUNK - 1))
-    assert [len(d.text) for d in one.documents] == [folder.CHUNK + 3, folder.CHUNK + 3,
-                                                    folder.CHUNK + 2]  # "B" and an empty line
+    assert [len(d.text) for d in one.documents] == [
+        folder.CHUNK + 3,
+        folder.CHUNK + 3,
+        folder.CHUNK + 2,
+    ]  # "B" and an empty line
     assert {d.text[:3] for d in one.documents} == {"B\n\n"}
 
 
-@pytest.mark.parametrize("table", [
-    "| a | b |\n|---|---|\n| 1 | 2 |\n| 1 | 3 |",  # two rows of one name
-    "| a | a |\n|---|---|\n| 1 | 2 |",  # two columns of one name
-    "| a |   |\n|---|---|\n| 1 | 2 |",
-    "| a | b |\n|---|---|\n| 1 | 2 | 3 |",
-    "| a | b |\n|---|---|\n|   | 2 |",
-    "| a |\n|---|\n| 1 |",
-    "| a | b |\n| 1 | 2 |\n| 3 | 4 |",
-    "| a | b |\n|---|---|\n| 1 | " + "long " * 30 + " |",
-    "| a | b |\n|---|---|",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "table",
+    [
+        "| a | b |\n|---|---|\n| 1 | 2 |\n| 1 | 3 |",  # two rows of one name
+        "| a | a |\n|---|---|\n| 1 | 2 |",  # two columns of one name
+        "| a |   |\n|---|---|\n| 1 | 2 |",
+        "| a | b |\n|---|---|\n| 1 | 2 | 3 |",
+        "| a | b |\n|---|---|\n|   | 2 |",
+        "| a |\n|---|\n| 1 |",
+        "| a | b |\n| 1 | 2 |\n| 3 | 4 |",
+        "| a | b |\n|---|---|\n| 1 | " + "long " * 30 + " |",
+        "| a | b |\n|---|---|",
+    ],
+)
 def test_a_table_that_is_not_clean_is_only_text(table):
     part = chunks("a.md", table)
     assert facts_of(part) == set() and [d.text for d in part.documents] == [table]
@@ -210,15 +238,25 @@ def test_a_table_that_is_not_clean_is_only_text(table):
 def test_a_column_never_takes_the_name_of_an_inverse():
     table = "| City | capital of | x: y of |\n|--|--|--|\n| Oslo | Norway | z |"
     assert facts_of(chunks("a.md", table)) == {
-        ("a.md: Oslo", "table", "a.md"), ("a.md: Oslo", "capital", "Norway"),
+        ("a.md: Oslo", "table", "a.md"),
+        ("a.md: Oslo", "capital", "Norway"),
         ("a.md: Oslo", "x y", "z"),
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize("front", [
-    "a: [", "- 1", "just text", "a: 2026-99-99", "a: " + "9" * 5000, 'a: "\\ud800"',
-    "a: &x [1]\nb: [*x, *x]", "{}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "front",
+    [
+        "a: [",
+        "- 1",
+        "just text",
+        "a: 2026-99-99",
+        "a: " + "9" * 5000,
+        'a: "\\ud800"',
+        "a: &x [1]\nb: [*x, *x]",
+        "{}",
+    ],
+)
 def test_front_matter_that_is_none_does_no_harm(front, tmp_path):
     (tmp_path / "a.md").write_text(f"---\n{front}\n---\n# A\n\ntext\n")
     world = load(tmp_path)
@@ -296,9 +334,7 @@ def test_missing_and_empty_folders_and_files_name_the_remedy(tmp_path):
         load(tmp_path)
 
 
-def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(
-    place, tmp_path, monkeypatch
-):
+def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(place, tmp_path, monkeypatch):
     rng = random.Random("bytes-0")
     outside = tmp_path / "secret.txt"
     outside.write_text("secret")
@@ -329,17 +365,29 @@ def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(
         strange.write("x")
     world = load(place)
     reasons = {
-        "broken link.md": "links are not followed", "leaves.txt": "links are not followed",
-        "cycle": "links are not followed", "loop.md": "links are not followed",
-        "pipe.md": "no regular file", "socket.txt": "no regular file", ".git": "hidden and",
-        "binary.txt": "binary bytes", "broken.pdf": "malformed", "broken.ipynb": "malformed",
-        "strange.ipynb": "malformed", "bomb.docx": "too_large", "entities.docx": "entities",
-        "no.docx": "malformed", "picture.png": "no regular file of type .txt .md",
+        "broken link.md": "links are not followed",
+        "leaves.txt": "links are not followed",
+        "cycle": "links are not followed",
+        "loop.md": "links are not followed",
+        "pipe.md": "no regular file",
+        "socket.txt": "no regular file",
+        ".git": "hidden and",
+        "binary.txt": "binary bytes",
+        "broken.pdf": "malformed",
+        "broken.ipynb": "malformed",
+        "strange.ipynb": "malformed",
+        "bomb.docx": "too_large",
+        "entities.docx": "entities",
+        "no.docx": "malformed",
+        "picture.png": "no regular file of type .txt .md",
         "\\udcff.md": "No such file",
-    }  # fmt: skip
+    }
     assert set(world.changes.skipped) == set(reasons)
-    wrong = {name: world.changes.skipped[name] for name, reason in reasons.items()
-             if reason not in world.changes.skipped[name]}  # fmt: skip
+    wrong = {
+        name: world.changes.skipped[name]
+        for name, reason in reasons.items()
+        if reason not in world.changes.skipped[name]
+    }
     assert wrong == {}
     assert world.page("latin.txt").text == world.page("wide.md").text.split("\n")[0] == "Zürich"
     assert world.page("folder.md/inside.md") and world.page("empty.md").text == ""
@@ -369,8 +417,22 @@ def test_a_large_text_below_the_limit_is_shortened_and_says_so(tmp_path, monkeyp
 
 
 def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
-    for line in ("[", "[](", "# ", "|-", "`<", "- - ", "[a](" + "b" * 800, "{#", "|--|\n", "---\n",
-                 "a\n---\n", "# a\n", "|a|b|\n|--|--|\n", ":doc:`"):  # fmt: skip
+    for line in (
+        "[",
+        "[](",
+        "# ",
+        "|-",
+        "`<",
+        "- - ",
+        "[a](" + "b" * 800,
+        "{#",
+        "|--|\n",
+        "---\n",
+        "a\n---\n",
+        "# a\n",
+        "|a|b|\n|--|--|\n",
+        ":doc:`",
+    ):
         for suffix in (".md", ".rst"):
             part = chunks(f"a{suffix}", line * (200_000 // len(line)))  # quadratic: minutes
             assert part.documents[0].title == f"a{suffix}"
@@ -393,9 +455,11 @@ def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
     before = load(place, index).version
     for i in range(3_000):
         (place / f"more{i}.md").write_text(f"# Number {i}\n\n[next](more{i + 1}.md)\n")
-    program = ("import sys; from drlib.worlds import folder; real = folder.chunks\n"
-               "def chunks(*a):\n  print(a[0], flush=True); return real(*a)\n"
-               "folder.chunks = chunks; folder.load(sys.argv[1], sys.argv[2])")  # fmt: skip
+    program = (
+        "import sys; from drlib.worlds import folder; real = folder.chunks\n"
+        "def chunks(*a):\n  print(a[0], flush=True); return real(*a)\n"
+        "folder.chunks = chunks; folder.load(sys.argv[1], sys.argv[2])"
+    )
     child = subprocess.Popen([sys.executable, "-c", program, place, index], stdout=subprocess.PIPE)
     for _ in range(300):
         child.stdout.readline()
@@ -408,8 +472,10 @@ def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
 
 
 def test_the_same_folder_gives_the_same_world_under_any_hash_seed(place):
-    program = ("import sys; from drlib.worlds import folder; w = folder.load(sys.argv[1])\n"
-               "print(w.version, w.graph.version, [h.title for h in w.search('text page')])")
+    program = (
+        "import sys; from drlib.worlds import folder; w = folder.load(sys.argv[1])\n"
+        "print(w.version, w.graph.version, [h.title for h in w.search('text page')])"
+    )
     outputs = set()
     for seed in ("0", "77"):
         environment, command = {**os.environ, "PYTHONHASHSEED": seed}, [sys.executable, "-c"]

@@ -17,10 +17,19 @@ from tests.test_worlds_folder import facts_of, load  # noqa: E402
 
 def test_front_matter_is_text_as_it_stands_and_what_is_no_fact_can_be_read():
     front = "country: NO\nversion: 1.10\ncode: 0123\nstart: 12:30\nauthor:\nmore facts: x\n"
-    facts = {("a.md", "country", "NO"), ("a.md", "version", "1.10"), ("a.md", "code", "0123"),
-             ("a.md", "start", "12:30"), ("a.md", "more facts field", "x")}  # fmt: skip
-    for text in (f"---\n{front}---\n", f"--- \n{front}---\t\n# A", f"---\n{front}...\n# A",
-                 f"---\n{front}---\n# A".replace("\n", "\r\n")):  # fmt: skip
+    facts = {
+        ("a.md", "country", "NO"),
+        ("a.md", "version", "1.10"),
+        ("a.md", "code", "0123"),
+        ("a.md", "start", "12:30"),
+        ("a.md", "more facts field", "x"),
+    }
+    for text in (
+        f"---\n{front}---\n",
+        f"--- \n{front}---\t\n# A",
+        f"---\n{front}...\n# A",
+        f"---\n{front}---\n# A".replace("\n", "\r\n"),
+    ):
         part = chunks("a.md", text)
         assert facts_of(part) - {("a.md", "heading", "A")} == facts
         assert [d.text for d in part.documents] == ["A" if "# A" in text else ""]
@@ -43,10 +52,14 @@ def test_what_looks_like_structure_in_code_is_none():
 
 def test_html_text_and_cells_of_notebooks_are_no_structure(tmp_path):
     table = "<p>| City | Country |<br>|--|--|<br>| Paris | Spain |</p>"
-    (tmp_path / "a.html").write_text(f"<p># one</p><p>[x](b.html)</p><p>```</p>{table}<h1>B</h1>"
-                                     "<pre>```\n# two\n[y](b.html)</pre><a href=c.html>c</a>")
-    cells = [{"cell_type": "code", "source": "x\n```\n# three\n"},
-             {"cell_type": "markdown", "source": "# four"}]  # fmt: skip
+    (tmp_path / "a.html").write_text(
+        f"<p># one</p><p>[x](b.html)</p><p>```</p>{table}<h1>B</h1>"
+        "<pre>```\n# two\n[y](b.html)</pre><a href=c.html>c</a>"
+    )
+    cells = [
+        {"cell_type": "code", "source": "x\n```\n# three\n"},
+        {"cell_type": "markdown", "source": "# four"},
+    ]
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
     (tmp_path / "c.html").write_text("c")
     world = load(tmp_path)

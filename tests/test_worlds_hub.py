@@ -15,19 +15,32 @@ WIKI = [
     {"id": "3", "url": "u", "title": "New Norway", "text": "A village; nothing to do with Oslo's."},
 ]
 HOTPOT = {
-    "id": "5a", "question": "q?", "answer": "a", "type": "bridge", "level": "hard",
+    "id": "5a",
+    "question": "q?",
+    "answer": "a",
+    "type": "bridge",
+    "level": "hard",
     "supporting_facts": {"title": ["Oslo"], "sent_id": [0]},
-    "context": {"title": ["Oslo", "Norway"],
-                "sentences": [["Oslo lies in Norway.", " It is old."], ["Norway is long."]]},
-}  # fmt: skip
+    "context": {
+        "title": ["Oslo", "Norway"],
+        "sentences": [["Oslo lies in Norway.", " It is old."], ["Norway is long."]],
+    },
+}
 TWO_WIKI = {
-    "_id": "x", "question": "q?", "answer": "a", "type": "comparison",
+    "_id": "x",
+    "question": "q?",
+    "answer": "a",
+    "type": "comparison",
     "supporting_facts": [["Oslo", 0]],
     "context": [["Oslo", ["Oslo lies in Norway.", "It is old."]], ["Norway", ["Norway is long."]]],
     "evidences": [["Oslo", "country", "Norway"]],
-}  # fmt: skip
+}
 MUSIQUE = {
-    "id": "2hop__1_2", "question": "q?", "answer": "a", "answer_aliases": [], "answerable": True,
+    "id": "2hop__1_2",
+    "question": "q?",
+    "answer": "a",
+    "answer_aliases": [],
+    "answerable": True,
     "question_decomposition": [
         {"id": 1, "question": "p", "answer": "a", "paragraph_support_idx": 0}
     ],
@@ -36,7 +49,7 @@ MUSIQUE = {
         {"idx": 1, "title": "Norway", "paragraph_text": "Norway is long.", "is_supporting": 0},
         {"idx": 2, "title": "Oslo", "paragraph_text": "It is old.", "is_supporting": 0},
     ],
-}  # fmt: skip
+}
 
 
 def jsonl(path, rows):
@@ -54,9 +67,10 @@ def test_wikipedia_rows_are_pages_and_titles_in_texts_are_links(tmp_path, write)
     world = load_world(f"hub:{write(tmp_path / f'a.{write.__name__}', WIKI)}")
     assert len(world) == 3 and world.scheme == "hub"
     assert set(world.graph.facts) == {
-        ("Oslo", "mentions", "Norway"), ("Norway", "mentions", "New Norway"),
+        ("Oslo", "mentions", "Norway"),
+        ("Norway", "mentions", "New Norway"),
         ("New Norway", "mentions", "Oslo"),
-    }  # fmt: skip
+    }
     text = "Oslo is the capital of Norway. OSLO, oslo.\n\nFacts"
     assert world.page("hub:Oslo").text.startswith(text)
     assert world.links("Oslo") == ("Norway", "New Norway")  # it is mentioned there
@@ -64,10 +78,18 @@ def test_wikipedia_rows_are_pages_and_titles_in_texts_are_links(tmp_path, write)
     assert world.search("village", 1)[0].title == "New Norway"
 
 
-@pytest.mark.parametrize(("row", "write"), [
-    (HOTPOT, jsonl), (HOTPOT, parquet), (TWO_WIKI, jsonl), (MUSIQUE, jsonl), (MUSIQUE, parquet),
-    ({**TWO_WIKI, "context": json.dumps(TWO_WIKI["context"])}, jsonl),
-], ids=["hotpot", "hotpot parquet", "2wiki", "musique", "musique parquet", "JSON"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "write"),
+    [
+        (HOTPOT, jsonl),
+        (HOTPOT, parquet),
+        (TWO_WIKI, jsonl),
+        (MUSIQUE, jsonl),
+        (MUSIQUE, parquet),
+        ({**TWO_WIKI, "context": json.dumps(TWO_WIKI["context"])}, jsonl),
+    ],
+    ids=["hotpot", "hotpot parquet", "2wiki", "musique", "musique parquet", "JSON"],
+)
 def test_contexts_of_questions_are_pages(tmp_path, row, write):
     path = write(tmp_path / f"dev.{write.__name__}", [row, row])
     world = load_world(f"hub:{path}")
@@ -87,8 +109,16 @@ def test_the_longest_title_is_the_one_that_is_mentioned():
     assert hub._mentioned("", titles) == []
 
 
-@pytest.mark.parametrize("row", [{"context": 7}, {"context": "{"}, {"context": {"title": ["a"]}},
-                                 {"paragraphs": [{"title": "a"}]}, {"title": 7, "text": "x"}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"context": 7},
+        {"context": "{"},
+        {"context": {"title": ["a"]}},
+        {"paragraphs": [{"title": "a"}]},
+        {"title": 7, "text": "x"},
+    ],
+)
 def test_a_known_column_with_something_else_in_it_is_an_unknown_schema(tmp_path, row):
     with pytest.raises(ValueError, match="unknown schema: found columns"):
         load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', [row])}")
@@ -152,9 +182,12 @@ def test_a_broken_file_is_named(tmp_path, content):
 
 
 def test_rows_without_text_or_title_are_left_out(tmp_path):
-    rows = [*WIKI, {"id": "4", "url": "", "title": None, "text": "x"},
-            {"id": "5", "url": "", "title": "Empty", "text": None},
-            {"id": "6", "url": "", "title": " ", "text": "x"}]  # fmt: skip
+    rows = [
+        *WIKI,
+        {"id": "4", "url": "", "title": None, "text": "x"},
+        {"id": "5", "url": "", "title": "Empty", "text": None},
+        {"id": "6", "url": "", "title": " ", "text": "x"},
+    ]
     assert len(load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', rows)}")) == 3
 
 

@@ -98,8 +98,13 @@ def test_five_thousand_facts_are_confirmed_by_execution(world):
     some = random.Random("pydocs-0").sample(facts, SAMPLE)
     by_relation = {fact[1]: fact for fact in facts}
     assert {fact[1] for fact in some} == {*by_relation}  # every relation is in the sample
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CHECK], input=json.dumps(some),
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHECK],
+        input=json.dumps(some),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
@@ -115,17 +120,28 @@ def test_a_parameter_is_no_module_and_self_is_no_fact(world):
 
 
 def test_the_check_can_fail():
-    lies = [["builtins.ValueError", "subclass", "builtins.Exception"],
-            ["json.loads", "raised exception", "builtins.TypeErr"],
-            ["json.dumps", "number of parameters", "3"], ["json.dumps", "parameter", "o"],
-            ["json.loads", "raised exception", "builtins.KeyError"],
-            ["json", "imported module", "asyncio"], ["json", "class", "json.dumps"],
-            ["json", "function", "json.loss"]]  # fmt: skip
-    truths = [["builtins.Exception", "subclass", "builtins.ValueError"],
-              ["json.dumps", "number of parameters", "11"],
-              ["json", "function", "json.dumps"]]  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", CHECK], input=json.dumps(lies + truths),
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    lies = [
+        ["builtins.ValueError", "subclass", "builtins.Exception"],
+        ["json.loads", "raised exception", "builtins.TypeErr"],
+        ["json.dumps", "number of parameters", "3"],
+        ["json.dumps", "parameter", "o"],
+        ["json.loads", "raised exception", "builtins.KeyError"],
+        ["json", "imported module", "asyncio"],
+        ["json", "class", "json.dumps"],
+        ["json", "function", "json.loss"],
+    ]
+    truths = [
+        ["builtins.Exception", "subclass", "builtins.ValueError"],
+        ["json.dumps", "number of parameters", "11"],
+        ["json", "function", "json.dumps"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        input=json.dumps(lies + truths),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert [fact[:3] for fact in json.loads(done.stdout.splitlines()[-1])] == lies
 
 
@@ -169,8 +185,9 @@ def test_the_same_under_another_hash_seed_and_without_touching_this_process(worl
     loaded = {*sys.modules}
     part = module.read()
     assert Graph(part.nodes, part.facts).version == world.graph.version
-    assert [d.text for d in part.documents[:50]] == [world.page(d.title).text.partition(
-        "\n\nFacts about")[0] for d in part.documents[:50]]  # fmt: skip
+    assert [d.text for d in part.documents[:50]] == [
+        world.page(d.title).text.partition("\n\nFacts about")[0] for d in part.documents[:50]
+    ]
     assert not {*sys.modules} - loaded & {"turtle", "tkinter", "antigravity"}
 
 

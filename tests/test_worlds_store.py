@@ -18,15 +18,21 @@ from drlib.worlds import Node
 from drlib.worlds.library import Library, next_part, read_facts
 from drlib.worlds.store import FACTS_PER_PAGE, Changes, Document, Part, Skip, Store
 
-CODES = [("json.dumps", "Serialize to text. Pass max_length."), ("dumps", "Nothing of it."),
-         ("json", "A module; json, dumps apart.")]  # fmt: skip
+CODES = [
+    ("json.dumps", "Serialize to text. Pass max_length."),
+    ("dumps", "Nothing of it."),
+    ("json", "A module; json, dumps apart."),
+]
 
 
 def place(name, *facts, links=(), aliases=()):
     """A source of one page."""
     text = f"{name} is a place.\nIt has a page."
-    return Part([Document(name, text, links)], [Node(name, "place", aliases)],
-                [(name, *fact) for fact in facts])  # fmt: skip
+    return Part(
+        [Document(name, text, links)],
+        [Node(name, "place", aliases)],
+        [(name, *fact) for fact in facts],
+    )
 
 
 def library(parts, path=None):
@@ -38,14 +44,23 @@ def library(parts, path=None):
 @pytest.fixture(scope="module")
 def world():
     many = [("number", str(i)) for i in range(2 * FACTS_PER_PAGE + 5)]
-    return library({
-        "a": place("Gabon", ("money", "Franc (CFA)"), ("since", "1960"), ("neighbour", "Chad"),
-                   links=("Chad", "nowhere", "Gabon"), aliases=("Gabun", "Габон")),
-        "b": place("Chad", ("money", "Franc (CFA)"), ("odd", "a; b: [c](t:d)\n e"),
-                   links=("Gabon",)),
-        "c": place("Franc (CFA)", *many),
-        "d": Part([Document(title, text) for title, text in CODES]),
-    })  # fmt: skip
+    return library(
+        {
+            "a": place(
+                "Gabon",
+                ("money", "Franc (CFA)"),
+                ("since", "1960"),
+                ("neighbour", "Chad"),
+                links=("Chad", "nowhere", "Gabon"),
+                aliases=("Gabun", "Габон"),
+            ),
+            "b": place(
+                "Chad", ("money", "Franc (CFA)"), ("odd", "a; b: [c](t:d)\n e"), links=("Gabon",)
+            ),
+            "c": place("Franc (CFA)", *many),
+            "d": Part([Document(title, text) for title, text in CODES]),
+        }
+    )
 
 
 def test_a_page_shows_both_directions_and_reads_back(world):
@@ -56,8 +71,11 @@ def test_a_page_shows_both_directions_and_reads_back(world):
         "- money: [Franc (CFA)](t:Franc (CFA))\n- neighbour: [Chad](t:Chad)\n- since: 1960"
     )
     assert page.links == ("Chad", "Gabon", "Franc (CFA)") == world.links("t:Gabon")
-    assert read_facts(page.text) == {"money": ["Franc (CFA)"], "neighbour": ["Chad"],
-                                     "since": ["1960"]}  # fmt: skip
+    assert read_facts(page.text) == {
+        "money": ["Franc (CFA)"],
+        "neighbour": ["Chad"],
+        "since": ["1960"],
+    }
     chad = read_facts(world.page("Chad").text)
     assert chad["neighbour of"] == ["Gabon"] and chad["odd"] == ["a, b: [c](t:d) e"]
     with pytest.raises(KeyError, match="Atlantis"):
@@ -89,8 +107,10 @@ def all_facts(world, title):
 
 
 def expected(graph, title):
-    return {relation: sorted(graph.values(title, relation))
-            for relation in graph.relations.get(title, ())}  # fmt: skip
+    return {
+        relation: sorted(graph.values(title, relation))
+        for relation in graph.relations.get(title, ())
+    }
 
 
 def test_only_the_block_at_the_end_is_read():
@@ -148,8 +168,11 @@ def test_version_is_the_data_and_not_its_order_stamp_or_place(tmp_path):
     store.update({"b": "x"}, {"b": b}.get)
     store.update({"a": "y", "b": "x"}, {"a": turned}.get)
     assert store.version == one
-    others = [place("A", ("r", "B"), ("q", "2")), place("A", ("r", "B"), ("q", "1"), links=("B",)),
-              place("A", ("r", "B"), ("q", "1"), aliases=("x",))]  # fmt: skip
+    others = [
+        place("A", ("r", "B"), ("q", "2")),
+        place("A", ("r", "B"), ("q", "1"), links=("B",)),
+        place("A", ("r", "B"), ("q", "1"), aliases=("x",)),
+    ]
     assert len({one, *(library({"a": other, "b": b}).version for other in others)}) == 4
 
 
@@ -197,8 +220,9 @@ def test_a_bad_source_is_named_and_the_rest_goes_on():
     assert (changes.added, changes.removed) == (["copy"], ["a"]) and [*changes.skipped] == ["bad"]
 
 
-@pytest.mark.parametrize("fact", [("A", "r of", "B"), ("A", " ", "B"), ("A", "r", ""),
-                                  ("A", "a: b", "B")])  # fmt: skip
+@pytest.mark.parametrize(
+    "fact", [("A", "r of", "B"), ("A", " ", "B"), ("A", "r", ""), ("A", "a: b", "B")]
+)
 def test_a_fact_that_a_page_cannot_show_is_refused_and_nothing_changes(tmp_path, fact):
     store = Store(tmp_path / "index")
     store.update({"a": "1"}, lambda _: place("A"))
@@ -337,8 +361,12 @@ print(store.version, flush=True)
 
 def writer(path):
     """A process that has written all but the last source of an update when this returns."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, path], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "nearly done\n"
     return process
 
@@ -355,8 +383,10 @@ def test_readers_are_not_disturbed_by_a_writer(tmp_path):
 
     one = library({"a": place("A", ("r", "1"))}, path)  # shared by the threads below
     threads = [threading.Thread(target=look) for _ in range(4)]
-    threads += [threading.Thread(target=lambda: shown.update(one.page("A").text for _ in range(50)))
-                for _ in range(2)]  # fmt: skip
+    threads += [
+        threading.Thread(target=lambda: shown.update(one.page("A").text for _ in range(50)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,14 +13,25 @@ from drlib.worlds.triples import Endpoint, relation_name
 ADA = "Ada Lovelace wrote the first program. It ran on the Analytical Engine of Charles Babbage."
 BABBAGE = "# Engine\n\nThe Analytical Engine was designed by Charles Babbage in 1837."
 RIGHT = {
-    "Ada": [("Ada Lovelace", "work", "first program", "Ada Lovelace wrote the first program"),
-            ("Analytical Engine", "owner", "Charles Babbage",
-             "Analytical Engine of Charles Babbage")],
-    "designed": [("Analytical Engine", "designer", "Charles Babbage",
-                  "Analytical Engine was designed by Charles Babbage"),
-                 ("Analytical Engine", "year of", "1837",
-                  "The Analytical Engine was designed by Charles Babbage in 1837.")],
-}  # fmt: skip
+    "Ada": [
+        ("Ada Lovelace", "work", "first program", "Ada Lovelace wrote the first program"),
+        ("Analytical Engine", "owner", "Charles Babbage", "Analytical Engine of Charles Babbage"),
+    ],
+    "designed": [
+        (
+            "Analytical Engine",
+            "designer",
+            "Charles Babbage",
+            "Analytical Engine was designed by Charles Babbage",
+        ),
+        (
+            "Analytical Engine",
+            "year of",
+            "1837",
+            "The Analytical Engine was designed by Charles Babbage in 1837.",
+        ),
+    ],
+}
 
 
 class Model(BaseHTTPRequestHandler):
@@ -39,8 +50,10 @@ class Model(BaseHTTPRequestHandler):
             self.send_error(reply)
             return
         if isinstance(reply, list):
-            rows = [dict(zip(triples.KEYS, row, strict=True)) if isinstance(row, tuple) else row
-                    for row in reply]  # fmt: skip
+            rows = [
+                dict(zip(triples.KEYS, row, strict=True)) if isinstance(row, tuple) else row
+                for row in reply
+            ]
             content = f"Here you are:\n```json\n{json.dumps(rows)}\n```"
             reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
         self.send_response(200)
@@ -113,8 +126,12 @@ BROKEN = [
     ("", "work", "first program", "Ada Lovelace wrote the first program"),
     ("Ada Lovelace", "x" * 100, "first program", "Ada Lovelace wrote the first program"),
     ("Ada Lovelace", 7, "first program", "Ada Lovelace wrote the first program"),
-    {"subject": "Ada Lovelace"}, "Ada Lovelace", 3, None, [1, 2],
-]  # fmt: skip
+    {"subject": "Ada Lovelace"},
+    "Ada Lovelace",
+    3,
+    None,
+    [1, 2],
+]
 
 
 def test_lies_and_broken_rows_are_dropped_and_counted(place, model):
@@ -126,11 +143,22 @@ def test_lies_and_broken_rows_are_dropped_and_counted(place, model):
     assert world.changes.skipped == {}
 
 
-@pytest.mark.parametrize("junk", [
-    b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null}]}', b"\xff",
-    b'{"choices": [{"message": {"content": "no array"}}]}', b"[" * 100_000,
-    b'{"choices": [{"message": {"content": "][ "}}]}',
-], ids=range(10))  # fmt: skip
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"message": null}]}',
+        b"\xff",
+        b'{"choices": [{"message": {"content": "no array"}}]}',
+        b"[" * 100_000,
+        b'{"choices": [{"message": {"content": "][ "}}]}',
+    ],
+    ids=range(10),
+)
 def test_junk_replies_are_counted_and_the_texts_stay(place, model, junk):
     model.replies = lambda text: junk if "Ada" in text else right(text)
     world = load(place, model)
@@ -138,10 +166,15 @@ def test_junk_replies_are_counted_and_the_texts_stay(place, model, junk):
     assert world.find("ada.txt") and world.find("Charles Babbage")
 
 
-@pytest.mark.parametrize(("reply", "reason"), [
-    (None, "Timeout"), (500, "500 Internal Server Error"), (401, "401"),
-    (b"x" * 2_000_000, "bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (None, "Timeout"),
+        (500, "500 Internal Server Error"),
+        (401, "401"),
+        (b"x" * 2_000_000, "bytes"),
+    ],
+)
 def test_an_endpoint_that_fails_is_named_and_asked_again_at_the_next_load(
     place, model, tmp_path, reply, reason
 ):

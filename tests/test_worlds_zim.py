@@ -19,14 +19,19 @@ def test_without_libzim_the_error_names_the_licence_and_the_command(monkeypatch,
 writer = pytest.importorskip("libzim.writer")
 
 PAGES = {
-    "A/Oslo": ("Oslo", "<h1>Oslo</h1><p>Capital of <a href='./Norway#x'>Norway</a>, near "
-               "<a href='../A/Kristiania'>itself</a> and <a href='Nowhere'>nowhere</a>, "
-               "<a href='https://example.org'>far</a>.</p><script>evil()</script>"),
-    "A/Norway": ("Norway", "<p>Its capital is <a href='Kristiania'>Kristiania</a> "
-                 "(<a href='Sk%C3%A5l'>skål</a>).</p>"),
+    "A/Oslo": (
+        "Oslo",
+        "<h1>Oslo</h1><p>Capital of <a href='./Norway#x'>Norway</a>, near "
+        "<a href='../A/Kristiania'>itself</a> and <a href='Nowhere'>nowhere</a>, "
+        "<a href='https://example.org'>far</a>.</p><script>evil()</script>",
+    ),
+    "A/Norway": (
+        "Norway",
+        "<p>Its capital is <a href='Kristiania'>Kristiania</a> (<a href='Sk%C3%A5l'>skål</a>).</p>",
+    ),
     "A/Skål": ("Skål", "<p>A toast.</p>"),
     "A/Oslo_2": ("Oslo", "<p>A town in Minnesota.</p>"),
-}  # fmt: skip
+}
 
 
 class Article(writer.Item):
@@ -73,8 +78,10 @@ def test_articles_links_and_redirects(file, tmp_path):
     world = load_world(f"zim:{file}", tmp_path / "index.sqlite")
     assert len(world) == 4 and world.changes.skipped == {}
     assert set(world.graph.facts) == {
-        ("Oslo", "link", "Norway"), ("Norway", "link", "Oslo"), ("Norway", "link", "Skål")
-    }  # fmt: skip
+        ("Oslo", "link", "Norway"),
+        ("Norway", "link", "Oslo"),
+        ("Norway", "link", "Skål"),
+    }
     assert world.graph.nodes["Oslo"].aliases == ("Christiania", "Kristiania")
     text = world.page("zim:Oslo").text
     assert "Capital of [Norway](zim:Norway), near [itself](zim:Oslo) and nowhere" in text

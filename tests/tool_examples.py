@@ -65,8 +65,10 @@ def fault(kind, **more):
 
 
 def hits(*titles, **more):
-    return [{"title": title, "url": f"https://{title}.org", "snippet": f"about {title}", **more}
-            for title in titles]  # fmt: skip
+    return [
+        {"title": title, "url": f"https://{title}.org", "snippet": f"about {title}", **more}
+        for title in titles
+    ]
 
 
 def together(n, work):

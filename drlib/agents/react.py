@@ -43,9 +43,15 @@ class ReAct:
         self.engine, self.toolbox, self.chat, self.limits = engine, toolbox, chat, limits
 
     def run(
-        self, tasks: Sequence[Task], *, samples: int = 1, temperature: float = 1.0,
-        seed: int = 0, keys: Sequence[int] | None = None, worlds: dict[str, World] | None = None,
-    ) -> list[Trajectory]:  # fmt: skip
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int = 1,
+        temperature: float = 1.0,
+        seed: int = 0,
+        keys: Sequence[int] | None = None,
+        worlds: dict[str, World] | None = None,
+    ) -> list[Trajectory]:
         """`samples` trajectories of each task, in order (all of the first task first).
 
         Args:
@@ -63,13 +69,18 @@ class ReAct:
             for s in range(samples)
         ]
         params = SamplingParams(
-            temperature=temperature, max_tokens=self.limits.turn_tokens, seed=seed,
+            temperature=temperature,
+            max_tokens=self.limits.turn_tokens,
+            seed=seed,
             stop_ids=self.chat.stop_ids,
-        )  # fmt: skip
+        )
         self.engine.converse(
-            [r.prompt for r in rollouts], params, lambda i, done: rollouts[i].respond(done),
-            keys=[r.key for r in rollouts], context=self.limits.context_tokens,
-        )  # fmt: skip
+            [r.prompt for r in rollouts],
+            params,
+            lambda i, done: rollouts[i].respond(done),
+            keys=[r.key for r in rollouts],
+            context=self.limits.context_tokens,
+        )
         return [r.trajectory() for r in rollouts]
 
 
@@ -133,14 +144,26 @@ class _Rollout:
             values[generated] = [x for done in completions if done for x in getattr(done, name)]
         version = self.agent.engine.version
         return Trajectory(
-            id=self.name, task_id=self.task.id, group_id=self.name.rsplit("-", 1)[0],
-            world_version=self.task.world, policy_version=version, token_ids=ids,
-            generated=generated, segments=segment_tokens(ids, self.agent.chat.tokenizer),
-            turns=turns, versions=np.where(generated, version, 0).astype(np.int32),
-            routed_experts=None, tool_results=self.results, termination=self.termination,
-            answer=self.answer, reward=None, reward_parts={}, messages=self.messages,
-            metadata={"question": self.task.question, "right_answer": self.task.answer}, **column,
-        )  # fmt: skip
+            id=self.name,
+            task_id=self.task.id,
+            group_id=self.name.rsplit("-", 1)[0],
+            world_version=self.task.world,
+            policy_version=version,
+            token_ids=ids,
+            generated=generated,
+            segments=segment_tokens(ids, self.agent.chat.tokenizer),
+            turns=turns,
+            versions=np.where(generated, version, 0).astype(np.int32),
+            routed_experts=None,
+            tool_results=self.results,
+            termination=self.termination,
+            answer=self.answer,
+            reward=None,
+            reward_parts={},
+            messages=self.messages,
+            metadata={"question": self.task.question, "right_answer": self.task.answer},
+            **column,
+        )
 
 
 def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Trajectory:

@@ -13,8 +13,12 @@ from drlib.policy.moe import load_any_model
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drlib.analysis", description=__doc__)
     parser.add_argument("report", metavar="REPORT.html")
-    parser.add_argument("files", nargs="+", metavar="TRAJECTORIES",
-                        help="Parquet or JSON lines, see drlib/analysis/inputs.py")  # fmt: skip
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="TRAJECTORIES",
+        help="Parquet or JSON lines, see drlib/analysis/inputs.py",
+    )
     parser.add_argument("--tokenizer", help="folder of the tokenizer of the model that made them")
     parser.add_argument("--model", help="folder of a model that scores every token again")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (--model)")

@@ -59,12 +59,28 @@ def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Fi
         if parent >= 0:
             _, left, above, *_ = nodes[parent]
             ax.plot([left, x], [above, y], color=CONTROL, lw=1.2, zorder=1)
-            ax.text(left + 0.58, above + 0.58 * (y - above), label, ha="center", va="center",
-                    fontsize=8, bbox={"fc": "white", "ec": "none", "pad": 0.8})  # fmt: skip
+            ax.text(
+                left + 0.58,
+                above + 0.58 * (y - above),
+                label,
+                ha="center",
+                va="center",
+                fontsize=8,
+                bbox={"fc": "white", "ec": "none", "pad": 0.8},
+            )
         color = UP if place == 0 else DOWN if text else CONTROL
         shown = answer or "?" if place == 0 else text or " "
-        ax.text(x, y, shown, ha="center", va="center", zorder=3, fontsize=9, color="white",
-                bbox={"boxstyle": "round,pad=0.35", "fc": color, "ec": "none"})  # fmt: skip
+        ax.text(
+            x,
+            y,
+            shown,
+            ha="center",
+            va="center",
+            zorder=3,
+            fontsize=9,
+            color="white",
+            bbox={"boxstyle": "round,pad=0.35", "fc": color, "ec": "none"},
+        )
     ax.set(xlim=(-0.35, columns - 0.55), ylim=(rows - 0.45, -0.55))
     ax.axis("off")
     return ax.figure
@@ -96,8 +112,10 @@ def quality_figure(reports: Sequence[dict]) -> Figure:
         _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, f"C{i}", label)
         _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, f"C{i}")
         _bars(search, report["search_finds"], shift, width, f"C{i}")
-        rates = {"largest\nshare": report["answers"]["largest_share"],
-                 "different\na question": report["answers"]["different"] / n}  # fmt: skip
+        rates = {
+            "largest\nshare": report["answers"]["largest_share"],
+            "different\na question": report["answers"]["different"] / n,
+        }
         _bars(answers, rates, shift, width, f"C{i}")
     faults.set(title="faults (worse of two engines)", ylim=(0, 1))
     for tick in faults.get_xticklabels():
@@ -119,8 +137,9 @@ def funnel_figure(counts: dict[str, int]) -> Figure:
     """How many attempts were left after each stage, in the order of `counts`."""
     fig, ax = plt.subplots(figsize=(6.4, 0.5 + 0.42 * len(counts)), layout="constrained")
     names, values = list(counts), list(counts.values())
-    ax.barh(names, values, color=[UP if i == len(names) - 1 else CONTROL
-                                  for i in range(len(names))])  # fmt: skip
+    ax.barh(
+        names, values, color=[UP if i == len(names) - 1 else CONTROL for i in range(len(names))]
+    )
     for y, value in enumerate(values):
         ax.text(value, y, f" {value:,}", va="center", fontsize=9)
     ax.invert_yaxis()

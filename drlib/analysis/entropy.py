@@ -42,9 +42,14 @@ _ROWS = 512  # tokens whose logits are held at a time where alternatives are wan
 
 
 def rescore(
-    model, trajectories: Iterable[Trajectory], *, temperature: float = 1.0, top_k: int = 0,
-    experts: bool = False, batch_tokens: int = 8192,
-) -> Iterator[Trajectory]:  # fmt: skip
+    model,
+    trajectories: Iterable[Trajectory],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    experts: bool = False,
+    batch_tokens: int = 8192,
+) -> Iterator[Trajectory]:
     """The same trajectories with what `model` says about their sampled tokens; a few at a time.
 
     model: a Hugging Face causal language model.
@@ -127,10 +132,16 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     for t in batch:
         fits = not len(t) or 0 <= t.token_ids.min() <= t.token_ids.max() < size
-        require(fits, f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
-                "it was made with another tokenizer")  # fmt: skip
-        require(len(t) <= longest, f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
-                "positions: cut it, or take a model with a longer context")  # fmt: skip
+        require(
+            fits,
+            f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
+            "it was made with another tokenizer",
+        )
+        require(
+            len(t) <= longest,
+            f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
+            "positions: cut it, or take a model with a longer context",
+        )
 
 
 def _read(before_NX, ids_N, head: _Head, temperature: float, top_k: int) -> dict[str, Tensor]:
@@ -172,8 +183,11 @@ def entropy_bounds(top_logprobs_NK: np.ndarray, vocabulary: int) -> tuple[np.nda
     """
     logp = np.asarray(top_logprobs_NK, np.float64)
     p, entr = np.exp(logp), lambda p: -p * np.log(np.where(p > 0, p, 1))
-    require(logp.ndim == 2 and 1 <= logp.shape[1] <= vocabulary, "top_logprobs: need [N, K] with K "
-            f"from 1 to the vocabulary of {vocabulary}, got {logp.shape}")  # fmt: skip
+    require(
+        logp.ndim == 2 and 1 <= logp.shape[1] <= vocabulary,
+        "top_logprobs: need [N, K] with K "
+        f"from 1 to the vocabulary of {vocabulary}, got {logp.shape}",
+    )
     require((logp <= 1e-6).all(), "top_logprobs must not be NaN or positive")
     require((p.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: a token twice?")
     known, rest = entr(p).sum(-1), vocabulary - logp.shape[1]
@@ -227,9 +241,12 @@ class TokenTable:
         values = getattr(self, name)
         bad = np.flatnonzero(~np.isfinite(values))
         at = bad[0] if len(bad) else 0
-        require(not len(bad), f"{len(bad)} of {len(self)} tokens have no {name} (first: trajectory "
-                f"{self.names[self.row[at]]}, token {self.position[at]}): run the file through a "
-                "model with entropy.rescore")  # fmt: skip
+        require(
+            not len(bad),
+            f"{len(bad)} of {len(self)} tokens have no {name} (first: trajectory "
+            f"{self.names[self.row[at]]}, token {self.position[at]}): run the file through a "
+            "model with entropy.rescore",
+        )
         return values
 
 
@@ -246,8 +263,10 @@ def token_statistics(source: Source) -> TokenTable:
     stream = iter_trajectories(source, without=_UNUSED) if path else source
     rows = [(t.id, outcome(t), _columns(row, t)) for row, t in enumerate(stream)]
     names, right, parts = ([row[k] for row in rows] for k in range(3))
-    require(any(len(part[0]) for part in parts),
-            f"{len(names)} trajectories without a sampled token: nothing to analyse")  # fmt: skip
+    require(
+        any(len(part[0]) for part in parts),
+        f"{len(names)} trajectories without a sampled token: nothing to analyse",
+    )
     ((name, times),) = Counter(names).most_common(1)
     require(times == 1, f"the id {name!r} occurs {times} times; give each trajectory its own")
     return TokenTable(names, np.array(right), *map(np.concatenate, zip(*parts)))
@@ -272,8 +291,11 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
     """
     runs = [run for run in _observed(trajectory) if run[2]]
     results = trajectory.tool_results
-    require(len(runs) <= len(results), f"trajectory {trajectory.id}: {len(runs)} tool responses "
-            f"for {len(results)} tool results; give one ToolResult a response")  # fmt: skip
+    require(
+        len(runs) <= len(results),
+        f"trajectory {trajectory.id}: {len(runs)} tool responses "
+        f"for {len(results)} tool results; give one ToolResult a response",
+    )
     return [(start, end, status_of(result)) for (start, end, _), result in zip(runs, results)]
 
 
@@ -306,14 +328,28 @@ def _columns(row: int, t: Trajectory) -> tuple[np.ndarray, ...]:
         status[first:] = STATUSES.index(next(names) if response else "none")
     unknown = np.full(len(t), np.nan, np.float32)
     entropies = unknown if t.entropies is None else t.entropies
-    return (np.full(len(at), row, np.int32), at.astype(np.int32), t.token_ids[at], t.segments[at],
-            t.turns[at], t.logprobs[at], entropies[at], offset.astype(np.int32), since, status)
+    return (
+        np.full(len(at), row, np.int32),
+        at.astype(np.int32),
+        t.token_ids[at],
+        t.segments[at],
+        t.turns[at],
+        t.logprobs[at],
+        entropies[at],
+        offset.astype(np.int32),
+        since,
+        status,
+    )
 
 
 def high_entropy(
-    table: TokenTable, share: float = 0.2, scope: Literal["trajectory", "batch", "fixed"] = "batch",
-    *, within: np.ndarray | None = None, threshold: float = FIXED,
-) -> np.ndarray:  # fmt: skip
+    table: TokenTable,
+    share: float = 0.2,
+    scope: Literal["trajectory", "batch", "fixed"] = "batch",
+    *,
+    within: np.ndarray | None = None,
+    threshold: float = FIXED,
+) -> np.ndarray:
     """bool_N: the tokens of high entropy, among those of `within` (bool_N; all when None).
 
     scope: the top `share` of each trajectory's tokens (rStar2-Agent), or of all ("batch", 80/20):
@@ -357,8 +393,11 @@ def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int =
     """
     columns = ("names", "row", "position", "token_id")
     same = all(np.array_equal(getattr(base, name), getattr(other, name)) for name in columns)
-    require(same, "the two tables hold different tokens: run one file through both models "
-            "(entropy.rescore); samples of two policies cannot be compared by place")  # fmt: skip
+    require(
+        same,
+        "the two tables hold different tokens: run one file through both models "
+        "(entropy.rescore); samples of two policies cannot be compared by place",
+    )
     tops = [high_entropy(table, share) for table in (base, other)]
     before, after = base.known("entropy"), other.known("entropy")
     order = np.array_split(np.argsort(before, kind="stable"), min(bins, len(before)))
@@ -375,12 +414,14 @@ def summary(table: TokenTable) -> dict[str, float]:
     entropy, starts = table.known("entropy"), table.starts()
     own = [np.quantile(entropy[a:b], 0.8) for a, b in zip(starts, starts[1:]) if b > a]
     return {
-        "trajectories": len(table.names), "tokens": len(table),
+        "trajectories": len(table.names),
+        "tokens": len(table),
         "mean_entropy": float(entropy.mean(dtype=np.float64)),
-        "p80_batch": float(np.quantile(entropy, 0.8)), "p80_trajectory": float(np.median(own)),
+        "p80_batch": float(np.quantile(entropy, 0.8)),
+        "p80_trajectory": float(np.median(own)),
         "share_above_fixed": float((entropy >= FIXED).mean()),
         "share_below_0.01": float((entropy < 0.01).mean()),
-    }  # fmt: skip
+    }
 
 
 def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -393,8 +434,11 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
     own = (unique >= 0) & (unique < len(tokenizer))
     odd, total = counts[~own].sum(), counts.sum()
-    require(odd <= 0.01 * total, f"{odd} of {total} ids are none of the tokenizer's "
-            f"{len(tokenizer)}: another one made the trajectories")  # fmt: skip
+    require(
+        odd <= 0.01 * total,
+        f"{odd} of {total} ids are none of the tokenizer's "
+        f"{len(tokenizer)}: another one made the trajectories",
+    )
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
     texts = np.full(len(unique), "\ufffd", object)

@@ -26,8 +26,10 @@ NAMED = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE
 def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50):
     """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left.
     Several tables of a name (its seeds) are thin lines, and the thick one is all of them."""
-    known = {name: [t.known("entropy") for t in ([some] if isinstance(some, TokenTable) else some)]
-             for name, some in tables.items()}  # fmt: skip
+    known = {
+        name: [t.known("entropy") for t in ([some] if isinstance(some, TokenTable) else some)]
+        for name, some in tables.items()
+    }
     edges = np.linspace(0, max(e.max() for some in known.values() for e in some) + 1e-6, bins + 1)
     for color, (name, some) in zip(cycle((CONTROL, UP, DOWN, "C2")), known.items()):
         every = np.concatenate(some)
@@ -49,8 +51,15 @@ def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = (
             ax.fill_between(c["offset"], c["low"], c["high"], color=color, alpha=0.18, lw=0)
             ax.plot(c["offset"], c["mean"], color=color, label=f"{status} ({max(c['tokens']):.0f})")
     ax.axvline(-0.5, color="0.3", lw=1)
-    ax.text(-0.7, 0.98, "response ", fontsize=8, va="top", ha="right",
-            transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.text(
+        -0.7,
+        0.98,
+        "response ",
+        fontsize=8,
+        va="top",
+        ha="right",
+        transform=ax.get_xaxis_transform(),
+    )
     ax.set(xlabel="sampled tokens before and after a response", ylabel="mean entropy, nats")
     ax.legend(loc="upper right", handlelength=1.2)
 
@@ -86,8 +95,15 @@ def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 
     top = most or max((entropy for *_, entropy in words), default=1) or 1
     for i, (word, _, entropy) in enumerate(words):
         part = min(1, entropy / top)
-        ax.text((i % columns + 0.5) / columns, 1 - (i // columns + 0.5) / rows, word, va="center",
-                ha="center", fontsize=7 + 13 * part, color=plt.get_cmap(SCALE)(0.75 - 0.75 * part))
+        ax.text(
+            (i % columns + 0.5) / columns,
+            1 - (i // columns + 0.5) / rows,
+            word,
+            va="center",
+            ha="center",
+            fontsize=7 + 13 * part,
+            color=plt.get_cmap(SCALE)(0.75 - 0.75 * part),
+        )
     ax.set_axis_off()
 
 
@@ -100,8 +116,15 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
     values = np.nan if trajectory.entropies is None else trajectory.entropies  # not known: blank
     shown = np.where(trajectory.generated, values, np.nan)[None]
     ax.set_facecolor("0.93")
-    ax.imshow(shown, aspect="auto", cmap=SCALE, vmin=0, vmax=most, interpolation="nearest",
-              extent=(0, len(trajectory), 0, 1))  # fmt: skip
+    ax.imshow(
+        shown,
+        aspect="auto",
+        cmap=SCALE,
+        vmin=0,
+        vmax=most,
+        interpolation="nearest",
+        extent=(0, len(trajectory), 0, 1),
+    )
     for start, end, status in responses(trajectory):
         mark = dict(ok="o", error="X", empty="s")[status]
         ax.plot((start + end) / 2, 0.5, mark, color=COLORS[status], ms=7, mec="white", mew=0.8)
@@ -135,12 +158,28 @@ def answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] =
     for color, (name, curve) in zip(cycle((UP, DOWN, CONTROL, "C2")), curves.items()):
         ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.2, ls=":")
         for at in np.split(np.arange(len(curve.ends_P)), np.flatnonzero(curve.starts_P)[1:]):
-            ax.plot(curve.ends_P[at], curve.losses_P[at], "o-", color=color, mec="white", ms=7,
-                    markevery=[0], label=None if at[0] else name)  # fmt: skip
+            ax.plot(
+                curve.ends_P[at],
+                curve.losses_P[at],
+                "o-",
+                color=color,
+                mec="white",
+                ms=7,
+                markevery=[0],
+                label=None if at[0] else name,
+            )
     for start, end, status in spans:
         ax.axvspan(start, end, color="0.92" if status == "ok" else "#f7e3d4", lw=0, zorder=0)
-        ax.text((start + end) / 2, 0.99, "response", fontsize=8, color="0.4", va="top", ha="center",
-                transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.text(
+            (start + end) / 2,
+            0.99,
+            "response",
+            fontsize=8,
+            color="0.4",
+            va="top",
+            ha="center",
+            transform=ax.get_xaxis_transform(),
+        )
     ax.set(xlabel="tokens of the rollout", ylabel="loss of the answer, nats a token")
     ax.set_ylim(-0.03 * ax.get_ylim()[1], 1.12 * ax.get_ylim()[1])
     ax.legend()
@@ -154,8 +193,15 @@ def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[
             jitter = np.resize(np.linspace(-0.12, 0.12, 7), len(values))
             ax.plot(values, at + up + jitter, ".", color=color, ms=5, mew=0, alpha=0.45)
             if len(values):
-                ax.plot(values.mean(), at + up, "D", color=color, mec="black", ms=7,
-                        label=None if at else f"mean of the {of}")  # fmt: skip
+                ax.plot(
+                    values.mean(),
+                    at + up,
+                    "D",
+                    color=color,
+                    mec="black",
+                    ms=7,
+                    label=None if at else f"mean of the {of}",
+                )
     ax.axvline(0, color="0.3", lw=0.8)
     ax.set_yticks(range(len(found)), found)
     ax.set(xlabel="change of the answer's loss, nats a token (left: progress)")
@@ -182,8 +228,15 @@ def expert_load(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
     ax.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100 * 4 / shares.shape[1])
     for (y, x), share in np.ndenumerate(shares):
         dark = share > 2.6 * 100 / shares.shape[1]
-        ax.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=8,
-                color="white" if dark else "black")  # fmt: skip
+        ax.text(
+            x,
+            y,
+            f"{share:.0f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if dark else "black",
+        )
     ax.set_yticks(range(len(rows)), [s.name.lower().replace("_", " ") for s in rows])
     ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Experts of layer {layer + 1}, %")
     ax.grid(visible=False)

@@ -75,8 +75,9 @@ _QUESTION = re.compile(
 _OBSERVED = re.compile(
     r"((?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:\b(?:user|tool)\n)?"
     r"(?:<tool_response>.*?</tool_response>\s*)+"
-    r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?)", re.S,
-)  # fmt: skip
+    r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?)",
+    re.S,
+)
 
 
 def _encode(tokenizer, text: str) -> list[int]:
@@ -88,12 +89,17 @@ def _render(messages: list[dict], tokenizer, tools) -> list[str]:
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     require(bool(turns), "no message of an assistant")
     # templates drop the thoughts of earlier turns: a mark stands for each turn meanwhile
-    marked = [m | {"content": f"\ue000{i}\ue000"} if i in turns else m
-              for i, m in enumerate(messages[: turns[-1]])]  # fmt: skip
+    marked = [
+        m | {"content": f"\ue000{i}\ue000"} if i in turns else m
+        for i, m in enumerate(messages[: turns[-1]])
+    ]
     text = tokenizer.apply_chat_template(
-        marked, tools=tools, chat_template=tokenizer.chat_template or _CHATML,
-        add_generation_prompt=True, tokenize=False,
-    )  # fmt: skip
+        marked,
+        tools=tools,
+        chat_template=tokenizer.chat_template or _CHATML,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
     pieces = re.split("\ue000(\\d+)\ue000", text)
     shown = pieces[1::2] == list(map(str, turns[:-1]))
     require(shown, "the tokenizer's chat template does not show every assistant's turn")
@@ -118,9 +124,11 @@ def _ids_of(tokens: list[str], text: str, tokenizer) -> list[int]:
             return ids
     ids = [_id_of(tokenizer, token) for token in tokens]
     if -1 in ids:
-        raise ValueError(f"{tokens[ids.index(-1)]!r} is no token of this tokenizer: the model has "
-                         "another tokenizer, or it is a part of a character: ask the server for "
-                         "return_token_ids")  # fmt: skip
+        raise ValueError(
+            f"{tokens[ids.index(-1)]!r} is no token of this tokenizer: the model has "
+            "another tokenizer, or it is a part of a character: ask the server for "
+            "return_token_ids"
+        )
     return ids
 
 
@@ -146,8 +154,10 @@ def _said(parts: list[tuple], tokenizer) -> list[dict]:
     messages: list[dict] = []
     for ids, sampled, _ in parts:
         if len(ids) and not 0 <= min(ids) <= max(ids) < len(tokenizer):
-            raise ValueError(f"ids from {min(ids)} to {max(ids)} do not fit the tokenizer's "
-                             f"{len(tokenizer)}: the model has another tokenizer")  # fmt: skip
+            raise ValueError(
+                f"ids from {min(ids)} to {max(ids)} do not fit the tokenizer's "
+                f"{len(tokenizer)}: the model has another tokenizer"
+            )
         role = "assistant" if sampled else "tool" if messages else "user"
         text = tokenizer.decode(ids, skip_special_tokens=False)
         messages.append({"role": role, "content": text.removesuffix(END)})
@@ -217,8 +227,10 @@ def _rollouts(name: str, row: dict, tokenizer) -> Iterator[tuple[dict, list[dict
         messages, text = _said(parts, tokenizer), (one.get("text") or "").strip("\ufffd \n")
         ways = (messages[-1]["content"], tokenizer.decode(parts[-1][0], skip_special_tokens=True))
         if not any(way.strip().startswith(text) for way in ways):
-            raise ValueError(f"the ids are {ways[0][:60]!r} with this tokenizer, the file says "
-                             f"{text[:60]!r}: the model has another tokenizer")  # fmt: skip
+            raise ValueError(
+                f"the ids are {ways[0][:60]!r} with this tokenizer, the file says "
+                f"{text[:60]!r}: the model has another tokenizer"
+            )
         yield row | one, messages, parts
 
 
@@ -241,13 +253,20 @@ def _answered(one: dict, row: dict, tokenizer) -> list[tuple]:
     text = _plain(message)["content"] if message else one.get("text", "")
     # tokens, by text or id, with the sampled one's log-probability and the alternatives'
     if isinstance(logs, list):
-        dicts = [{int(i): v["logprob"] if isinstance(v, dict) else v for i, v in at.items()}
-                 for at in logs]  # fmt: skip
+        dicts = [
+            {int(i): v["logprob"] if isinstance(v, dict) else v for i, v in at.items()}
+            for at in logs
+        ]
         found = [(i, at.get(i), at) for i, at in zip(chain(ids, repeat(None)), dicts)]
     elif message:
-        found = [(at["token"], at["logprob"],
-                  {top["token"]: top["logprob"] for top in at.get("top_logprobs") or ()})
-                 for at in logs.get("content") or ()]  # fmt: skip
+        found = [
+            (
+                at["token"],
+                at["logprob"],
+                {top["token"]: top["logprob"] for top in at.get("top_logprobs") or ()},
+            )
+            for at in logs.get("content") or ()
+        ]
     else:
         tokens = logs.get("tokens") or []
         tops = logs.get("top_logprobs") or [None] * len(tokens)
@@ -255,14 +274,19 @@ def _answered(one: dict, row: dict, tokenizer) -> list[tuple]:
     if ids is None:
         tokens = [token for token, *_ in found]
         ids = _ids_of(tokens, text, tokenizer) if found else _encode(tokenizer, text)
-    said = [(value, [(_id_of(tokenizer, other), v) for other, v in (top or {}).items()])
-            for _, value, top in found]  # fmt: skip
+    said = [
+        (value, [(_id_of(tokenizer, other), v) for other, v in (top or {}).items()])
+        for _, value, top in found
+    ]
     prompt = one.get("prompt_token_ids") or row.get("prompt_token_ids") or row.get("prompt")
     if not prompt and "messages" in row:
         asked = [*map(_plain, row["messages"]), {"role": "assistant", "content": ""}]
         prompt = "".join(_render(asked, tokenizer, row.get("tools")))
-    require(bool(prompt), 'no prompt: save {"request": .., "response": ..} as a line, or ask the '
-            "server for return_token_ids")  # fmt: skip
+    require(
+        bool(prompt),
+        'no prompt: save {"request": .., "response": ..} as a line, or ask the '
+        "server for return_token_ids",
+    )
     prompt = _encode(tokenizer, prompt) if isinstance(prompt, str) else prompt
     return [(prompt, False, None), (ids, True, said or None)]
 
@@ -285,12 +309,17 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
     name = format or next(iter(fits), None)
     if name not in fits:
         known = "\n".join(f"  {name}: {about[0]} ({about[1]})" for name, about in FORMATS.items())
-        raise ValueError(f"{path} is of no known format, or not of the one asked for ({format}): "
-                         f"its rows have {', '.join(first)}. Known are\n{known}")  # fmt: skip
+        raise ValueError(
+            f"{path} is of no known format, or not of the one asked for ({format}): "
+            f"its rows have {', '.join(first)}. Known are\n{known}"
+        )
     if name == "drlib":
         return iter_trajectories(path)
-    require(tokenizer is not None, f"{path} ({name}) can only be read with the tokenizer of its "
-            "model, which gives ids or the texts of tokens: pass it or its folder")  # fmt: skip
+    require(
+        tokenizer is not None,
+        f"{path} ({name}) can only be read with the tokenizer of its "
+        "model, which gives ids or the texts of tokens: pass it or its folder",
+    )
     loaded = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     return _trajectories(path, name, loaded)
 
@@ -313,8 +342,10 @@ def _rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
                     if isinstance(body := row.get("response"), dict):  # with its request or alone
                         row = (row.get("request") or {}) | (body.get("body") or body)
                 except (ValueError, AttributeError) as error:
-                    raise ValueError(f"{path}, line {n} is no JSON object ({error}): each line "
-                                     "must be one; was the file cut off?") from error  # fmt: skip
+                    raise ValueError(
+                        f"{path}, line {n} is no JSON object ({error}): each line "
+                        "must be one; was the file cut off?"
+                    ) from error
                 yield n, row
 
 
@@ -341,8 +372,14 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     mark_people(segments, generated, messages)
     asked = next((m["content"] for m in messages if m["role"] == "user"), "")
     question = row.get("question") or (_QUESTION.search(asked) or [0, asked])[1]
-    right = next((str(row[key]) for key in ("right_answer", "answer", "ground_truth", "gts")
-                  if isinstance(row.get(key), str | int | float)), None)  # fmt: skip
+    right = next(
+        (
+            str(row[key])
+            for key in ("right_answer", "answer", "ground_truth", "gts")
+            if isinstance(row.get(key), str | int | float)
+        ),
+        None,
+    )
     word = row.get("termination") or row.get("finish_reason") or ""
     answer, reward = row.get("prediction"), row.get("reward", row.get("score"))
     answer = str(answer) if isinstance(answer, int | float) else answer
@@ -358,15 +395,27 @@ def _trajectory(own: str, row: dict, messages: list[dict], parts: list[tuple], t
     step, task = row.get("step") or 0, hashlib.sha256(question.encode()).hexdigest()[:12]
     rest = {k: v for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
     return Trajectory(
-        id=own, task_id=task, group_id=f"{task}-{step}", world_version="", policy_version=step,
-        token_ids=ids, generated=generated, entropies=None, segments=segments, routed_experts=None,
+        id=own,
+        task_id=task,
+        group_id=f"{task}-{step}",
+        world_version="",
+        policy_version=step,
+        token_ids=ids,
+        generated=generated,
+        entropies=None,
+        segments=segments,
+        routed_experts=None,
         turns=np.repeat(np.cumsum(sampled) - sampled, lengths).astype(np.uint16),
-        versions=np.where(generated, step, 0).astype(np.int32), tool_results=results,
-        termination=end, answer=answer, reward=None if reward is None else float(reward),
-        reward_parts=row.get("reward_parts") or {}, messages=messages,
+        versions=np.where(generated, step, 0).astype(np.int32),
+        tool_results=results,
+        termination=end,
+        answer=answer,
+        reward=None if reward is None else float(reward),
+        reward_parts=row.get("reward_parts") or {},
+        messages=messages,
         metadata=rest | {"question": question, "right_answer": right, "termination": word},
         **_values(parts, generated),
-    )  # fmt: skip
+    )
 
 
 def _values(parts: list[tuple], generated: np.ndarray) -> dict[str, np.ndarray]:
@@ -389,4 +438,3 @@ def _values(parts: list[tuple], generated: np.ndarray) -> dict[str, np.ndarray]:
         out["top_ids"] = table[:, :, 0].astype(np.int32)
         out["top_logprobs"] = np.where(generated[:, None], table[:, :, 1], 0).astype(np.float32)
     return out
-

@@ -36,9 +36,15 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
 
 
 def band(
-    ax: Axes, curves: Sequence[Sequence[float]], color: str, label: str,
-    steps: Sequence[float] | None = None, *, style: str = "-", thick: float = 2.2,
-) -> None:  # fmt: skip
+    ax: Axes,
+    curves: Sequence[Sequence[float]],
+    color: str,
+    label: str,
+    steps: Sequence[float] | None = None,
+    *,
+    style: str = "-",
+    thick: float = 2.2,
+) -> None:
     """The mean of several runs' curves; where they are several, their range and thin lines too.
 
     curves: one sequence of S values per run. steps: S places on the x axis; 0 to S - 1 when None.
@@ -68,16 +74,27 @@ def surrogate(
     Returns (objective_R, gradient_R): minus `policy_loss`, and its derivative by log pi.
     """
     tokens = 2 if config.level == "sequence" else 1
-    found = [grpo_numbers([advantage], ratio, config, advantage=lambda rewards_N, _: rewards_N,
-                          lengths=[tokens]) for ratio in ratios]  # fmt: skip
+    found = [
+        grpo_numbers(
+            [advantage], ratio, config, advantage=lambda rewards_N, _: rewards_N, lengths=[tokens]
+        )
+        for ratio in ratios
+    ]
     gradients = [tokens * one["pushes"][0][0] for one in found]  # of the sum, not the mean
     return np.array([-one["loss"] for one in found]), np.array(gradients)
 
 
 def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
     """Notebook 05's figure: the surrogate (above) and gradient (below) of losses by title."""
-    fig, axes = plt.subplots(2, len(configs), figsize=(2.35 * len(configs), 5.0), sharex=True,
-                             sharey="row", squeeze=False, layout="constrained")  # fmt: skip
+    fig, axes = plt.subplots(
+        2,
+        len(configs),
+        figsize=(2.35 * len(configs), 5.0),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
     for (title, config), (above, below) in zip(configs.items(), axes.T, strict=True):
         above.set_title(title)
         below.set_xlabel("ratio π / π behaviour")
@@ -101,9 +118,13 @@ def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
 
 
 def grpo_numbers(
-    rewards: Sequence[float], ratio: float, config: LossConfig, *,
-    advantage: Callable = leave_one_out, lengths: Sequence[int] | None = None,
-) -> dict:  # fmt: skip
+    rewards: Sequence[float],
+    ratio: float,
+    config: LossConfig,
+    *,
+    advantage: Callable = leave_one_out,
+    lengths: Sequence[int] | None = None,
+) -> dict:
     """What GRPO makes of one question's N rollouts; each one's first token has moved.
 
     ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is the
@@ -121,8 +142,9 @@ def grpo_numbers(
     logp_NT = behaviour_NT.clone()
     logp_NT[:, 0] += math.log(ratio)
     logp_NT.requires_grad_()
-    loss, metrics = policy_loss(logp_NT, behaviour_NT, advantages_N, mask_NT, config,
-                                reference_logp_BT=behaviour_NT)  # fmt: skip
+    loss, metrics = policy_loss(
+        logp_NT, behaviour_NT, advantages_N, mask_NT, config, reference_logp_BT=behaviour_NT
+    )
     loss.backward()
     pushes = [-row[kept].numpy() for row, kept in zip(logp_NT.grad, mask_NT, strict=True)]
     return dict(advantages=advantages_N.tolist(), loss=loss.item(), pushes=pushes, metrics=metrics)
@@ -164,8 +186,10 @@ def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Fig
     limit = max(0.12, 1.1 * max(abs(push) for row in numbers["pushes"] for push in row))
     axes[2].set_ylim(-limit, limit)
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    fig.suptitle(f"ratio of each first token {ratio:.2f}, clip range {low:.2f} to {high:.2f}, "
-                 f"loss {numbers['loss'] + 0.0:.3f}")  # fmt: skip
+    fig.suptitle(
+        f"ratio of each first token {ratio:.2f}, clip range {low:.2f} to {high:.2f}, "
+        f"loss {numbers['loss'] + 0.0:.3f}"
+    )
     return fig
 
 
@@ -204,8 +228,9 @@ def fates_panel(ax: Axes, rows: dict[str, Sequence[Sequence[float]]]) -> None:
         ys = at + (np.arange(len(bars)) - (len(bars) - 1) / 2) * 0.84 / len(bars)
         ends = 100 * np.cumsum(bars, axis=1).T
         for left, end, (fate, color) in zip([0 * ys, *ends], ends, FATES.items(), strict=False):
-            ax.barh(ys, end - left, 0.78 / len(bars), left=left, color=color,
-                    label=None if at else fate)  # fmt: skip
+            ax.barh(
+                ys, end - left, 0.78 / len(bars), left=left, color=color, label=None if at else fate
+            )
     ax.set(title="Fate of the tokens", xlim=(0, 100), xlabel="% of the generated tokens")
     ax.set_yticks(range(len(rows)), rows)
     ax.invert_yaxis()

@@ -30,9 +30,14 @@ RESPONSE = "tool response"  # the class of changes that observations make
 
 @torch.no_grad()
 def answer_losses(
-    model, context_ids: Sequence[int], prefix_ends: Sequence[int], answer_ids: Sequence[int],
-    bridge_ids: Sequence[int] = (), *, batch_tokens: int = 8192,
-) -> np.ndarray:  # fmt: skip
+    model,
+    context_ids: Sequence[int],
+    prefix_ends: Sequence[int],
+    answer_ids: Sequence[int],
+    bridge_ids: Sequence[int] = (),
+    *,
+    batch_tokens: int = 8192,
+) -> np.ndarray:
     """Mean -log p (nats a token) of an answer after each context[:end] + bridge: losses_P, float64.
 
     model: a Hugging Face causal language model in eval mode, without sliding windows or recurrent
@@ -43,12 +48,18 @@ def answer_losses(
     ends_P, vocabulary = np.array(prefix_ends, int), len(model.get_input_embeddings().weight)
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     require(bool(answer), "the answer has no tokens; give one that tokenises to something")
-    require(len(ends_P) > 0 and 1 <= ends_P.min() and ends_P.max() <= len(context),
-            f"prefix ends must be one or more of 1..{len(context)}, got {prefix_ends}")  # fmt: skip
-    require(max(context + bridge + answer) < vocabulary, "another tokenizer made these ids: they "
-            f"are beyond the model's vocabulary of {vocabulary}")  # fmt: skip
-    require(ends_P.max() + len(bridge + answer) <= longest, "prefix, bridge and answer exceed the "
-            f"model's {longest} positions")  # fmt: skip
+    require(
+        len(ends_P) > 0 and 1 <= ends_P.min() and ends_P.max() <= len(context),
+        f"prefix ends must be one or more of 1..{len(context)}, got {prefix_ends}",
+    )
+    require(
+        max(context + bridge + answer) < vocabulary,
+        f"another tokenizer made these ids: they are beyond the model's vocabulary of {vocabulary}",
+    )
+    require(
+        ends_P.max() + len(bridge + answer) <= longest,
+        f"prefix, bridge and answer exceed the model's {longest} positions",
+    )
     require(not model.training, "the model is in training mode; call model.eval() first")
     each, place_P = np.unique(ends_P, return_inverse=True)
     # the last token of a prefix begins its branch: its logits may be the answer's first
@@ -56,19 +67,27 @@ def answer_losses(
     tensor = partial(torch.tensor, device=model.device)
     for ends in portions(each.tolist(), lambda end: end + len(tail), batch_tokens):
         if more := context[done : max(ends[-1] - 1, 1)]:
-            out = model(input_ids=tensor([more]), past_key_values=cache, use_cache=True,
-                        logits_to_keep=1)  # fmt: skip
+            out = model(
+                input_ids=tensor([more]), past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
             cache, done = out.past_key_values, done + len(more)
-            require(cache.is_croppable and not any(cache.is_sliding), f"{type(model).__name__} has "
-                    "sliding windows or recurrent states: its cache cannot be shared")  # fmt: skip
+            require(
+                cache.is_croppable and not any(cache.is_sliding),
+                f"{type(model).__name__} has "
+                "sliding windows or recurrent states: its cache cannot be shared",
+            )
         ids_BS = tensor([[context[end - 1], *tail] for end in ends])
         starts_B1 = tensor(ends)[:, None] - 1
         seen_BC = torch.cat([tensor(range(done)) < starts_B1, ids_BS >= 0], dim=1)
         cache.batch_repeat_interleave(len(ends))
         out = model(
-            input_ids=ids_BS, attention_mask=seen_BC.long(), past_key_values=cache, use_cache=True,
-            position_ids=starts_B1 + tensor(range(ids_BS.shape[1])), logits_to_keep=len(answer),
-        )  # fmt: skip
+            input_ids=ids_BS,
+            attention_mask=seen_BC.long(),
+            past_key_values=cache,
+            use_cache=True,
+            position_ids=starts_B1 + tensor(range(ids_BS.shape[1])),
+            logits_to_keep=len(answer),
+        )
         cache.crop(-ids_BS.shape[1])  # as it was
         cache.batch_select_indices(tensor([0]))
         answers_N = tensor(answer * len(ends))
@@ -99,10 +118,17 @@ class Curve:
 
 
 def pseudo_gradient(
-    model, tokenizer, trajectory: Trajectory, answer: str | None = None, *, stride: int = 1,
-    bridge: str = BRIDGE, think: bool = True, segments: Sequence[Segment] = (Segment.THINK,),
+    model,
+    tokenizer,
+    trajectory: Trajectory,
+    answer: str | None = None,
+    *,
+    stride: int = 1,
+    bridge: str = BRIDGE,
+    think: bool = True,
+    segments: Sequence[Segment] = (Segment.THINK,),
     batch_tokens: int = 8192,
-) -> Curve:  # fmt: skip
+) -> Curve:
     """The loss of `answer` along a stored trajectory, at temperature 1.
 
     Points: the start of every turn, and after each `stride` sampled tokens of `segments` (and after
@@ -130,8 +156,13 @@ def pseudo_gradient(
     for some_P, text in ((starts_P, opened), (~starts_P, bridge)):
         if some_P.any():
             ids = [tokenizer.encode(part, add_special_tokens=False) for part in (answer, text)]
-            losses_P[some_P] = answer_losses(model, trajectory.token_ids[kept_T], lengths_P[some_P],
-                                             *ids, batch_tokens=batch_tokens)  # fmt: skip
+            losses_P[some_P] = answer_losses(
+                model,
+                trajectory.token_ids[kept_T],
+                lengths_P[some_P],
+                *ids,
+                batch_tokens=batch_tokens,
+            )
     return Curve(ends_P, losses_P, starts_P, len(trajectory), stride)
 
 
@@ -161,13 +192,18 @@ def token_class_deltas(
     point are left out. Partners are drawn without replacement from the points in no class, in the
     same third of the trajectory; NaN where none is left. ValueError: what does not fit.
     """
-    require(curve.tokens == len(trajectory) and curve.stride == 1, "need the curve of trajectory "
-            f"{trajectory.id} with stride=1, so that a change belongs to one token")  # fmt: skip
+    require(
+        curve.tokens == len(trajectory) and curve.stride == 1,
+        "need the curve of trajectory "
+        f"{trajectory.id} with stride=1, so that a change belongs to one token",
+    )
     rng, token_P = np.random.default_rng(seed), curve.ends_P - 1
     members = {RESPONSE: curve.starts_P & (token_P > token_P[0])}
     for name, mask_T in classes.items():
-        require(np.shape(mask_T) == (curve.tokens,) and name != RESPONSE, f"class {name!r} needs "
-                f"another name or a mask of {curve.tokens} tokens")  # fmt: skip
+        require(
+            np.shape(mask_T) == (curve.tokens,) and name != RESPONSE,
+            f"class {name!r} needs another name or a mask of {curve.tokens} tokens",
+        )
         members[name] = np.asarray(mask_T, bool)[token_P] & ~curve.starts_P
     third_P, found = 3 * token_P // curve.tokens, {}
     free_P = ~np.any([*members.values(), curve.starts_P], axis=0)

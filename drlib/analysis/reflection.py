@@ -38,9 +38,11 @@ from drlib.trajectory import Segment
 
 
 def cluster_interval(
-    parts_MC: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int = 0,
+    parts_MC: np.ndarray,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    seed: int = 0,
     resamples: int = RESAMPLES,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Estimate, low and high end of a statistic of sums over M trajectories: [3, ...].
 
     parts_MC: what each trajectory adds to C sums. statistic: sums [R, C] to values [R, ...].
@@ -53,8 +55,10 @@ def cluster_interval(
     n, rng = len(parts), np.random.default_rng(seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
-        draws = [statistic(rng.multinomial(n, np.full(n, 1 / n), size) @ parts)
-                 for size in np.diff([*range(0, resamples, 100), resamples])]  # fmt: skip
+        draws = [
+            statistic(rng.multinomial(n, np.full(n, 1 / n), size) @ parts)
+            for size in np.diff([*range(0, resamples, 100), resamples])
+        ]
     z, f = NormalDist().inv_cdf(0.975), n - 1
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     beyond = NormalDist().cdf(-math.sqrt(n / f) * t)
@@ -105,10 +109,16 @@ class Lift:
 
 
 def reflection_lift(
-    table: TokenTable, *, window: int = 64, share: float = 0.2, scope: str = "batch",
-    threshold: float | None = None, resamples: int = RESAMPLES, permutations: int = 500,
+    table: TokenTable,
+    *,
+    window: int = 64,
+    share: float = 0.2,
+    scope: str = "batch",
+    threshold: float | None = None,
+    resamples: int = RESAMPLES,
+    permutations: int = 500,
     seed: int = 0,
-) -> list[Lift]:  # fmt: skip
+) -> list[Lift]:
     """The lift after tool responses: of all, and of each status that occurs.
 
     window: W, sampled tokens. share, scope: of `high_entropy` among the thoughts; a `threshold`
@@ -119,8 +129,11 @@ def reflection_lift(
     thought = table.inside(Segment.THINK)
     after = thought & (table.since >= 0) & (table.since < window)
     some = after.any() and (thought & ~after).any()
-    require(some, f"{after.sum()} of {thought.sum()} thought tokens follow a tool response within "
-            f"{window}: a lift needs some, and some that do not")  # fmt: skip
+    require(
+        some,
+        f"{after.sum()} of {thought.sum()} thought tokens follow a tool response within "
+        f"{window}: a lift needs some, and some that do not",
+    )
     found = []
     for number, status in enumerate(("all", *STATUSES[1:])):
         inside = after & (table.status == number) if number else after
@@ -130,12 +143,18 @@ def reflection_lift(
             sums = _sums(table.row, len(table.names), *columns)
             hits, tokens, others, rest = sums.sum(0)
             begins = (table.since == 0) & ((table.status == number) | (number == 0))
-            found.append(Lift(
-                status, int(begins.sum()), int(tokens), hits / tokens, others / rest,
-                tuple(cluster_interval(sums, _log_ratio, **asked).tolist()),
-                _matched(table, high, thought, inside, asked),
-                _permuted(table, high, thought, inside, after, permutations, seed),
-            ))  # fmt: skip
+            found.append(
+                Lift(
+                    status,
+                    int(begins.sum()),
+                    int(tokens),
+                    hits / tokens,
+                    others / rest,
+                    tuple(cluster_interval(sums, _log_ratio, **asked).tolist()),
+                    _matched(table, high, thought, inside, asked),
+                    _permuted(table, high, thought, inside, after, permutations, seed),
+                )
+            )
     return found
 
 

@@ -18,8 +18,14 @@ from typing import NamedTuple
 from drlib.synthesis.answers import answers_match
 from drlib.trajectory import Trajectory
 
-TINTS = {"think": "#eeeeee", "call": "#d6e9f5", "response": "#fdf0d5", "failed": "#f8d7c4",
-         "answer": "#d5efe6", "text": "#ffffff"}  # fmt: skip
+TINTS = {
+    "think": "#eeeeee",
+    "call": "#d6e9f5",
+    "response": "#fdf0d5",
+    "failed": "#f8d7c4",
+    "answer": "#d5efe6",
+    "text": "#ffffff",
+}
 # Characters of which nothing is seen: controls but newline and tab, line separators, Unicode's
 # "default ignorable" (marks of direction, joiners, fillers, variation selectors, tags), surrogates.
 # The page of `viewer` reads this pattern as well.
@@ -127,9 +133,11 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
         label = "response: failed" if part.name == "failed" else part.name
         shown = markup(part.text).strip().replace("\n", "<br>")
         style = f"background:{TINTS[part.name]};color:#000;text-align:left;vertical-align:top"
-        rows.append(f'<tr style="{style}"><td style="{style}">{number}</td>'
-                    f'<td style="{style}"><b>{label}</b></td>'
-                    f'<td style="{style};white-space:normal">{shown}</td></tr>')  # fmt: skip
+        rows.append(
+            f'<tr style="{style}"><td style="{style}">{number}</td>'
+            f'<td style="{style}"><b>{label}</b></td>'
+            f'<td style="{style};white-space:normal">{shown}</td></tr>'
+        )
         first, *rest = visible(part.text).strip().split("\n")
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]

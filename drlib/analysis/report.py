@@ -22,8 +22,13 @@ import numpy as np
 from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
 from drlib.analysis.entropy import (
-    TokenTable, entropy_bounds, rescore, summary, token_statistics, token_texts,
-)  # fmt: skip
+    TokenTable,
+    entropy_bounds,
+    rescore,
+    summary,
+    token_statistics,
+    token_texts,
+)
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import png_bytes
 from drlib.analysis.rendering import markup, visible
@@ -44,9 +49,16 @@ iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: 
 
 
 def report(
-    out: str | Path, files: Sequence[str | Path], tokenizer=None, *, model=None,
-    temperature: float = 1.0, window: int = 64, share: float = 0.2, viewed: int = 50,
-) -> Path:  # fmt: skip
+    out: str | Path,
+    files: Sequence[str | Path],
+    tokenizer=None,
+    *,
+    model=None,
+    temperature: float = 1.0,
+    window: int = 64,
+    share: float = 0.2,
+    viewed: int = 50,
+) -> Path:
     """Write the report of `files` (any format of `inputs`) to `out`, whole or not at all.
 
     tokenizer: of the model that made them, or its folder; without one there are no words and ids
@@ -55,10 +67,15 @@ def report(
     window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
     ValueError: as `read_rollouts` and `token_statistics`, and for an `out` that is no .html.
     """
-    require(Path(out).suffix in (".html", ".htm"), f"the report is a .html file, not {out}: name "
-            "it before the trajectories")  # fmt: skip
-    require(window >= 1 and 0 < share < 1 and viewed >= 0, "need a window of at least 1, a share "
-            f"between 0 and 1 and no negative viewed; got {window}, {share}, {viewed}")  # fmt: skip
+    require(
+        Path(out).suffix in (".html", ".htm"),
+        f"the report is a .html file, not {out}: name it before the trajectories",
+    )
+    require(
+        window >= 1 and 0 < share < 1 and viewed >= 0,
+        "need a window of at least 1, a share "
+        f"between 0 and 1 and no negative viewed; got {window}, {share}, {viewed}",
+    )
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
     with plt.style.context(STYLE):
@@ -76,8 +93,10 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
     yield f"<h1>{markup(path.name)}</h1>"
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
-    yield (f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
-           f"judged{right}.</p>")  # fmt: skip
+    yield (
+        f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
+        f"judged{right}.</p>"
+    )
     for title, panel in (("Entropy", _entropy), ("After tool responses", _lifts)):
         yield f"<h2>{title}</h2>"
         try:
@@ -105,14 +124,18 @@ def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     if not sums[3]:
         return ""
     low, high, wide = sums[:3] / sums[3]
-    return (f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
-            f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
-            "that of others.</p>")  # fmt: skip
+    return (
+        f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
+        f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
+        "that of others.</p>"
+    )
 
 
 def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
-    rows = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
-            for name, value in summary(table).items()]  # fmt: skip
+    rows = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for name, value in summary(table).items()
+    ]
     yield _table(["", "sampled tokens"], rows)
     yield _figure(lambda ax: plots.histogram(ax, {"all": table}))
 
@@ -120,17 +143,34 @@ def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
 def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
     lifts = reflection.reflection_lift(table, window=window, share=share)
     found = {lift.status: vars(lift) for lift in lifts}
-    yield (f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
-           f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
-           "trajectory. Over first turns: of the same trajectories, at the same places of a turn. "
-           "Turned windows are what chance makes of it; where hard questions have more responses "
-           "that is not 1, and only what lies beyond counts.</p>")  # fmt: skip
-    heads = ["response", "responses", "tokens", "over other thoughts", "over first turns",
-             "turned windows"]  # fmt: skip
+    yield (
+        f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
+        f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
+        "trajectory. Over first turns: of the same trajectories, at the same places of a turn. "
+        "Turned windows are what chance makes of it; where hard questions have more responses "
+        "that is not 1, and only what lies beyond counts.</p>"
+    )
+    heads = [
+        "response",
+        "responses",
+        "tokens",
+        "over other thoughts",
+        "over first turns",
+        "turned windows",
+    ]
     logs = ("lift", "matched", "permuted")
-    yield _table(heads, [(status, lift["responses"], lift["tokens"],
-                          *(_RANGE.format(*np.exp(lift[name])) for name in logs))
-                         for status, lift in found.items()])  # fmt: skip
+    yield _table(
+        heads,
+        [
+            (
+                status,
+                lift["responses"],
+                lift["tokens"],
+                *(_RANGE.format(*np.exp(lift[name])) for name in logs),
+            )
+            for status, lift in found.items()
+        ],
+    )
     yield _figure(lambda ax: plots.lifts(ax, found))
     curves = reflection.event_curves(table, after=window)
     yield _figure(lambda ax: plots.aligned(ax, curves, ("ok", "error", "empty")))
@@ -138,14 +178,27 @@ def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
 
 def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
     if len(table.names) > 1:
-        heads = ["lexicon", "words per 1,000 tokens", "in trajectories", "right with",
-                 "right without", "difference at equal length"]  # fmt: skip
-        yield _table(heads, [
-            (name, _RANGE.format(*row["rate"]), f"{row['holds']:.1%}",
-             *("{:.1%} of {}".format(*row[k]) for k in ("right_with", "right_without")),
-             "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"]))
-            for name, row in reflection.lexicon_table(table, texts).items()
-        ])  # fmt: skip
+        heads = [
+            "lexicon",
+            "words per 1,000 tokens",
+            "in trajectories",
+            "right with",
+            "right without",
+            "difference at equal length",
+        ]
+        yield _table(
+            heads,
+            [
+                (
+                    name,
+                    _RANGE.format(*row["rate"]),
+                    f"{row['holds']:.1%}",
+                    *("{:.1%} of {}".format(*row[k]) for k in ("right_with", "right_without")),
+                    "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"]),
+                )
+                for name, row in reflection.lexicon_table(table, texts).items()
+            ],
+        )
     if np.isfinite(table.entropy).all():
         found = reflection.word_entropies(table, texts, top=60)
         words = [(visible(word), *numbers) for word, *numbers in found]

@@ -66,8 +66,11 @@ def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.
 
 
 def _routes(trajectory: Trajectory) -> np.ndarray:
-    require(trajectory.routed_experts is not None, f"trajectory {trajectory.id} has no record of "
-            "its experts; fill it with entropy.rescore(model, ..., experts=True)")  # fmt: skip
+    require(
+        trajectory.routed_experts is not None,
+        f"trajectory {trajectory.id} has no record of "
+        "its experts; fill it with entropy.rescore(model, ..., experts=True)",
+    )
     return trajectory.routed_experts.astype(np.int64)
 
 
@@ -104,9 +107,11 @@ def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np
     """
     same_L, tokens = 0.0, 0
     for one, other in zip(a, b, strict=True):
-        require(one.id == other.id and np.array_equal(one.token_ids, other.token_ids),
-                f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
-                "with both checkpoints")  # fmt: skip
+        require(
+            one.id == other.id and np.array_equal(one.token_ids, other.token_ids),
+            f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
+            "with both checkpoints",
+        )
         one_LTK, other_LTK = (torch.from_numpy(_routes(t)).transpose(0, 1) for t in (one, other))
         same_L += agreement(one_LTK, other_LTK).numpy() * len(one)
         tokens += len(one)

@@ -54,8 +54,11 @@ class TourRun:
         command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
         curves = {name: {config.seed: read_metrics(at[name])} for name in CURVES if name in done}
-        kept = {(name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
-                for name in ("sft", "rl") for decoding in ("greedy", "sampled")}  # fmt: skip
+        kept = {
+            (name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
+            for name in ("sft", "rl")
+            for decoding in ("greedy", "sampled")
+        }
         return TourRun(results, curves, kept)
 
     def trajectories(self, stage: str, decoding: str = "greedy") -> list[Trajectory]:
@@ -122,18 +125,28 @@ def seeds(n: int) -> str:
     return f"{n} seed{'s' * (n > 1)}"
 
 
-SHORT = {"closed_book": "RL, closed book", "sft_continued": "SFT continued", "cpt": "pre-trained",
-         "demonstrator": "demonstrator", "rl_random_reward": "random reward"}  # fmt: skip
+SHORT = {
+    "closed_book": "RL, closed book",
+    "sft_continued": "SFT continued",
+    "cpt": "pre-trained",
+    "demonstrator": "demonstrator",
+    "rl_random_reward": "random reward",
+}
 # a block of the table: title, kind, number of look-ups (None: all)
 BLOCKS = (
-    ("python questions", "python", None), ("search questions", "search", None),
+    ("python questions", "python", None),
+    ("search questions", "search", None),
     ("search questions of three look-ups, which nobody demonstrated", "search", 3),
-)  # fmt: skip
+)
 # what is compared with a control: kind, decoding, look-ups
 GAINS = (
-    ("python", "sample", None), ("search", "sample", None), ("python", "greedy", None),
-    ("search", "greedy", None), ("search", "greedy", 3), ("search", "pass@8", None),
-)  # fmt: skip
+    ("python", "sample", None),
+    ("search", "sample", None),
+    ("python", "greedy", None),
+    ("search", "greedy", None),
+    ("search", "greedy", 3),
+    ("search", "pass@8", None),
+)
 
 
 def before_and_after(
@@ -156,8 +169,10 @@ def table(results: Results) -> str:
     """The results as text, at most 80 columns wide: percent right, intervals and n."""
     best = pass_name(results)
     decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
-    lines = [f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
-             f"n questions: n greedy, {k} n sampled"]  # fmt: skip
+    lines = [
+        f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
+        f"n questions: n greedy, {k} n sampled",
+    ]
     for title, kind, hops in BLOCKS:
         lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
         for stage in results.stages:

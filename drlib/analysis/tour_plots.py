@@ -30,9 +30,18 @@ def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.nd
 
 
 def draw(
-    ax: Axes, run: TourRun | None, stage: str, key: str, color: str, label: str, *,
-    style: str = "-", width: int = SMOOTH, scale: float = 1.0, thick: float = 2.0,
-) -> None:  # fmt: skip
+    ax: Axes,
+    run: TourRun | None,
+    stage: str,
+    key: str,
+    color: str,
+    label: str,
+    *,
+    style: str = "-",
+    width: int = SMOOTH,
+    scale: float = 1.0,
+    thick: float = 2.0,
+) -> None:
     """A `band` of the stage's seeds, as far as all of them have come; nothing without any."""
     curves = run.curves.get(stage, {}) if run else {}
     lines = [smoothed(rows, key, width) for _, rows in sorted(curves.items())]
@@ -74,8 +83,9 @@ def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     for ax, kind in zip(axes, ("python", "search")):
         _reward_panel(ax, run, behind, kind)
     _look_ups_panel(axes[2], run, behind)
-    handles = {label: handle for ax in axes[::-1]
-               for handle, label in zip(*ax.get_legend_handles_labels())}  # fmt: skip
+    handles = {
+        label: handle for ax in axes[::-1] for handle, label in zip(*ax.get_legend_handles_labels())
+    }
     order = sorted(handles, key=lambda label: ("SFT" in label, "after" in label, label))
     fig.legend([handles[label] for label in order], order, loc="outside lower center", ncols=3)
     return fig
@@ -85,8 +95,16 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     key = f"accuracy_{kind}"
     draw(ax, behind, "rl", key, BEHIND, "RL, reference run", scale=100)
     control = run if "rl_random_reward" in run.curves else behind
-    draw(ax, control, "rl_random_reward", key, COLORS["rl_random_reward"],
-         "RL, random reward (control)", style="--", scale=100)  # fmt: skip
+    draw(
+        ax,
+        control,
+        "rl_random_reward",
+        key,
+        COLORS["rl_random_reward"],
+        "RL, random reward (control)",
+        style="--",
+        scale=100,
+    )
     curves = run.curves["rl"]
     draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
     last = max(rows[-1]["step"] for rows in curves.values())
@@ -95,10 +113,19 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     if more := _with_stage("sft_continued", run, behind):
         mean, low, high = (100 * v for v in more.results.accuracy("sft_continued", kind, "sample"))
         ax.axhspan(low, high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
-        ax.axhline(mean, color=COLORS["sft_continued"], ls=(0, (5, 2)), lw=1.6,
-                   label="SFT continued with RL's compute, held-out")  # fmt: skip
-    ax.set(title=f"{kind.capitalize()} questions, sampled", xlabel="RL step", ylim=(-2, 102),
-           ylabel="right answers, %")  # fmt: skip
+        ax.axhline(
+            mean,
+            color=COLORS["sft_continued"],
+            ls=(0, (5, 2)),
+            lw=1.6,
+            label="SFT continued with RL's compute, held-out",
+        )
+    ax.set(
+        title=f"{kind.capitalize()} questions, sampled",
+        xlabel="RL step",
+        ylim=(-2, 102),
+        ylabel="right answers, %",
+    )
 
 
 def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
@@ -109,9 +136,19 @@ def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | N
 def _point(ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked) -> None:
     """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`."""
     mean, low, high = (100 * v for v in run.results.accuracy(stage, *asked))
-    ax.errorbar([x], [mean], [[max(mean - low, 0)], [max(high - mean, 0)]], color=COLORS[stage],
-                marker=MARKERS[stage], capsize=3, ls="", label=label, zorder=5,
-                markeredgecolor="white", markersize=7)  # fmt: skip
+    ax.errorbar(
+        [x],
+        [mean],
+        [[max(mean - low, 0)], [max(high - mean, 0)]],
+        color=COLORS[stage],
+        marker=MARKERS[stage],
+        capsize=3,
+        ls="",
+        label=label,
+        zorder=5,
+        markeredgecolor="white",
+        markersize=7,
+    )
 
 
 def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
@@ -122,23 +159,44 @@ def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
                 label = "SFT continued, greedy" if stage == "sft_continued" else None
                 _point(ax, hops + shift, source, label, stage, "search", "greedy", hops)
     ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
-    ax.set(title="Search questions, greedy, held-out", ylim=(-2, 102), xlim=(0.5, 3.5),
-           xlabel="look-ups", ylabel="right answers, %")  # fmt: skip
+    ax.set(
+        title="Search questions, greedy, held-out",
+        ylim=(-2, 102),
+        xlim=(0.5, 3.5),
+        xlabel="look-ups",
+        ylabel="right answers, %",
+    )
 
 
 # panels of notebook 06: title, y label, {metric: (colour, label)}
 PANELS = (
-    ("Right answers", "%", {"accuracy_python": ("C0", "python"),
-                            "accuracy_search": ("C1", "search")}),
-    ("Right answers by look-ups", "%", {"accuracy_h1": ("C0", "one"), "accuracy_h2": ("C1", "two"),
-                                        "accuracy_h3": ("C2", "three")}),
-    ("What goes wrong", "%", {"tool_errors": ("C1", "failed calls"),
-                              "no_call": ("C0", "no call at all"),
-                              "overlong": ("C2", "over-long")}),
+    (
+        "Right answers",
+        "%",
+        {"accuracy_python": ("C0", "python"), "accuracy_search": ("C1", "search")},
+    ),
+    (
+        "Right answers by look-ups",
+        "%",
+        {
+            "accuracy_h1": ("C0", "one"),
+            "accuracy_h2": ("C1", "two"),
+            "accuracy_h3": ("C2", "three"),
+        },
+    ),
+    (
+        "What goes wrong",
+        "%",
+        {
+            "tool_errors": ("C1", "failed calls"),
+            "no_call": ("C0", "no call at all"),
+            "overlong": ("C2", "over-long"),
+        },
+    ),
     ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}),
     ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}),
     ("Groups that teach", "%", {"live_groups": ("C0", "real reward")}),
-)  # fmt: skip
+)
 
 
 def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
@@ -151,8 +209,16 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
             draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
             # the control: in the colour of its line and thin, where there are several
             how = (COLORS["rl_random_reward"], "random reward") if len(lines) == 1 else (color, "")
-            draw(ax, control, "rl_random_reward", key, *how, style="--", scale=scale,
-                 thick=2.0 if how[1] else 1.2)  # fmt: skip
+            draw(
+                ax,
+                control,
+                "rl_random_reward",
+                key,
+                *how,
+                style="--",
+                scale=scale,
+                thick=2.0 if how[1] else 1.2,
+            )
             draw(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
@@ -162,8 +228,11 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
 def overlong(curves: dict[str, list[dict]]) -> Figure:
     """The two over-length rules side by side: `curves` are the rows of one run by its rule."""
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-    panels = (("accuracy_search", "Right search answers"), ("overlong", "Over-long rollouts"),
-              ("tool_errors", "Failed calls"))  # fmt: skip
+    panels = (
+        ("accuracy_search", "Right search answers"),
+        ("overlong", "Over-long rollouts"),
+        ("tool_errors", "Failed calls"),
+    )
     for ax, (key, title) in zip(axes, panels):
         for color, style, (rule, rows) in zip(("C0", "C1"), ("-", "--"), sorted(curves.items())):
             steps, values = smoothed(rows, key)

@@ -48,8 +48,10 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
     tokenizer = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     sources = [source] if compare is None else [source, compare]
     paths = [Path(some) for some in sources if isinstance(some, str | Path)]
-    sets = [list(read_rollouts(some, tokenizer)) if isinstance(some, str | Path) else list(some)
-            for some in sources]  # fmt: skip
+    sets = [
+        list(read_rollouts(some, tokenizer)) if isinstance(some, str | Path) else list(some)
+        for some in sources
+    ]
     require(bool(sets[0]), "no trajectories to view: the set is empty")
     if compare is not None:
         _check_same(*sets)
@@ -64,11 +66,15 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
     head = {
         "names": stems if len({*stems}) == 2 else ["first", "second"][: len(sets)],
         "texts": [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)],
-        "ids": ids.tolist(), "rows": rows, "scale": _scale(both, measures),
+        "ids": ids.tolist(),
+        "rows": rows,
+        "scale": _scale(both, measures),
         "unseen": UNSEEN.pattern,
-        "filters": {group: [(name, found[name]) for name in names if found[name]] for group, names
-                    in (("outcome", ("right", "wrong", *ends)), ("status", TOOLS))},
-    }  # fmt: skip
+        "filters": {
+            group: [(name, found[name]) for name in names if found[name]]
+            for group, names in (("outcome", ("right", "wrong", *ends)), ("status", TOOLS))
+        },
+    }
     parts = [_part(some, measure, ids) for some, measure in zip(both, measures)]
     return _fill(title or (paths[0].name if paths else "Trajectories"), head, parts)
 
@@ -87,8 +93,10 @@ def save(out: str | Path, text: str) -> Path:
 def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
     for a, b in zip_longest(first, second):
         first_id, second_id = ("nothing" if t is None else repr(t.id) for t in (a, b))
-        require(first_id == second_id, f"the first set has {first_id} where the second has "
-                f"{second_id}: {_REMEDY}")  # fmt: skip
+        require(
+            first_id == second_id,
+            f"the first set has {first_id} where the second has {second_id}: {_REMEDY}",
+        )
         same = np.array_equal(a.token_ids, b.token_ids)
         require(same, f"trajectory {first_id} has other tokens in the second set: {_REMEDY}")
 
@@ -111,12 +119,18 @@ def _row(t: Trajectory) -> dict:
     fits = (calls and count["ok"] == calls, count["error"], count["empty"], not calls)
     values, about = _known(t, "entropies"), t.metadata
     return {
-        "id": t.id, "question": str(about.get("question") or ""), "answer": t.answer or "",
-        "expected": str(about.get("right_answer") or ""), "outcome": verdict(t), "tokens": len(t),
-        "calls": calls, "errors": count["error"], "empties": count["empty"],
+        "id": t.id,
+        "question": str(about.get("question") or ""),
+        "answer": t.answer or "",
+        "expected": str(about.get("right_answer") or ""),
+        "outcome": verdict(t),
+        "tokens": len(t),
+        "calls": calls,
+        "errors": count["error"],
+        "empties": count["empty"],
         "mean": float(values.mean()) if len(values) else None,
         "status": [name for name, fit in zip(TOOLS, fits) if fit],
-    }  # fmt: skip
+    }
 
 
 def _known(t: Trajectory, name: str) -> np.ndarray:
@@ -138,10 +152,16 @@ def _scale(both: list[tuple[Trajectory, ...]], measures: list[str]) -> dict[str,
     scale = {}
     for measure in sorted({*measures} - {""}):
         chosen = [some for some, m in zip(both, measures) if m == measure]
-        sides = [np.concatenate([(t.entropies if measure == "entropy" else -t.logprobs)[t.generated]
-                                 for t in side]) for side in zip(*chosen)]  # fmt: skip
-        caps = [np.quantile(np.append(side[np.isfinite(side)], 0), _FULL, method="lower")
-                for side in (np.concatenate(sides), abs(sides[-1] - sides[0]))]  # fmt: skip
+        sides = [
+            np.concatenate(
+                [(t.entropies if measure == "entropy" else -t.logprobs)[t.generated] for t in side]
+            )
+            for side in zip(*chosen)
+        ]
+        caps = [
+            np.quantile(np.append(side[np.isfinite(side)], 0), _FULL, method="lower")
+            for side in (np.concatenate(sides), abs(sides[-1] - sides[0]))
+        ]
         scale[measure] = [float(f"{max(cap, 0.01):.2g}") for cap in caps]
     return scale
 
@@ -150,10 +170,14 @@ def _part(some: tuple[Trajectory, ...], measure: str, ids: np.ndarray) -> dict:
     """The columns of one trajectory, with a side for each checkpoint."""
     t = some[0]
     return {
-        "measure": measure, "events": _events(t), "ids": _pack(np.searchsorted(ids, t.token_ids)),
-        "turns": _pack(t.turns), "segments": _pack(t.segments), "generated": _pack(t.generated),
+        "measure": measure,
+        "events": _events(t),
+        "ids": _pack(np.searchsorted(ids, t.token_ids)),
+        "turns": _pack(t.turns),
+        "segments": _pack(t.segments),
+        "generated": _pack(t.generated),
         "sides": [_side(one, ids) for one in some],
-    }  # fmt: skip
+    }
 
 
 def _events(t: Trajectory) -> list[dict]:
@@ -162,9 +186,16 @@ def _events(t: Trajectory) -> list[dict]:
     after = int(np.flatnonzero(t.generated).max(initial=-1)) + 1  # what nothing was sampled after
     spans += [(after, n)] * (after < n and len(spans) < len(t.tool_results))
     spans += [(n, n)] * (len(t.tool_results) - len(spans))  # cut off before they could be read
-    return [{"start": start, "end": end, "tool": r.tool, "status": status_of(r),
-             "error": "" if r.ok else r.error or ""}
-            for (start, end), r in zip(spans, t.tool_results)]  # fmt: skip
+    return [
+        {
+            "start": start,
+            "end": end,
+            "tool": r.tool,
+            "status": status_of(r),
+            "error": "" if r.ok else r.error or "",
+        }
+        for (start, end), r in zip(spans, t.tool_results)
+    ]
 
 
 def _side(t: Trajectory, ids: np.ndarray) -> dict:
@@ -199,11 +230,14 @@ def _json(value) -> str:
 def _fill(title: str, head: dict, parts: list[dict]) -> str:
     script = SCRIPT.read_text(encoding="utf-8")
     values = {
-        "TITLE": html.escape(visible(title)), "SET": _json(head), "SCRIPT": script,
-        "PARTS": "\n".join(f'<script type="application/json" class="part">{_json(part)}</script>'
-                           for part in parts),
+        "TITLE": html.escape(visible(title)),
+        "SET": _json(head),
+        "SCRIPT": script,
+        "PARTS": "\n".join(
+            f'<script type="application/json" class="part">{_json(part)}</script>' for part in parts
+        ),
         "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "TINTS": " ".join(f"--{name}: {tint};" for name, tint in TINTS.items()),
-    }  # fmt: skip
+    }
     template = TEMPLATE.read_text(encoding="utf-8")  # is filled in one pass
     return re.sub("@@([A-Z]+)@@", lambda found: values[found[1]], template)

@@ -49,9 +49,16 @@ class GrpoPanel(_Panel):
     """
 
     lengths = (8, 4, 2, 2)  # tokens of each rollout
-    ranges = {"reward 1": (1.0, 0, 1), "reward 2": (0.0, 0, 1), "reward 3": (0.0, 0, 1),
-              "reward 4": (0.0, 0, 1), "ratio": (1.0, 0.4, 1.8), "ε low": (0.2, 0, 0.9),
-              "ε high": (0.28, 0, 0.9), "KL weight": (0.0, 0, 1)}  # fmt: skip
+    ranges = {
+        "reward 1": (1.0, 0, 1),
+        "reward 2": (0.0, 0, 1),
+        "reward 3": (0.0, 0, 1),
+        "reward 4": (0.0, 0, 1),
+        "ratio": (1.0, 0.4, 1.8),
+        "ε low": (0.2, 0, 0.9),
+        "ε high": (0.28, 0, 0.9),
+        "KL weight": (0.0, 0, 1),
+    }
 
     def __init__(self):
         self.sliders = {
@@ -127,8 +134,14 @@ class TrajectoryViewer(ipw.VBox):
         self._text = viewer.page(path, tokenizer, compare=compare, title=title)
         self._count = self._text.count('class="part"')
         style = f"width: 100%; height: {int(height)}px; border: 1px solid #8884"
-        super().__init__([ipw.HTML(f'<iframe sandbox="allow-scripts" style="{style}" '
-                                   f'srcdoc="{html.escape(self._text)}"></iframe>')])  # fmt: skip
+        super().__init__(
+            [
+                ipw.HTML(
+                    f'<iframe sandbox="allow-scripts" style="{style}" '
+                    f'srcdoc="{html.escape(self._text)}"></iframe>'
+                )
+            ]
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the page as a file that opens in a browser."""
@@ -152,9 +165,12 @@ class FigurePanel(_Panel):
             numbers = all(isinstance(value, int | float) for value in values)
             kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
             self.controls[name] = kind(
-                options=list(values), value=values[0], description=name,
-                style={"description_width": "110px"}, layout=ipw.Layout(width="60%"),
-            )  # fmt: skip
+                options=list(values),
+                value=values[0],
+                description=name,
+                style={"description_width": "110px"},
+                layout=ipw.Layout(width="60%"),
+            )
         self.picture = ipw.Image(format="png")
         super().__init__(self.controls.values(), [*self.controls.values(), self.picture])
 
@@ -174,8 +190,11 @@ class QuestionPanel(_Panel):
 
     def __init__(self, world, tasks: Sequence[Task], toolbox: Toolbox | None = None):
         self._graph, self._solver = world.graph, toolbox and Solver(toolbox, max_calls=200)
-        self.task = ipw.Dropdown(options={t.question: t for t in tasks}, description="question",
-                                 layout=ipw.Layout(width="90%"))  # fmt: skip
+        self.task = ipw.Dropdown(
+            options={t.question: t for t in tasks},
+            description="question",
+            layout=ipw.Layout(width="90%"),
+        )
         self.levels = {name: ipw.IntSlider(0, min=0, max=2, description=name) for name in UPGRADES}
         self.picture, self.text = ipw.Image(format="png"), ipw.HTML()
         controls = [self.task, *self.levels.values()]
@@ -192,14 +211,21 @@ class QuestionPanel(_Panel):
                 query, applied = new or query, applied + (new is not None)
         task = dataclasses.replace(task, query=to_text(query))
         found, wrong = evaluate(query, self._graph), faults(query, self._graph)
-        cells = {"upgrades": applied, "answers": len(found), "faults": ", ".join(wrong) or "none",
-                 "look-ups": depth(query), "pages": effort(query, self._graph)}  # fmt: skip
+        cells = {
+            "upgrades": applied,
+            "answers": len(found),
+            "faults": ", ".join(wrong) or "none",
+            "look-ups": depth(query),
+            "pages": effort(query, self._graph),
+        }
         if self._solver:
             episode = self._solver.solve(task)
             outcome = "right" if episode.correct else "wrong" if episode.answer else "none"
             cells["solver"] = f"{len(episode.tool_results)} calls, {outcome}"
-        head, row = ("".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
-                     for tag, some in (("th", cells), ("td", cells.values())))  # fmt: skip
+        head, row = (
+            "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
+            for tag, some in (("th", cells), ("td", cells.values()))
+        )
         question = html.escape(render(query, self._graph, 0))
         self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
         self.picture.value = png_bytes(data_plots.question_graph(query, task.answer))
@@ -207,10 +233,14 @@ class QuestionPanel(_Panel):
 
 def _table(numbers: dict, rewards: list[float]) -> str:
     found = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
-    rows = "".join(f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
-                   f"<td>{advantage + 0.0:.3f}</td><td>{sum(pushes) + 0.0:.3f}</td></tr>"
-                   for i, (reward, advantage, pushes) in enumerate(found, start=1))  # fmt: skip
+    rows = "".join(
+        f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
+        f"<td>{advantage + 0.0:.3f}</td><td>{sum(pushes) + 0.0:.3f}</td></tr>"
+        for i, (reward, advantage, pushes) in enumerate(found, start=1)
+    )
     clipped = numbers["metrics"]["clip_high"] + numbers["metrics"]["clip_low"]
-    return ("<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
-            f"<th>push in all</th></tr>{rows}</table>loss {numbers['loss'] + 0.0:.3f}, "
-            f"{clipped:.0%} of the tokens clipped")  # fmt: skip
+    return (
+        "<table><tr><th>rollout</th><th>tokens</th><th>reward</th><th>advantage</th>"
+        f"<th>push in all</th></tr>{rows}</table>loss {numbers['loss'] + 0.0:.3f}, "
+        f"{clipped:.0%} of the tokens clipped"
+    )

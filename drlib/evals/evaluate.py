@@ -59,11 +59,20 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
         tries = sampled[i * k : (i + 1) * k]
         failed = [not r.ok for t in tries for r in t.tool_results]
         failed_first = [not r.ok for r in first.tool_results]
-        outcomes.append(Outcome(
-            task.id, task.kind, task.hops, right(first, task), [right(t, task) for t in tries],
-            len(failed), sum(failed), len(failed_first), sum(failed_first),
-            sum(t.answer is None for t in tries),
-        ))  # fmt: skip
+        outcomes.append(
+            Outcome(
+                task.id,
+                task.kind,
+                task.hops,
+                right(first, task),
+                [right(t, task) for t in tries],
+                len(failed),
+                sum(failed),
+                len(failed_first),
+                sum(failed_first),
+                sum(t.answer is None for t in tries),
+            )
+        )
     return outcomes, greedy, sampled[::k]
 
 
@@ -77,10 +86,23 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
     for kind, hops in sorted({(o.kind, o.hops) for o in outcomes}):
         some = [o for o in outcomes if (o.kind, o.hops) == (kind, hops)]
         k = len(some[0].samples)
-        asked = {"greedy": [o.greedy for o in some], "sample": [s for o in some for s in o.samples],
-                 f"pass@{k}": [any(o.samples) for o in some]}  # fmt: skip
-        rows += [{"stage": stage, "kind": kind, "hops": hops, "decoding": decoding, "seed": seed,
-                  "n": len(each), "correct": sum(each)} for decoding, each in asked.items()]
+        asked = {
+            "greedy": [o.greedy for o in some],
+            "sample": [s for o in some for s in o.samples],
+            f"pass@{k}": [any(o.samples) for o in some],
+        }
+        rows += [
+            {
+                "stage": stage,
+                "kind": kind,
+                "hops": hops,
+                "decoding": decoding,
+                "seed": seed,
+                "n": len(each),
+                "correct": sum(each),
+            }
+            for decoding, each in asked.items()
+        ]
     return rows
 
 
@@ -88,7 +110,8 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
     closed = of == "closed_book"
     run, model, chat, world, _ = begin(
-        f"evaluate_{of}", "rl" if closed else of, config, run_dir, ranks)  # fmt: skip
+        f"evaluate_{of}", "rl" if closed else of, config, run_dir, ranks
+    )
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (

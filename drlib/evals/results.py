@@ -24,10 +24,15 @@ from drlib.training.run import write_atomically
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
 TITLES = {
-    "untrained": "untrained", "demonstrator": "the demonstrator", "cpt": "after pre-training",
-    "sft": "after SFT", "sft_continued": "SFT continued (RL's compute)", "rl": "after RL",
-    "rl_random_reward": "RL, random reward", "closed_book": "after RL, closed book",
-}  # fmt: skip
+    "untrained": "untrained",
+    "demonstrator": "the demonstrator",
+    "cpt": "after pre-training",
+    "sft": "after SFT",
+    "sft_continued": "SFT continued (RL's compute)",
+    "rl": "after RL",
+    "rl_random_reward": "RL, random reward",
+    "closed_book": "after RL, closed book",
+}
 
 
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
@@ -37,9 +42,18 @@ def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command:
         right = defaultdict(list)  # how often the teacher itself was, before any filter
         for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
             right[e["kind"], e["hops"]].append(e["correct"])
-        rows += [{"stage": "demonstrator", "kind": kind, "hops": hops, "decoding": "sample",
-                  "seed": config.seed, "n": len(some), "correct": sum(some)}
-                 for (kind, hops), some in sorted(right.items())]  # fmt: skip
+        rows += [
+            {
+                "stage": "demonstrator",
+                "kind": kind,
+                "hops": hops,
+                "decoding": "sample",
+                "seed": config.seed,
+                "n": len(some),
+                "correct": sum(some),
+            }
+            for (kind, hops), some in sorted(right.items())
+        ]
         for name in names:
             path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
@@ -84,8 +98,11 @@ class Results:
     def count(self, stage: str, kind: str, decoding: str, hops: int | None = None):
         """(correct, n) over all seeds; (0, 0) where the stage was not asked."""
         asked = stage, kind, decoding
-        chosen = [r for r in self.rows if (r["stage"], r["kind"], r["decoding"]) == asked
-                  and hops in (None, r["hops"])]  # fmt: skip
+        chosen = [
+            r
+            for r in self.rows
+            if (r["stage"], r["kind"], r["decoding"]) == asked and hops in (None, r["hops"])
+        ]
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
     def values(self, stage: str, kind: str | None, decoding: str, hops: int | None = None):
@@ -94,8 +111,11 @@ class Results:
         for (name, _), outcomes in self.outcomes.items():
             for o in outcomes if name == stage else ():
                 if kind in (None, o.kind) and hops in (None, o.hops):
-                    scores = {"greedy": [o.greedy], "sample": o.samples,
-                              f"pass@{len(o.samples)}": [any(o.samples)]}  # fmt: skip
+                    scores = {
+                        "greedy": [o.greedy],
+                        "sample": o.samples,
+                        f"pass@{len(o.samples)}": [any(o.samples)],
+                    }
                     table[o.task] += map(float, scores.get(decoding, ()))
         return table
 
@@ -132,10 +152,14 @@ def _packed(outcomes: dict) -> str:
         if [o.task for o in rows] != [o.task for o in first]:
             raise ValueError(f"stage {stage!r} of seed {seed} was asked other questions")
         data["outcomes"].append(
-            {"stage": stage, "seed": seed, "greedy": "".join(str(int(o.greedy)) for o in rows),
-             "samples": ["".join(str(int(s)) for s in o.samples) for o in rows],
-             **{name: [getattr(o, name) for o in rows] for name in COUNTS}}
-        )  # fmt: skip
+            {
+                "stage": stage,
+                "seed": seed,
+                "greedy": "".join(str(int(o.greedy)) for o in rows),
+                "samples": ["".join(str(int(s)) for s in o.samples) for o in rows],
+                **{name: [getattr(o, name) for o in rows] for name in COUNTS},
+            }
+        )
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 

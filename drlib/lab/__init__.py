@@ -14,5 +14,13 @@
 from drlib.lab.display import ROOT, progress, save_figure, show_source, use_style
 from drlib.lab.launching import LaunchError, ensure, launch
 
-__all__ = ["ROOT", "LaunchError", "ensure", "launch", "progress", "save_figure", "show_source",
-           "use_style"]  # fmt: skip
+__all__ = [
+    "ROOT",
+    "LaunchError",
+    "ensure",
+    "launch",
+    "progress",
+    "save_figure",
+    "show_source",
+    "use_style",
+]

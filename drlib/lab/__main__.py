@@ -35,11 +35,14 @@ def _parser() -> argparse.ArgumentParser:
     one = command(_run, "execute a copy with other parameters (papermill)")
     one.add_argument("number", metavar="NN")
     one.add_argument("-f", "--file", type=Path, help="YAML file with `name: value` lines")
-    one.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
-                     metavar=("NAME", "VALUE"))  # fmt: skip
+    one.add_argument(
+        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE")
+    )
     one.add_argument("-o", "--output", type=Path, help="default: runs/notebooks/NN_PROFILE.ipynb")
-    for action, text in ((_refresh, "execute in the ci profile and store the outputs, normalised"),
-                         (_check, "the rules for committed notebooks, without executing them")):
+    for action, text in (
+        (_refresh, "execute in the ci profile and store the outputs, normalised"),
+        (_check, "the rules for committed notebooks, without executing them"),
+    ):
         command(action, text).add_argument("numbers", nargs="*", metavar="NN", help="default: all")
     line = command(_reference, "the whole line for several seeds, with controls")
     line.add_argument("--profile", default="laptop")

@@ -16,8 +16,19 @@ from pathlib import Path
 from drlib.lab.display import ROOT
 from drlib.lab.notebooks import NotebookError, defaults, normalised, read
 
-HEADINGS = ("Goal", "Parameters", "Idea", "By hand", "In code", "Run", "Figure", "Play", "Checks",
-            "Exercises", "At scale")  # fmt: skip
+HEADINGS = (
+    "Goal",
+    "Parameters",
+    "Idea",
+    "By hand",
+    "In code",
+    "Run",
+    "Figure",
+    "Play",
+    "Checks",
+    "Exercises",
+    "At scale",
+)
 CELLS = range(25, 46)
 MEDIAN_LINES, MAX_LINES = 6, 25
 MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 300_000, 600_000

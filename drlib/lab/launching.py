@@ -40,8 +40,11 @@ class LaunchError(RuntimeError):
 
     def __init__(self, name: str, returncode: int, log: Path):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-        how = (f"exit status {returncode}" if returncode >= 0
-               else f"killed by {signal.Signals(-returncode).name}")  # fmt: skip
+        how = (
+            f"exit status {returncode}"
+            if returncode >= 0
+            else f"killed by {signal.Signals(-returncode).name}"
+        )
         tail = "\n".join(lines) or "(it printed nothing)"
         super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
         self.returncode, self.log = returncode, log
@@ -60,9 +63,14 @@ def steps_done(path: Path, before: int = 0) -> int:
 
 
 def launch(
-    module: str, arguments: Sequence[str] = (), processes: int = 1, *,
-    follow: Path | None = None, total: int | None = None, desc: str = "",
-) -> Path:  # fmt: skip
+    module: str,
+    arguments: Sequence[str] = (),
+    processes: int = 1,
+    *,
+    follow: Path | None = None,
+    total: int | None = None,
+    desc: str = "",
+) -> Path:
     """Run `python -m module arguments` and wait; return the path of its log (runs/logs/).
 
     The program runs in the repository's folder, with one thread a process, in its own process
@@ -81,10 +89,15 @@ def launch(
     handle, log = tempfile.mkstemp(prefix=f"{name.replace('/', '_')}-", suffix=".log", dir=LOGS)
     with open(handle, "wb") as output:
         child = psutil.Popen(
-            [sys.executable, *how, "-m", module, *map(str, arguments)], cwd=ROOT,
-            env=_environment(), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, process_group=0, preexec_fn=_stop_with_parent,
-        )  # fmt: skip
+            [sys.executable, *how, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_stop_with_parent,
+        )
     family: set[psutil.Process] = set()
     try:
         _watch(child, family, follow, total, name)
@@ -109,11 +122,13 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     for name in stages.needed(stage, config, runs):
         spec, final = stages.stage(name), stages.folder(name, config, runs)
         launch(
-            spec.module, stages.arguments(name, config, runs),
+            spec.module,
+            stages.arguments(name, config, runs),
             (processes or config.processes) if spec.parallel else 1,
             follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
-            total=getattr(config, spec.steps) if spec.steps else None, desc=name,
-        )  # fmt: skip
+            total=getattr(config, spec.steps) if spec.steps else None,
+            desc=name,
+        )
     return stages.folder(stage, config, runs)
 
 
@@ -125,11 +140,15 @@ def _environment() -> dict[str, str]:
     """
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**31),
-        "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
-        "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback,
+        "MALLOC_MMAP_THRESHOLD_": str(2**25),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": loopback,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-    }  # fmt: skip
+    }
 
 
 def _stop_with_parent() -> None:

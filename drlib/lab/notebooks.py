@@ -121,8 +121,15 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     pause = "0.5" if sys.stderr.isatty() else "60"  # a log file needs no moving bars
     print(f"{source.name}, profile {profile}: executing (the copy goes to {output})", flush=True)
     with private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TEXT_BARS=pause):
-        _execute(source, failed, parameters, f"the copy is {failed}", stdout_file=sys.stdout,
-                 stderr_file=sys.stderr, on_cell_start=_announce)  # fmt: skip
+        _execute(
+            source,
+            failed,
+            parameters,
+            f"the copy is {failed}",
+            stdout_file=sys.stdout,
+            stderr_file=sys.stderr,
+            on_cell_start=_announce,
+        )
     os.replace(failed, output)
     print(f"done: {output}, pictures in {pictures}", flush=True)
     return output
@@ -154,10 +161,17 @@ def _execute(source: Path, copy: Path, parameters: dict, left: str, **how) -> No
     manager = {"shutdown_wait_time": SHUTDOWN_S, "transport_encryption": "auto"}
     try:
         execute_notebook(
-            source, copy, parameters, kernel_name="python3", language="python", cwd=source.parent,
-            progress_bar=False, coalesce_streams=True, config=Traits({"KernelManager": manager}),
+            source,
+            copy,
+            parameters,
+            kernel_name="python3",
+            language="python",
+            cwd=source.parent,
+            progress_bar=False,
+            coalesce_streams=True,
+            config=Traits({"KernelManager": manager}),
             **how,
-        )  # fmt: skip
+        )
     except (PapermillExecutionError, CellTimeoutError, DeadKernelError) as fault:
         raise NotebookError(f"{source.name} failed, {left}: {fault}") from fault
 
@@ -196,11 +210,16 @@ def kernel_environment(scratch: Path) -> dict[str, str | None]:
     """Variables for kernels (None: must not be set). A set MPLBACKEND would lose the figures."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
-        "IPYTHONDIR": str(scratch / "ipython"), "JUPYTER_CONFIG_DIR": str(scratch / "config"),
-        "JUPYTER_DATA_DIR": str(scratch / "data"), "JUPYTER_RUNTIME_DIR": str(scratch / "runtime"),
-        "JUPYTER_PATH": None, "MPLBACKEND": None, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "IPYTHONDIR": str(scratch / "ipython"),
+        "JUPYTER_CONFIG_DIR": str(scratch / "config"),
+        "JUPYTER_DATA_DIR": str(scratch / "data"),
+        "JUPYTER_RUNTIME_DIR": str(scratch / "runtime"),
+        "JUPYTER_PATH": None,
+        "MPLBACKEND": None,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(p for p in paths if p)),
-    }  # fmt: skip
+    }
 
 
 def _announce(cell, cell_index) -> None:

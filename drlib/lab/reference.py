@@ -32,9 +32,12 @@ OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
 def reference(
-    config: Config, seeds: list[int], runs: Path, out: Path = REFERENCE,
+    config: Config,
+    seeds: list[int],
+    runs: Path,
+    out: Path = REFERENCE,
     only: list[str] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Build what is missing, then write the reference files; returns their folder.
 
     `only`: the stages to evaluate and whose curves to keep; all of them, and policies, where None.
@@ -66,8 +69,10 @@ def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
     rows = read_metrics(stages.folder(name, config, runs))
     if not name.startswith("rl"):
         rows = [r for r in rows if r["step"] % THIN == 0 or r["step"] == 1]
-    rounded = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
-               for row in rows]  # fmt: skip
+    rounded = [
+        {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+        for row in rows
+    ]
     text = "".join(json.dumps(row) + "\n" for row in rounded)
     write_atomically(out / f"seed{config.seed}_{name}.jsonl", lambda p: p.write_text(text))
 
@@ -101,8 +106,10 @@ def _claim(results: Results) -> str:
         mean, _, interval = tour.percent(results.accuracy(*what)).partition(" ")
         return f"**{mean}%** {interval}"
 
-    gains = {kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
-             for kind in ("search", "python", None)}  # fmt: skip
+    gains = {
+        kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
+        for kind in ("search", "python", None)
+    }
     errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
     return (
         "What reinforcement learning adds to the same fine-tuning continued with its compute, on "
@@ -123,8 +130,11 @@ def _table(results: Results) -> str:
     """Percent and interval; with its own n where that is not the column's."""
     best = tour.pass_name(results)
     shown = {"sampled": "sample", "greedy": "greedy", best: best}
-    columns = {f"{kind}, {title}": (kind, decoding, None)
-               for kind in ("python", "search") for title, decoding in shown.items()}  # fmt: skip
+    columns = {
+        f"{kind}, {title}": (kind, decoding, None)
+        for kind in ("python", "search")
+        for title, decoding in shown.items()
+    }
     columns["three look-ups, greedy"] = ("search", "greedy", 3)
     asked = {of: results.count("rl", *of)[1] for of in columns.values()}
     heads = [f"{title} (n={asked[of]})" for title, of in columns.items()]

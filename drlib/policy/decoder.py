@@ -24,9 +24,11 @@ class Decoder:
     def __init__(self, model, rows: int, max_context: int):
         config = model.config
         if max_context > config.max_position_embeddings:
-            raise ValueError(f"max_context={max_context} exceeds the model's max_position_"
-                             f"embeddings={config.max_position_embeddings}: lower it or build a "
-                             "longer model")  # fmt: skip
+            raise ValueError(
+                f"max_context={max_context} exceeds the model's max_position_"
+                f"embeddings={config.max_position_embeddings}: lower it or build a "
+                "longer model"
+            )
         dense = config.mlp_only_layers or config.decoder_sparse_step != 1
         if dense or not config.norm_topk_prob:
             raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
@@ -73,12 +75,15 @@ class Decoder:
         gate, up = gate_up.chunk(2, dim=1)
         hidden = gate_up.shape[-1]
         fused = {
-            "qkv": qkv.t(), "qk_gain": torch.stack(gains), "out": attention.o_proj.weight.t(),
+            "qkv": qkv.t(),
+            "qk_gain": torch.stack(gains),
+            "out": attention.o_proj.weight.t(),
             "router": (layer.mlp.gate.weight * norm).t(),
-            "gate_up": gate_up.transpose(1, 2), "down": down.transpose(1, 2),
+            "gate_up": gate_up.transpose(1, 2),
+            "down": down.transpose(1, 2),
             "dense_in": torch.cat([gate.reshape(-1, hidden), up.reshape(-1, hidden)]).t(),
             "dense_out": down.permute(0, 2, 1).reshape(-1, hidden),
-        }  # fmt: skip
+        }
         return {k: v.detach().float().contiguous().clone() for k, v in fused.items()}
 
     # ---- the two passes
@@ -113,8 +118,10 @@ class Decoder:
         Linear layers see the T tokens of all chunks end to end, with no padding; attention alone is
         padded to the longest chunk. The last layer goes on with the last token of a chunk only.
         """
-        lengths_M, starts_M, rows_M = (torch.tensor(values, device=self.device) for values in
-                                       ([len(chunk) for chunk in chunks], starts, rows))
+        lengths_M, starts_M, rows_M = (
+            torch.tensor(values, device=self.device)
+            for values in ([len(chunk) for chunk in chunks], starts, rows)
+        )
         each_M, ends_M = torch.arange(len(rows), device=self.device), lengths_M.cumsum(0)
         chunk_T = torch.repeat_interleave(each_M, lengths_M)
         offset_T = torch.arange(len(chunk_T), device=self.device) - (ends_M - lengths_M)[chunk_T]
@@ -130,9 +137,13 @@ class Decoder:
             padded = q.new_zeros(len(rows), mask.shape[2], self.n_heads, self.dim)
             padded[at] = q
             out = F.scaled_dot_product_attention(
-                padded.transpose(1, 2), keys[rows_M, :, :length], values[rows_M, :, :length],
-                attn_mask=mask, scale=1.0, enable_gqa=True,
-            )  # fmt: skip
+                padded.transpose(1, 2),
+                keys[rows_M, :, :length],
+                values[rows_M, :, :length],
+                attn_mask=mask,
+                scale=1.0,
+                enable_gqa=True,
+            )
             return out.transpose(1, 2)[at].flatten(1)
 
         ids_T = torch.from_numpy(np.concatenate(chunks)).to(self.device)

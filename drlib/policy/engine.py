@@ -118,9 +118,14 @@ class LocalEngine:
         return completions
 
     def converse(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, respond: Respond, *,
-        keys: Sequence[int] | None = None, context: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        respond: Respond,
+        *,
+        keys: Sequence[int] | None = None,
+        context: int | None = None,
+    ) -> None:
         """Run all requests to their end, turn by turn.
 
         When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
@@ -139,8 +144,10 @@ class LocalEngine:
         prompts, vocab_size = [list(map(int, p)) for p in prompts], self._decoder.vocab_size
         for i, prompt in enumerate(prompts):
             if not 0 < len(prompt) < context:
-                raise ValueError(f"prompt {i} has {len(prompt)} tokens: give at least one, and "
-                                 f"fewer than the context of {context}, or raise max_context")
+                raise ValueError(
+                    f"prompt {i} has {len(prompt)} tokens: give at least one, and "
+                    f"fewer than the context of {context}, or raise max_context"
+                )
             _check_ids(prompt, vocab_size, f"prompt {i}")
         keys = list(range(len(prompts)) if keys is None else keys)
         if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):

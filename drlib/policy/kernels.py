@@ -40,9 +40,13 @@ BLOCK_BYTES = {"cpu": 128 * 10**6, "cuda": 2 * 10**9}
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, ids_N: Tensor, *,
-    temperature: float = 1.0, chunk: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    ids_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each token and entropy of its distribution, both differentiable.
 
     hidden_NH: float32 or bfloat16 [N, H], the last hidden states; weight_VH: [V, H], the output
@@ -63,9 +67,14 @@ def token_logprobs(
 
 
 def fused_policy_gradient(
-    hidden_NH: Tensor, weight_VH: Tensor, ids_N: Tensor, coefficient_N: Tensor, *,
-    temperature: float = 1.0, chunk: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    ids_N: Tensor,
+    coefficient_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The plain policy-gradient loss -sum_n coefficient_n log p_n, its gradients made at once.
 
     The arguments of `token_logprobs`, and coefficient_N: float [N], the constant weight of each
@@ -82,11 +91,20 @@ def fused_policy_gradient(
     Raises ValueError as `token_logprobs`, and for a coefficient that is not [N] or requires grad.
     """
     c, n = coefficient_N, [*ids_N.shape]
-    _check(hidden_NH, weight_VH, ids_N, temperature, chunk, [
-        (c.is_floating_point() and [*c.shape] == n,
-         f"coefficient_N must be floats of shape {n}, got {c.dtype} {[*c.shape]}"),
-        (not c.requires_grad, "coefficient_N is a constant: detach it, or use token_logprobs"),
-    ])  # fmt: skip
+    _check(
+        hidden_NH,
+        weight_VH,
+        ids_N,
+        temperature,
+        chunk,
+        [
+            (
+                c.is_floating_point() and [*c.shape] == n,
+                f"coefficient_N must be floats of shape {n}, got {c.dtype} {[*c.shape]}",
+            ),
+            (not c.requires_grad, "coefficient_N is a constant: detach it, or use token_logprobs"),
+        ],
+    )
     if chunk is None:
         device = "cuda" if hidden_NH.is_cuda else "cpu"
         rows = BLOCK_BYTES[device] // (len(weight_VH) * hidden_NH.element_size())
@@ -101,20 +119,31 @@ def _check(hidden, weight, ids, temperature, chunk, more=()) -> None:
     outside = ids[(ids < 0) | (ids >= len(weight))][:1].tolist()
     whole = isinstance(chunk, tuple) and [type(c) is int and c > 0 for c in chunk] == [True] * 2
     for condition, message in (
-        (len(h) == len(w) == 2 and h[1] == w[1],
-         f"hidden_NH [N, H] and weight_VH [V, H] must share H, got {h} and {w}"),
+        (
+            len(h) == len(w) == 2 and h[1] == w[1],
+            f"hidden_NH [N, H] and weight_VH [V, H] must share H, got {h} and {w}",
+        ),
         (w[0], "weight_VH has no rows: a vocabulary needs at least one token"),
-        (hidden.dtype == weight.dtype and hidden.dtype in (torch.float32, torch.bfloat16),
-         f"need two float32 or bfloat16, got {hidden.dtype}, {weight.dtype}: cast one of them"),
-        (n == h[:1] and not ids.is_floating_point() and ids.dtype != torch.bool,
-         f"ids_N must be integers of shape {h[:1]}, got {ids.dtype} {n}"),
-        (not outside, f"ids_N must lie in 0..{len(weight) - 1}, got {outside}: "
-         "drop padded positions before the head"),
-        (math.isfinite(temperature) and temperature > 0,
-         f"temperature must be finite and above 0, got {temperature}"),
+        (
+            hidden.dtype == weight.dtype and hidden.dtype in (torch.float32, torch.bfloat16),
+            f"need two float32 or bfloat16, got {hidden.dtype}, {weight.dtype}: cast one of them",
+        ),
+        (
+            n == h[:1] and not ids.is_floating_point() and ids.dtype != torch.bool,
+            f"ids_N must be integers of shape {h[:1]}, got {ids.dtype} {n}",
+        ),
+        (
+            not outside,
+            f"ids_N must lie in 0..{len(weight) - 1}, got {outside}: "
+            "drop padded positions before the head",
+        ),
+        (
+            math.isfinite(temperature) and temperature > 0,
+            f"temperature must be finite and above 0, got {temperature}",
+        ),
         (chunk is None or whole, f"chunk must be (rows, columns), integers above 0, got {chunk}"),
         *more,
-    ):  # fmt: skip
+    ):
         if not condition:
             raise ValueError(message)
 
@@ -272,8 +301,10 @@ class _FusedPolicyGradient(Function):
     @staticmethod
     def backward(ctx, grad_loss, *_):
         if torch.is_grad_enabled() or ctx.gradients is None:
-            raise RuntimeError("fused_policy_gradient cannot be differentiated twice, and its "
-                               "gradients are handed over once: see token_logprobs")  # fmt: skip
+            raise RuntimeError(
+                "fused_policy_gradient cannot be differentiated twice, and its "
+                "gradients are handed over once: see token_logprobs"
+            )
         gradients, ctx.gradients = ctx.gradients, None
         for gradient in gradients:
             if gradient is not None and float(grad_loss) != 1:

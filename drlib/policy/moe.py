@@ -79,15 +79,23 @@ def build_policy(
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
     config = Qwen3MoeConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim, max_position_embeddings=shape.max_positions,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
-        num_experts=shape.experts, num_experts_per_tok=shape.experts_per_token,
-        moe_intermediate_size=shape.expert_hidden, norm_topk_prob=True,
+        num_experts=shape.experts,
+        num_experts_per_tok=shape.experts_per_token,
+        moe_intermediate_size=shape.expert_hidden,
+        norm_topk_prob=True,
         intermediate_size=shape.expert_hidden * shape.experts_per_token,
-        tie_word_embeddings=True, eos_token_id=eos_id, pad_token_id=pad_id,
-    )  # fmt: skip
+        tie_word_embeddings=True,
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         how = dict(dtype=torch.float32, experts_implementation="grouped_mm")
@@ -214,12 +222,17 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     try:
         with _no_progress_bars():
             model, report = Qwen3MoeForCausalLM.from_pretrained(
-                path, dtype=torch.float32, experts_implementation="grouped_mm",
-                local_files_only=True, output_loading_info=True,
-            )  # fmt: skip
+                path,
+                dtype=torch.float32,
+                experts_implementation="grouped_mm",
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (SafetensorError, OSError, json.JSONDecodeError, EOFError) as error:
-        raise ValueError(f"checkpoint {path} is damaged (config.json or model.safetensors cannot "
-                         f"be read: {error}); {again}") from error  # fmt: skip
+        raise ValueError(
+            f"checkpoint {path} is damaged (config.json or model.safetensors cannot "
+            f"be read: {error}); {again}"
+        ) from error
     missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})
     if missing:
         raise ValueError(f"checkpoint {path} lacks weights, for example {missing[0]}")

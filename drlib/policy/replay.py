@@ -51,12 +51,17 @@ class _Hooks(ExitStack):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        layers = [(name, module, router) for name, module in model.named_modules()
-                  if isinstance(module, GradientCheckpointingLayer)
-                  for router in _routers(module)]  # fmt: skip
+        layers = [
+            (name, module, router)
+            for name, module in model.named_modules()
+            if isinstance(module, GradientCheckpointingLayer)
+            for router in _routers(module)
+        ]
         if not layers or len(layers) != len(_routers(model)):
-            raise ValueError(f"{type(model).__name__} has no experts that can be replayed: need "
-                             "softmax top-k routers in its decoder layers")  # fmt: skip
+            raise ValueError(
+                f"{type(model).__name__} has no experts that can be replayed: need "
+                "softmax top-k routers in its decoder layers"
+            )
         self.n_layers, self.number = len(layers), -1  # number of the last pass begun
         self.key = f"routing_pass_{id(self)}"  # contexts may be nested
         self.awaits: dict[tuple[int, int], bool] = {}  # (pass, layer) -> will backward run it again
@@ -74,8 +79,10 @@ class _Hooks(ExitStack):
 
     def _enter(self, i: int, layer, args, kwargs):
         if self.key not in kwargs:
-            raise RuntimeError(f"sparse layer {i} is recomputed for an input that no forward pass "
-                               "here had; run both passes inside the same context")  # fmt: skip
+            raise RuntimeError(
+                f"sparse layer {i} is recomputed for an input that no forward pass "
+                "here had; run both passes inside the same context"
+            )
         self.at, learns = kwargs.pop(self.key)
         self.again = (self.at, i) in self.awaits
         checkpointed = learns and layer.gradient_checkpointing and layer.training
@@ -124,27 +131,35 @@ class replay_routes(_Hooks):
         if error[0] is None and self.number + 1 < len(self.routes):
             raise RuntimeError(f"{len(self.routes)} routes for {self.number + 1} forward passes")
         if error[0] is None and (awaited := sum(self.awaits.values())):
-            raise RuntimeError(f"{awaited} checkpointed layers were not recomputed before "
-                               "replay_routes ended; call backward inside it")  # fmt: skip
+            raise RuntimeError(
+                f"{awaited} checkpointed layers were not recomputed before "
+                "replay_routes ended; call backward inside it"
+            )
 
     def _route(self, i: int, router, args, output) -> tuple:
         if self.at >= len(self.routes):
-            raise RuntimeError(f"forward pass {self.at + 1} has no routes, {len(self.routes)} were "
-                               "given; need one experts_LNK a pass, in order")  # fmt: skip
+            raise RuntimeError(
+                f"forward pass {self.at + 1} has no routes, {len(self.routes)} were "
+                "given; need one experts_LNK a pass, in order"
+            )
         logits_NE, scores_NK, native_NK = output
         routes_LNK, name = self.routes[self.at], f"routes of pass {self.at + 1}"
         need, dtype = [self.n_layers, *native_NK.shape], routes_LNK.dtype
         if [*routes_LNK.shape] != need or dtype.is_floating_point:
             got = f"{dtype} {[*routes_LNK.shape]}"
-            raise ValueError(f"{name}: got {got}, need integers {need} [layers, tokens, k]; replay "
-                             "the padded or packed rows that were recorded")  # fmt: skip
+            raise ValueError(
+                f"{name}: got {got}, need integers {need} [layers, tokens, k]; replay "
+                "the padded or packed rows that were recorded"
+            )
         recorded_NK = routes_LNK[i].to(native_NK)
         sorted_NK = recorded_NK.sort(dim=-1).values
         possible_N = (sorted_NK[:, 1:] > sorted_NK[:, :-1]).all(-1) & (sorted_NK[:, 0] >= 0)
         possible_N &= sorted_NK[:, -1] < router.num_experts
         if not bool((possible_N | (sorted_NK == -1).all(-1)).all()):
-            raise ValueError(f"{name}, layer {i}: a token's experts must be distinct and below "
-                             f"{router.num_experts}, or all -1 (no record)")  # fmt: skip
+            raise ValueError(
+                f"{name}, layer {i}: a token's experts must be distinct and below "
+                f"{router.num_experts}, or all -1 (no record)"
+            )
         # Is the router's arithmetic this? (Without a graph: recomputation must save the same.)
         if not torch.equal(_scores(router, logits_NE.detach(), native_NK), scores_NK):
             raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
@@ -156,8 +171,9 @@ def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:
     """Share of the known tokens' choices that each of E experts got, [L, E]; rows sum to 1."""
     if int(experts_LNK.max()) >= experts:
         raise ValueError(f"routes name expert {int(experts_LNK.max())} of {experts}")
-    counts_LE = torch.stack([torch.bincount(x_NK[x_NK >= 0].long(), minlength=experts)
-                             for x_NK in experts_LNK])  # fmt: skip
+    counts_LE = torch.stack(
+        [torch.bincount(x_NK[x_NK >= 0].long(), minlength=experts) for x_NK in experts_LNK]
+    )
     return counts_LE / counts_LE.sum(dim=1, keepdim=True).clamp(min=1)
 
 

@@ -93,8 +93,11 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     name, n = "trajectory_of_segment_S", advantages_N.numel()
     index_S = _integers(trajectory_of_segment_S, name, advantages_N.device)
     flat = advantages_N.dim() == index_S.dim() == 1
-    require(flat, f"advantages_N and {name} need shapes [N] and [S], got "
-            f"{list(advantages_N.shape)} and {list(index_S.shape)}")  # fmt: skip
+    require(
+        flat,
+        f"advantages_N and {name} need shapes [N] and [S], got "
+        f"{list(advantages_N.shape)} and {list(index_S.shape)}",
+    )
     unknown = index_S[(index_S < 0) | (index_S >= n)].tolist()
     require(not unknown, f"{name} names {unknown[:3]}, but there are {n} advantages")
     return advantages_N[index_S]
@@ -111,11 +114,16 @@ def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
     require(boolean, f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
     valid_N = valid_N.to(rewards_N.device, torch.bool)
     shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
-    require(rewards_N.dim() == 1 and len(set(shapes)) == 1, "rewards_N, groups_N and valid_N need "
-            "one entry per rollout (shape [N]); got shapes {}, {}, {}".format(*shapes))  # fmt: skip
+    require(
+        rewards_N.dim() == 1 and len(set(shapes)) == 1,
+        "rewards_N, groups_N and valid_N need "
+        "one entry per rollout (shape [N]); got shapes {}, {}, {}".format(*shapes),
+    )
     for i in torch.nonzero(valid_N & ~rewards_N.isfinite()).flatten().tolist():
-        raise ValueError(f"rewards_N[{i}] is {rewards_N[i].item()}; make valid_N[{i}] False where "
-                         "a rollout could not be judged")  # fmt: skip
+        raise ValueError(
+            f"rewards_N[{i}] is {rewards_N[i].item()}; make valid_N[{i}] False where "
+            "a rollout could not be judged"
+        )
     index_N = torch.unique(groups_N, return_inverse=True)[1]
     exact_N = rewards_N.double()
     candidates_N = exact_N.masked_fill(~valid_N, torch.inf)

@@ -137,8 +137,10 @@ class Stage(NamedTuple):
 
 
 RSTAR2_STAGES = (  # section 4: 510 steps in all
-    Stage(300, 8_000, 10), Stage(85, 12_000, 10), Stage(125, 12_000, 15, True, True),
-)  # fmt: skip
+    Stage(300, 8_000, 10),
+    Stage(85, 12_000, 10),
+    Stage(125, 12_000, 15, True, True),
+)
 
 
 class StagedCurriculum(Machine):

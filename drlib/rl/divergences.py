@@ -23,8 +23,11 @@ from drlib.rl.checks import one_of, require, within
 MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 ESTIMATORS = ("k1", "k2", "k3")
 CORRECTION_BOUNDS = {  # published ranges of old / behaviour: TIS, MIS, GLM-5 (3.2), SkyRL
-    "truncate": (0.0, 2.0), "mask": (0.0, 2.0), "icepop": (0.5, 2.0), "geometric": (0.99, 1.01),
-}  # fmt: skip
+    "truncate": (0.0, 2.0),
+    "mask": (0.0, 2.0),
+    "icepop": (0.5, 2.0),
+    "geometric": (0.99, 1.01),
+}
 
 
 def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_logp") -> Tensor:
@@ -34,8 +37,11 @@ def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_log
     """
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
-    require(largest <= MAX_LOG_RATIO, f"|logp - {name}| reaches {largest:.0f} nats; are both of "
-            "the same tokens, shifted alike and at the same temperature?")  # fmt: skip
+    require(
+        largest <= MAX_LOG_RATIO,
+        f"|logp - {name}| reaches {largest:.0f} nats; are both of "
+        "the same tokens, shifted alike and at the same temperature?",
+    )
     return delta_BT
 
 
@@ -61,10 +67,14 @@ def kl_estimate(
 
 @torch.no_grad()
 def importance_correction(
-    old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT: Tensor,
-    kind: Literal["truncate", "mask", "icepop", "geometric"], *,
-    bounds: tuple[float, float] | None = None, level: Literal["token", "sequence"] = "token",
-) -> Tensor:  # fmt: skip
+    old_logp_BT: Tensor,
+    behaviour_logp_BT: Tensor,
+    mask_BT: Tensor,
+    kind: Literal["truncate", "mask", "icepop", "geometric"],
+    *,
+    bounds: tuple[float, float] | None = None,
+    level: Literal["token", "sequence"] = "token",
+) -> Tensor:
     """The weight that undoes a rollout engine's mismatch, from rho = pi_old / pi_behaviour.
 
     "truncate" (TIS): min(max(rho, low), high). "mask" (MIS): rho up to `high`, 0 beyond; "icepop"
@@ -102,8 +112,11 @@ def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[fl
     """(low, high) of a correction, published ones when None; ValueError if they make no range."""
     one_of(kind, tuple(CORRECTION_BOUNDS), "correction")
     low, high = CORRECTION_BOUNDS[kind] if bounds is None else bounds
-    require(0 <= low <= 1 <= high < math.inf, "correction_bounds must be (low, high) with 0 <= low "
-            f"<= 1 <= high, got {bounds}; equal engines have a ratio of 1")  # fmt: skip
+    require(
+        0 <= low <= 1 <= high < math.inf,
+        "correction_bounds must be (low, high) with 0 <= low "
+        f"<= 1 <= high, got {bounds}; equal engines have a ratio of 1",
+    )
     return low, high
 
 
@@ -180,13 +193,19 @@ def check_tokens(logp_BT: Tensor, mask_BT: Tensor, *, name="logp_BT", **others) 
     tensors by name, or None."""
     shape, boolean = tuple(logp_BT.shape), mask_BT.dtype == torch.bool
     floats = len(shape) == 2 and logp_BT.dtype in (torch.float32, torch.float64)
-    require(floats, f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "
-            f"{shape}; a ratio of 1.001 is 1 in bfloat16: pass {name}.float()")  # fmt: skip
+    require(
+        floats,
+        f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "
+        f"{shape}; a ratio of 1.001 is 1 in bfloat16: pass {name}.float()",
+    )
     require(boolean, f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
     for other_name, other in {"mask_BT": mask_BT, **others}.items():
         got = shape if other is None else tuple(other.shape)
-        require(got == shape, f"{other_name} has shape {got}, {name} {shape}; they must be equal "
-                "(drop the first token of both, or of neither)")  # fmt: skip
+        require(
+            got == shape,
+            f"{other_name} has shape {got}, {name} {shape}; they must be equal "
+            "(drop the first token of both, or of neither)",
+        )
 
 
 def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:

@@ -140,9 +140,10 @@ def classify(
 
 
 def apply_filter(
-    trajectories: Sequence[Trajectory], config: FilterConfig | None = None,
+    trajectories: Sequence[Trajectory],
+    config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
-) -> tuple[Tensor, Tensor, dict]:  # fmt: skip
+) -> tuple[Tensor, Tensor, dict]:
     """Classify a batch; its order does not matter.
 
     evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
@@ -245,8 +246,9 @@ def _compare_within_groups(trajectories, verdicts: list[Verdict], config: Filter
     kept: Counter = Counter()  # (group, success, answer, calls in any order) -> rollouts
     for i in sorted(range(len(verdicts)), key=lambda i: (verdicts[i].label, trajectories[i].id)):
         t, verdict, versions = trajectories[i], verdicts[i], worlds[trajectories[i].group_id]
-        calls = {(r.tool, json.dumps(r.arguments, sort_keys=True, default=repr))
-                 for r in t.tool_results}  # fmt: skip
+        calls = {
+            (r.tool, json.dumps(r.arguments, sort_keys=True, default=repr)) for r in t.tool_results
+        }
         if t.world_version != min(versions, key=lambda version: (-versions[version], version)):
             # its reward answers another question than its group's
             verdicts[i] = Verdict("drop", 0.0, False, (*verdict.reasons, "mixed_worlds"))

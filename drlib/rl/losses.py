@@ -29,9 +29,18 @@ from torch import Tensor
 
 from drlib.rl.checks import Coefficient, Count, check_fields, require
 from drlib.rl.divergences import (
-    check_tokens, check_weights, correction_bounds, importance_correction, in_loss, kl_estimate,
-    log_ratio, mean_per_row, mismatch_metrics, top_entropy_mask, weight_metrics,
-)  # fmt: skip
+    check_tokens,
+    check_weights,
+    correction_bounds,
+    importance_correction,
+    in_loss,
+    kl_estimate,
+    log_ratio,
+    mean_per_row,
+    mismatch_metrics,
+    top_entropy_mask,
+    weight_metrics,
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class LossConfig:
         paired = (self.aggregate == "constant") == (self.constant_tokens is not None)
         require(paired, 'constant_tokens (longest allowed sequence) go with aggregate="constant"')
         if self.correction == "none":
-            require(self.correction_bounds is None, 'correction_bounds go with a correction')
+            require(self.correction_bounds is None, "correction_bounds go with a correction")
             return
         correction_bounds(self.correction, self.correction_bounds)
         twice = 'clip="double_sided" and a correction count the mismatch twice: use another clip'
@@ -93,11 +102,18 @@ class LossConfig:
 
 
 def policy_loss(
-    logp_BT: Tensor, behaviour_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor,
-    config: LossConfig | None = None, *, old_logp_BT: Tensor | None = None,
-    reference_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
-    weights_B: Tensor | None = None, denominator: float | Tensor | None = None,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    logp_BT: Tensor,
+    behaviour_logp_BT: Tensor,
+    advantages_B: Tensor,
+    mask_BT: Tensor,
+    config: LossConfig | None = None,
+    *,
+    old_logp_BT: Tensor | None = None,
+    reference_logp_BT: Tensor | None = None,
+    entropies_BT: Tensor | None = None,
+    weights_B: Tensor | None = None,
+    denominator: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
     """The clipped policy-gradient loss (Tongyi DeepResearch eq. 4), to be minimised.
 
     Args:
@@ -124,8 +140,14 @@ def policy_loss(
             argument, or the denominator is not positive though there are tokens.
     """
     config = config or LossConfig()
-    check_tokens(logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT, old_logp_BT=old_logp_BT,
-                 reference_logp_BT=reference_logp_BT, entropies_BT=entropies_BT)  # fmt: skip
+    check_tokens(
+        logp_BT,
+        mask_BT,
+        behaviour_logp_BT=behaviour_logp_BT,
+        old_logp_BT=old_logp_BT,
+        reference_logp_BT=reference_logp_BT,
+        entropies_BT=entropies_BT,
+    )
     _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT)
     weights_B = check_weights(weights_B, logp_BT)
     used_BT = mask_BT & (weights_B > 0)[:, None]
@@ -204,9 +226,13 @@ def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: T
 
 
 def distillation_loss(
-    logp_BT: Tensor, behaviour_logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor,
-    config: LossConfig | None = None, **arguments,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    logp_BT: Tensor,
+    behaviour_logp_BT: Tensor,
+    teacher_logp_BT: Tensor,
+    mask_BT: Tensor,
+    config: LossConfig | None = None,
+    **arguments,
+) -> tuple[Tensor, dict[str, float]]:
     """On-policy distillation: `policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
 
     Arguments and errors as there. Returns (loss, metrics), and among these `teacher_kl`: the k1
@@ -237,9 +263,13 @@ def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
 
 
 def kept_tokens(
-    mask_BT: Tensor, config: LossConfig, *, behaviour_logp_BT: Tensor | None = None,
-    old_logp_BT: Tensor | None = None, entropies_BT: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    mask_BT: Tensor,
+    config: LossConfig,
+    *,
+    behaviour_logp_BT: Tensor | None = None,
+    old_logp_BT: Tensor | None = None,
+    entropies_BT: Tensor | None = None,
+) -> Tensor:
     """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
 
     It needs no gradient, so it can be had for all micro-batches before the step: with `denominator`
@@ -310,9 +340,13 @@ def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies
     correction_BT, chosen = None, {}
     if config.correction != "none":
         correction_BT = importance_correction(
-            old_BT, behaviour_BT, used_BT, config.correction,
-            bounds=config.correction_bounds, level=config.correction_level,
-        )  # fmt: skip
+            old_BT,
+            behaviour_BT,
+            used_BT,
+            config.correction,
+            bounds=config.correction_bounds,
+            level=config.correction_level,
+        )
         chosen["dropped_correction"] = correction_BT > 0
     if config.top_entropy < 1:
         share, scope = config.top_entropy, config.entropy_scope
@@ -344,8 +378,10 @@ def _ratio_metrics(delta_BT, advantages_BT, used_BT, config: LossConfig) -> dict
     delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
     ratio_BT, ppo, positive_BT = delta_BT.exp(), config.clip == "ppo", advantages_BT > 0
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
-    out = {"clip_high": (ratio_BT > high) & (positive_BT if ppo else config.clip == "cispo"),
-           "clip_low": (ratio_BT < low) & (advantages_BT < 0) & ppo}  # fmt: skip
+    out = {
+        "clip_high": (ratio_BT > high) & (positive_BT if ppo else config.clip == "cispo"),
+        "clip_low": (ratio_BT < low) & (advantages_BT < 0) & ppo,
+    }
     if config.clip == "double_sided":
         out = {"clip_high": ratio_BT >= high, "clip_low": ratio_BT <= low}
         out |= {f"{key}_positive": out_BT & positive_BT for key, out_BT in out.items()}

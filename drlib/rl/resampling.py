@@ -68,9 +68,14 @@ def roc_quotas(negatives: int, positives: int, keep: int) -> tuple[int, int]:
 
 
 def resample_on_correct(
-    group: Sequence[Trajectory], keep: int, mode: Literal["sample", "sort"] = "sample",
-    epsilon: float = 1e-6, generator: torch.Generator | None = None, *, positive_from: float = 0.5,
-) -> list[int]:  # fmt: skip
+    group: Sequence[Trajectory],
+    keep: int,
+    mode: Literal["sample", "sort"] = "sample",
+    epsilon: float = 1e-6,
+    generator: torch.Generator | None = None,
+    *,
+    positive_from: float = 0.5,
+) -> list[int]:
     """Which `keep` rollouts of one question to train on (GRPO-RoC).
 
     Failures are drawn uniformly. Successes: "sample" draws without replacement, each next one with
@@ -95,8 +100,9 @@ def resample_on_correct(
         finite(t.reward or 0.0, f"trajectory {t.id}: reward (None: not judged)")
     sides = [[i for i in judged if (group[i].reward >= positive_from) == won] for won in (0, 1)]
     quotas = roc_quotas(*map(len, sides), min(keep, len(judged)))
-    negatives, positives = ([side[i] for i in torch.randperm(len(side), generator=generator)]
-                            for side in sides)  # fmt: skip
+    negatives, positives = (
+        [side[i] for i in torch.randperm(len(side), generator=generator)] for side in sides
+    )
     penalties = [error_penalty(group[i]) + format_penalty(group[i]) for i in positives]
     cost = torch.tensor(penalties, dtype=torch.float64)
     if mode == "sample":  # the first of exponential clocks of rate 1 / (epsilon + penalty)

@@ -242,9 +242,10 @@ class DriftDetector(Machine):
         object.__setattr__(self, "monitors", monitors)
 
     def update(
-        self, signals: Mapping[str, float | Sequence[float] | None],
+        self,
+        signals: Mapping[str, float | Sequence[float] | None],
         identity: Mapping[str, str] | None = None,
-    ) -> list[Alarm]:  # fmt: skip
+    ) -> list[Alarm]:
         """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
         versions of world, index and tools; an alarm when one is not as it was last. ValueError
         where a monitored signal is missing or not finite."""
@@ -338,6 +339,8 @@ class EmergencyStop(Machine):
                 elif mean < fine or s["above"] < self.patience:
                     s["armed"], s["above"] = s["armed"] or mean < fine, 0
             if s["armed"] and s["above"] >= self.patience:
-                reasons.append(f"{name} has been above {collapsed} for {s['above']} steps, "
-                               "go back to an earlier checkpoint")  # fmt: skip
+                reasons.append(
+                    f"{name} has been above {collapsed} for {s['above']} steps, "
+                    "go back to an earlier checkpoint"
+                )
         return "; ".join(reasons) or None

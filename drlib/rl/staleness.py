@@ -129,8 +129,10 @@ class ReplayBuffer(Machine):
         """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
         is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
         if none ever changes."""
-        judged = [(group, {refusal(t, now, self.max_age, worlds) for t in group})
-                  for group in self.state["groups"]]  # fmt: skip
+        judged = [
+            (group, {refusal(t, now, self.max_age, worlds) for t in group})
+            for group in self.state["groups"]
+        ]
         self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
         fitting = [group for group, reasons in judged if reasons == {None}]
         drawn = [t for group in rng.sample(fitting, min(n, len(fitting))) for t in group]

@@ -15,11 +15,22 @@ def main() -> int:
     commands.add_parser("probe", help="print what this machine can isolate")
     serve = commands.add_parser("serve", help="answer calls over HTTP")
     for name, value in (
-        ("host", "127.0.0.1"), ("port", 8731), ("workers", 1), ("timeout_s", 4.0),
-        ("memory_mb", 512), ("queue_timeout_s", 30.0), ("max_queue", 2000), ("output_chars", 2000),
-    ):  # fmt: skip
-        serve.add_argument("--" + name.removesuffix("_s").replace("_", "-"), dest=name,
-                           type=type(value), default=value, help=f"default: {value}")
+        ("host", "127.0.0.1"),
+        ("port", 8731),
+        ("workers", 1),
+        ("timeout_s", 4.0),
+        ("memory_mb", 512),
+        ("queue_timeout_s", 30.0),
+        ("max_queue", 2000),
+        ("output_chars", 2000),
+    ):
+        serve.add_argument(
+            "--" + name.removesuffix("_s").replace("_", "-"),
+            dest=name,
+            type=type(value),
+            default=value,
+            help=f"default: {value}",
+        )
     serve.add_argument("--min-level", choices=LEVELS[2:], default="standard")
     asked = vars(parser.parse_args())
     if asked.pop("command") == "serve":

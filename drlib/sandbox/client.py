@@ -93,8 +93,10 @@ class Front(Runner):
 
     def __init__(self, addresses: Sequence, batch: int, in_flight: int, deadline_s: float) -> None:
         if not (1 <= batch <= 64 and in_flight >= 1 and deadline_s > 0):
-            raise ValueError(f"batch={batch} must be 1 to 64, in_flight={in_flight} at least 1, "
-                             f"deadline_s={deadline_s} above 0.")
+            raise ValueError(
+                f"batch={batch} must be 1 to 64, in_flight={in_flight} at least 1, "
+                f"deadline_s={deadline_s} above 0."
+            )
         self._nodes = [_Node(address) for address in addresses]
         self._batch, self._in_flight, self._deadline_s = batch, in_flight, deadline_s
         self._waiting: deque[_Job] = deque()
@@ -130,8 +132,10 @@ class Front(Runner):
                     if self._closed.is_set():
                         job.set_exception(self._end)
                     elif (tried or wait_s) and now + wait_s > since + self._deadline_s:
-                        job.set_result(job.last or SandboxResult(
-                            "service_unavailable", "", self._fault, None, 0.0, ""))
+                        job.set_result(
+                            job.last
+                            or SandboxResult("service_unavailable", "", self._fault, None, 0.0, "")
+                        )
                 left, tried = [job for job in jobs if not job.done()], True
                 if left and not self._closed.wait(wait_s):
                     self._attempt(left)
@@ -224,9 +228,15 @@ class SandboxClient(Front):
     """
 
     def __init__(
-        self, url: str | Sequence[str], token: str | None = None, *, batch: int = 32,
-        in_flight: int = 8, patience_s: float = 120.0, deadline_s: float = 300.0,
-    ) -> None:  # fmt: skip
+        self,
+        url: str | Sequence[str],
+        token: str | None = None,
+        *,
+        batch: int = 32,
+        in_flight: int = 8,
+        patience_s: float = 120.0,
+        deadline_s: float = 300.0,
+    ) -> None:
         urls = [urlsplit(u.rstrip("/")) for u in ([url] if isinstance(url, str) else url)]
         if not urls or any(u.scheme != "http" or not u.hostname for u in urls):
             raise ValueError(f"url is {url!r}; give http://host:port, or a list of those.")
@@ -262,8 +272,15 @@ class SandboxClient(Front):
                 answer = json.loads(line)
                 index = range(len(calls)).index(int(answer.pop("id")))
                 yield index, SandboxResult(**answer)
-        except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError,
-                AttributeError, RecursionError) as error:  # not HTTP, or not an answer of ours
+        except (
+            OSError,
+            http.client.HTTPException,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # not HTTP, or not an answer of ours
             raise Unreachable(f"{address.netloc}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()

@@ -31,9 +31,15 @@ class RaySandbox(Front):
     """
 
     def __init__(
-        self, workers: int = 1, *, batch: int = 32, in_flight: int = 8, patience_s: float = 120.0,
-        deadline_s: float = 300.0, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        workers: int = 1,
+        *,
+        batch: int = 32,
+        in_flight: int = 8,
+        patience_s: float = 120.0,
+        deadline_s: float = 300.0,
+        **settings: Any,
+    ) -> None:
         self._ray, self._patience_s = require("ray"), patience_s
         pin = require("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         if not self._ray.is_initialized():
@@ -42,8 +48,10 @@ class RaySandbox(Front):
         chosen = [node for node in alive if "sandbox" in node["Resources"]] or alive
         settings = {"workers": workers, "queue_timeout_s": 30.0, **settings}
         make = self._ray.remote(num_cpus=workers, max_restarts=-1)(Sandbox)
-        actors = [make.options(scheduling_strategy=pin(node["NodeID"], soft=False))
-                  .remote(**settings) for node in chosen]
+        actors = [
+            make.options(scheduling_strategy=pin(node["NodeID"], soft=False)).remote(**settings)
+            for node in chosen
+        ]
         super().__init__(actors, batch, in_flight, deadline_s)
         try:
             self._ray.get([a.template_pids.remote() for a in actors], timeout=300.0)

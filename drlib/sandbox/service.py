@@ -56,8 +56,9 @@ class Service:
         how = {"registry": self.registry, "namespace": "drlib_sandbox"}
         self.calls = kit.Counter("calls", "Accepted calls that have ended.", ["status"], **how)
         self.refused = kit.Counter("refused_calls", "Calls of batches answered 429.", **how)
-        self.seconds = kit.Histogram("seconds", "Of a call: its wait, its run.", ["part"],
-                                     buckets=STEPS, **how)  # fmt: skip
+        self.seconds = kit.Histogram(
+            "seconds", "Of a call: its wait, its run.", ["part"], buckets=STEPS, **how
+        )
         now = kit.Gauge("open_calls", "Calls that wait or run now.", ["state"], **how)
         for state in ("queued", "running"):
             now.labels(state).set_function(lambda state=state: self.count()[state])
@@ -176,8 +177,13 @@ class Service:
                 body.clear()
 
     async def health(self):
-        return {"status": "ok", "isolation": self.sandbox.isolation, **self.count(),
-                "workers": self.sandbox.workers, "templates": self.sandbox.template_pids()}
+        return {
+            "status": "ok",
+            "isolation": self.sandbox.isolation,
+            **self.count(),
+            "workers": self.sandbox.workers,
+            "templates": self.sandbox.template_pids(),
+        }
 
     async def metrics(self):
         return fastapi.Response(kit.generate_latest(self.registry), media_type="text/plain")
@@ -288,12 +294,22 @@ def serve(host: str, port: int, max_queue: int, **settings) -> int:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (token.isascii() and (token or ipaddress.ip_address(address[0]).is_loopback)):
         raise ValueError(f"Set {TOKEN} to a long secret of ASCII characters to serve on {host}.")
-    with (socket.create_server(address[:2], family=family) as listener,
-          Sandbox(**settings) as sandbox):  # fmt: skip
+    with (
+        socket.create_server(address[:2], family=family) as listener,
+        Sandbox(**settings) as sandbox,
+    ):
         service = Service(sandbox, max_queue, token)
-        server = Server(uvicorn.Config(
-            service.app, log_level="warning", access_log=False, http=Protocol, backlog=128,
-            limit_concurrency=1024, timeout_graceful_shutdown=int(settings["timeout_s"]) + 10))
+        server = Server(
+            uvicorn.Config(
+                service.app,
+                log_level="warning",
+                access_log=False,
+                http=Protocol,
+                backlog=128,
+                limit_concurrency=1024,
+                timeout_graceful_shutdown=int(settings["timeout_s"]) + 10,
+            )
+        )
         server.service = service
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its own again in the end
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))

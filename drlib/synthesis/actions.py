@@ -55,8 +55,12 @@ def join(pieces: Pieces) -> Sample:
 
 def turns(messages: list[dict], chat: ChatIds) -> Pieces:
     """The ids that a rollout would have seen of these turns; loss on what the assistant wrote."""
-    return [(chat.encode(m["content"]) + [chat.end_id], True) if m["role"] == "assistant"
-            else (chat.tool_turn(m["content"]), False) for m in messages]  # fmt: skip
+    return [
+        (chat.encode(m["content"]) + [chat.end_id], True)
+        if m["role"] == "assistant"
+        else (chat.tool_turn(m["content"]), False)
+        for m in messages
+    ]
 
 
 def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
@@ -92,10 +96,15 @@ class ActionData:
 
     def _copy(self, rng: random.Random) -> Sample:
         taken: set[str] = set()
-        text = "; ".join(
-            rng.choice(self.names.codes) if rng.random() < 0.1
-            else invent_name(rng, self.names, taken) for _ in range(rng.randint(3, 12))
-        ) + "."  # fmt: skip
+        text = (
+            "; ".join(
+                rng.choice(self.names.codes)
+                if rng.random() < 0.1
+                else invent_name(rng, self.names, taken)
+                for _ in range(rng.randint(3, 12))
+            )
+            + "."
+        )
         again = self.chat.encode(text) + [self.chat.end_id]
         return join([(self.chat.encode(f"{text}\n"), False), (again, True)])
 

@@ -17,9 +17,22 @@ from functools import lru_cache
 from itertools import combinations
 
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Query, Range, SqlEngine, children, constants, depth,
-    evaluate, rebuilt, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    SqlEngine,
+    children,
+    constants,
+    depth,
+    evaluate,
+    rebuilt,
+    walk,
+)
 from drlib.worlds.graph import Graph, Node, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
 
@@ -64,10 +77,14 @@ def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
     found = ask(query)
     if len(found) != 1:
         yield "not unique"
-    numbers = [str(part.low) for part in walk(query)
-               if isinstance(part, Range) and part.low == part.high]  # fmt: skip
-    if any(leaks(thing, name, graph) for thing in sorted(_singles(query, ask) | found)
-           for name in (*named, *numbers)):  # fmt: skip
+    numbers = [
+        str(part.low) for part in walk(query) if isinstance(part, Range) and part.low == part.high
+    ]
+    if any(
+        leaks(thing, name, graph)
+        for thing in sorted(_singles(query, ask) | found)
+        for name in (*named, *numbers)
+    ):
         yield "leak"
     if any(ask(weaker) == found for weaker in weakened(query)) or any(_idle(query, ask)):
         yield "not minimal"
@@ -122,8 +139,11 @@ def conditions(query: Query) -> tuple[Query, ...]:
 
 def target_edges(query: Query) -> int:
     """How many conditions tie the target to a constant, those that say its kind not counted."""
-    direct = [part for part in conditions(query)
-              if isinstance(part, str) or isinstance(part, Proj) and _is_constant(part.of)]
+    direct = [
+        part
+        for part in conditions(query)
+        if isinstance(part, str) or isinstance(part, Proj) and _is_constant(part.of)
+    ]
     return sum(getattr(part, "relation", "") not in TYPE_RELATIONS for part in direct)
 
 
@@ -192,8 +212,10 @@ def _solve(
     """The answers of `query`, or those `among` these; what is read on the way goes to `read`."""
     match query:
         case And(parts):
-            ranked = [(not _listable(part, graph), len(evaluate(part, graph)), i)
-                      for i, part in enumerate(parts)]  # fmt: skip
+            ranked = [
+                (not _listable(part, graph), len(evaluate(part, graph)), i)
+                for i, part in enumerate(parts)
+            ]
             for *_, i in sorted(ranked):
                 among = _solve(parts[i], graph, read, among)
             return among
@@ -206,8 +228,10 @@ def _solve(
             if among is None or any(map(graph.is_value, among)):
                 raise LookupError("no page lists what has a number in a range")
             read |= among
-        case Proj(relation, of) if among is not None and not any(map(graph.is_value, among)) and (
-            not _listable(query, graph) or len(among - read) < len(evaluate(of, graph))
+        case Proj(relation, of) if (
+            among is not None
+            and not any(map(graph.is_value, among))
+            and (not _listable(query, graph) or len(among - read) < len(evaluate(of, graph)))
         ):
             read |= among
             back = inverse(relation)

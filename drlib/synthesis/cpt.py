@@ -117,8 +117,10 @@ class Teacher:
 
 def _check_chain(task: Task) -> None:
     if not task.relations:
-        raise ValueError(f"task {task.id} is no chain of look-ups (its relations are empty): take "
-                         "search questions of chain_questions")  # fmt: skip
+        raise ValueError(
+            f"task {task.id} is no chain of look-ups (its relations are empty): take "
+            "search questions of chain_questions"
+        )
 
 
 def plans(task: Task, memory: Memory, teacher: Teacher, k: int, rng: random.Random) -> list[Row]:
@@ -127,8 +129,16 @@ def plans(task: Task, memory: Memory, teacher: Teacher, k: int, rng: random.Rand
     _check_chain(task)
     found = dict.fromkeys(teacher.plan(task, rng) for _ in range(4 * k))
     about = tuple(sorted({source for s in memory.about(task.start) for source in s.sources}))
-    return [Row("fas_plan", (("user", task.question), ("own", plan + END)), (task.start,), about,
-                teacher.judge(plan, task, memory)) for plan in list(found)[:k]]  # fmt: skip
+    return [
+        Row(
+            "fas_plan",
+            (("user", task.question), ("own", plan + END)),
+            (task.start,),
+            about,
+            teacher.judge(plan, task, memory),
+        )
+        for plan in list(found)[:k]
+    ]
 
 
 def reasoning(task: Task, memory: Memory, teacher: Teacher, rng: random.Random) -> Row:
@@ -149,14 +159,24 @@ def reasoning(task: Task, memory: Memory, teacher: Teacher, rng: random.Random) 
         judge = "too long"
     elif not (isinstance(action, Answer) and is_correct(action.text, task)):
         judge = "another answer"
-    parts = (("user", task.question), ("given", f"Draft: {draft}.\n"),
-             ("facts", "".join(f"{fact}\n" for fact in shown)), ("own", refined + END))  # fmt: skip
+    parts = (
+        ("user", task.question),
+        ("given", f"Draft: {draft}.\n"),
+        ("facts", "".join(f"{fact}\n" for fact in shown)),
+        ("own", refined + END),
+    )
     sources = sorted({source for some in facts.values() for source in some})
     return Row("fas_reason", parts, tuple(values), tuple(sources), judge)
 
 
-def higher_order(messages: Sequence[dict], correct: bool, source: str, teacher: Teacher, n: int,
-                 rng: random.Random) -> Row:  # fmt: skip
+def higher_order(
+    messages: Sequence[dict],
+    correct: bool,
+    source: str,
+    teacher: Teacher,
+    n: int,
+    rng: random.Random,
+) -> Row:
     """The decisions of one finished trajectory; `source` names it. A turn without a response (the
     answer) is no decision between calls and has no options. ValueError: no `n` alternatives."""
     said, parts = "own" if correct else "given", [("user", messages[0]["content"])]
@@ -188,8 +208,9 @@ def length_stages(samples: Iterable[Sample], short: int, limit: int) -> list[lis
     return [[s for s in found if len(s) <= short], [s for s in found if short < len(s) <= limit]]
 
 
-def with_replay(own: Iterator[Sample], replay: Iterator[Sample], share: float,
-                rng: random.Random) -> Iterator[Sample]:  # fmt: skip
+def with_replay(
+    own: Iterator[Sample], replay: Iterator[Sample], share: float, rng: random.Random
+) -> Iterator[Sample]:
     """`own` with general text between, on average `share` of the samples."""
     while True:
         yield next(replay if rng.random() < share else own)

@@ -48,8 +48,10 @@ def from_trajectories(
         row = vars(record) if isinstance(record, Trajectory) else record
         said = [m for m in row.get("messages") or () if m["role"] != "system"]
         if not all(isinstance(m["content"], str) for m in said):
-            raise ValueError(f"row {number} has a message whose content is no text: write its calls"
-                             " into the text, as <tool_call>")  # fmt: skip
+            raise ValueError(
+                f"row {number} has a message whose content is no text: write its calls"
+                " into the text, as <tool_call>"
+            )
         said = [_plain(m) for m in said]
         names = [row.get("task_id"), *(m["content"] for m in said[:1])]
         task = next((known[name] for name in names if name in known), None)
@@ -98,7 +100,7 @@ def _grounded(episode: Episode) -> bool:
     """
     shown = observations(episode)
     worked = [result.ok for result in episode.tool_results] or [
-        not text.startswith("Error:") for text in shown]  # fmt: skip  # of a chat row
+        not text.startswith("Error:") for text in shown]  # of a chat row
     for call, text, ok in zip(_calls(episode), shown, worked):
         asked = " ".join(str(x) for name, x in call.arguments.items() if name != "goal")
         told = (normalise_answer(t) for t in (_HEADER.sub("", text), asked))
@@ -213,8 +215,10 @@ def soft_f(found: Iterable[str], needed: Iterable[str], weight: float = 1.0) -> 
     found, needed = [*found], [*needed]
     if not found or not needed:
         return float(found == needed)
-    alike = [[1.0 if answers_match(f, n) else SequenceMatcher(None, f, n).ratio() for n in needed]
-             for f in found]  # fmt: skip
+    alike = [
+        [1.0 if answers_match(f, n) else SequenceMatcher(None, f, n).ratio() for n in needed]
+        for f in found
+    ]
     precision = sum(map(max, alike)) / len(found)
     recall = sum(map(max, zip(*alike))) / len(needed)
     return (1 + weight**2) * precision * recall / max(weight**2 * precision + recall, 1e-12)
@@ -269,8 +273,10 @@ def managed(episode: Episode) -> list[list[dict]]:
     """
     rows, report, action, seen = [], "", "none", "none"
     for thought, following, shown in _rounds(episode):
-        state = (f"Question: {episode.task.question}\nReport: {report or 'empty'}\n"
-                 f"Last action: {action}\nLast observation: {seen}")  # fmt: skip
+        state = (
+            f"Question: {episode.task.question}\nReport: {report or 'empty'}\n"
+            f"Last action: {action}\nLast observation: {seen}"
+        )
         report, action, seen = f"{report} {thought}".strip(), following, shown
         said = f"<think>{thought}</think><report>{report}</report>{action}"
         rows.append([{"role": "user", "content": state}, {"role": "assistant", "content": said}])
@@ -278,9 +284,14 @@ def managed(episode: Episode) -> list[list[dict]]:
 
 
 def length_stages(
-    react: Iterable, rounds: Iterable, size: Callable[..., int], short: int, long: int,
-    share: float = 0.1, seed: int = 0,
-) -> tuple[list, list]:  # fmt: skip
+    react: Iterable,
+    rounds: Iterable,
+    size: Callable[..., int],
+    short: int,
+    long: int,
+    share: float = 0.1,
+    seed: int = 0,
+) -> tuple[list, list]:
     """First all `rounds` (context-managed) with what is short of `react`, then what is longer, up
     to `long`, and `share` as many of the short ones. `size`: a sample's tokens."""
     sized = [(size(sample), sample) for sample in react]

@@ -24,9 +24,23 @@ from typing import Literal
 
 from drlib.synthesis.checks import constant_edges, effort, is_faulty, leaks, without_one
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Query, Range, canonical, children, constants, evaluate,
-    numbers, substitute, to_text, walk,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    canonical,
+    children,
+    constants,
+    evaluate,
+    numbers,
+    substitute,
+    to_text,
+    walk,
+)
 from drlib.synthesis.queries import depth as depth_of
 from drlib.synthesis.questions import Split, Task
 from drlib.synthesis.wording import TEMPLATES, render
@@ -47,11 +61,17 @@ def known_by(title: str, graph: Graph) -> tuple[tuple[Proj, frozenset[str]], ...
     """Conditions R(constant) that `title` fulfils, each with all that fulfil it: SOME of those that
     at most HUB things do. Left out: a value that one thing alone has, like a code, which leads
     nowhere, and a name that tells the title."""
-    found = [(Proj(inverse(relation), value), graph.values(value, inverse(relation)))
-             for relation in graph.relations.get(title, ())
-             for value in sorted(graph.values(title, relation)) if value != title]  # fmt: skip
-    found = [row for row in found if graph.is_value(row[0].of) < len(row[1]) <= HUB
-             and not leaks(title, row[0].of, graph)]  # fmt: skip
+    found = [
+        (Proj(inverse(relation), value), graph.values(value, inverse(relation)))
+        for relation in graph.relations.get(title, ())
+        for value in sorted(graph.values(title, relation))
+        if value != title
+    ]
+    found = [
+        row
+        for row in found
+        if graph.is_value(row[0].of) < len(row[1]) <= HUB and not leaks(title, row[0].of, graph)
+    ]
     return tuple(random.Random(f"known-{title}").sample(found, min(SOME, len(found))))
 
 
@@ -62,9 +82,14 @@ def can_be_asked_for(title: str, graph: Graph) -> bool:
 
 
 def explain(
-    title: str, graph: Graph, rng: random.Random, banned: frozenset[str], least: int, most: int,
+    title: str,
+    graph: Graph,
+    rng: random.Random,
+    banned: frozenset[str],
+    least: int,
+    most: int,
     few: int = 1,
-) -> Query | None:  # fmt: skip
+) -> Query | None:
     """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
     none alone. `banned` constants are not used. None: this draw found none."""
     options = [row for row in known_by(title, graph) if row[0].of not in banned]
@@ -76,8 +101,11 @@ def explain(
         rows = [*chosen, (part, fulfil)]
         if len(rest) <= few and len(rows) >= least:
             parts = tuple(part for part, _ in rows)
-            spare = (frozenset.intersection(*(some for _, some in rows if some is not gone))
-                     for _, gone in rows if len(rows) > 1)  # fmt: skip
+            spare = (
+                frozenset.intersection(*(some for _, some in rows if some is not gone))
+                for _, gone in rows
+                if len(rows) > 1
+            )
             needed = all(len(some) > few for some in spare)
             return (And(parts) if len(parts) > 1 else part) if needed else None
         if few < len(rest) and len(rows) < most and (not chosen or len(rest) < len(left)):
@@ -110,10 +138,14 @@ def expand(
     rows, banned, new = layers(query), met(query, graph), query
     if order == "random":
         spot = rng.choice([query, *constants(query)])
-        options = [part for part, _ in known_by(*evaluate(spot, graph), graph)
-                   if part.of not in banned]  # fmt: skip
-        return canonical(substitute(query, spot, And((spot, rng.choice(options))))) \
-            if options else None
+        options = [
+            part for part, _ in known_by(*evaluate(spot, graph), graph) if part.of not in banned
+        ]
+        return (
+            canonical(substitute(query, spot, And((spot, rng.choice(options)))))
+            if options
+            else None
+        )
     for above, name in rows if order == "layer" else rows[-1:]:
         if order == "sequential" or above == min(rows)[0]:
             part = _told(new, name, graph, rng, banned, width)
@@ -135,9 +167,7 @@ def _told(query, name, graph, rng, banned, width) -> Query | None:
     return None
 
 
-def draft(
-    answer: str, graph: Graph, rng: random.Random, hops: int, width: int = 3
-) -> Query | None:
+def draft(answer: str, graph: Graph, rng: random.Random, hops: int, width: int = 3) -> Query | None:
     """A query of `hops` look-ups for `answer`, not checked; None: this draw found none."""
     query = explain(answer, graph, rng, frozenset((answer,)), rng.randint(2, width), width)
     while query is not None and depth_of(query) < hops:
@@ -174,8 +204,11 @@ def operator(make: Callable) -> Callable:
 
 def is_better(new: Query, query: Query, graph: Graph) -> bool:
     """Whether `new` has the answer of `query`, no fault, and costs a solver more pages."""
-    return (evaluate(new, graph) == evaluate(query, graph) and not is_faulty(new, graph)
-            and effort(query, graph) < effort(new, graph) < math.inf)  # fmt: skip
+    return (
+        evaluate(new, graph) == evaluate(query, graph)
+        and not is_faulty(new, graph)
+        and effort(query, graph) < effort(new, graph) < math.inf
+    )
 
 
 @operator
@@ -192,8 +225,11 @@ def widen(name, graph, rng, banned) -> Query | None:
 
 def _vague(name, graph, rng, banned) -> tuple[Proj | None, list[str]]:
     """A condition that `name` and a few other things fulfil, and these."""
-    options = [(part, sorted(fulfil - {name})) for part, fulfil in known_by(name, graph)
-               if 1 < len(fulfil) <= SEVERAL and part.of not in banned]  # fmt: skip
+    options = [
+        (part, sorted(fulfil - {name}))
+        for part, fulfil in known_by(name, graph)
+        if 1 < len(fulfil) <= SEVERAL and part.of not in banned
+    ]
     return rng.choice(options) if options else (None, [])
 
 
@@ -218,8 +254,11 @@ def abstract(name, graph, rng, banned) -> Query | None:
 def difference(name, graph, rng, banned) -> Query | None:
     """What several things have in common, save those that have something else too."""
     common, others = _vague(name, graph, rng, banned)
-    options = [part for part, fulfil in (known_by(rng.choice(others), graph) if others else ())
-               if name not in fulfil and part.of not in banned | {common.of}]  # fmt: skip
+    options = [
+        part
+        for part, fulfil in (known_by(rng.choice(others), graph) if others else ())
+        if name not in fulfil and part.of not in banned | {common.of}
+    ]
     return Diff(common, rng.choice(options)) if options else None
 
 
@@ -230,8 +269,12 @@ def compute(name, graph, rng, banned) -> Query | None:
         options = [Count(part) for part in of_size(graph)[counted[0]] if part.of not in banned]
     else:
         common, _ = _vague(name, graph, rng, banned)
-        options = [Extreme(relation, common, most) for relation in graph.relations[name]
-                   for most in (False, True) if common]  # fmt: skip
+        options = [
+            Extreme(relation, common, most)
+            for relation in graph.relations[name]
+            for most in (False, True)
+            if common
+        ]
         options = [part for part in options if evaluate(part, graph) == {name}]
     return rng.choice(options) if options else None
 
@@ -260,10 +303,18 @@ def _digest(text: str) -> str:
 
 
 def synthesize_questions(
-    world, n: int, seed: int | str, *, depth: int = 3, width: int = 3, split: Split | None = None,
-    max_share: float = 0.02, max_effort: float = 60, hops: Mapping[int, float] | None = None,
+    world,
+    n: int,
+    seed: int | str,
+    *,
+    depth: int = 3,
+    width: int = 3,
+    split: Split | None = None,
+    max_share: float = 0.02,
+    max_effort: float = 60,
+    hops: Mapping[int, float] | None = None,
     asked: Collection[str] | None = None,
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """`n` verified questions of `world`, all different; the same seed gives the same list.
 
     Args:
@@ -284,9 +335,14 @@ def synthesize_questions(
     if n < 1 or width < 2 or not hops or min(hops) < 2:
         raise ValueError(f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(hops)}")
     rng, quota = random.Random(f"engine-{split}-{seed}"), max(1, int(max_share * n))
-    answers = [title for title in sorted(graph.nodes) if split in (None, side_of(title))
-               and (asked is None or title in asked) and not graph.is_value(title)
-               and can_be_asked_for(title, graph)]  # fmt: skip
+    answers = [
+        title
+        for title in sorted(graph.nodes)
+        if split in (None, side_of(title))
+        and (asked is None or title in asked)
+        and not graph.is_value(title)
+        and can_be_asked_for(title, graph)
+    ]
     live, misses, used = {d: list(answers) for d in hops}, Counter(), Counter()
     tasks: dict[str, Task] = {}
     wanted = rng.choices(list(hops), list(hops.values()), k=n)
@@ -335,5 +391,13 @@ def _question(
 def _task(world, answer: str, query: Query, text: str, template: int) -> Task:
     hops, aliases = depth_of(query), world.graph.nodes[answer].aliases
     name = f"search-h{hops}-{_digest(f'{world.version}|{text}')}"
-    return Task(name, render(query, world.graph, template), answer, "search", world.version, hops,
-                aliases=aliases, query=text)  # fmt: skip
+    return Task(
+        name,
+        render(query, world.graph, template),
+        answer,
+        "search",
+        world.version,
+        hops,
+        aliases=aliases,
+        query=text,
+    )

@@ -37,13 +37,25 @@ def attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> li
     """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
     rows, functions = [], [json.dumps(tool) for tool in tools]
     for episode in episodes:
-        said = [{"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"}
-                if m["role"] == "tool" else dict(m) for m in episode.messages]  # fmt: skip
+        said = [
+            {"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"}
+            if m["role"] == "tool"
+            else dict(m)
+            for m in episode.messages
+        ]
         acts = [parse(m["content"]) for m in said if m["role"] == "assistant"]
         calls = [json.dumps(vars(act)) for act in acts if isinstance(act, ToolCall)]
-        rows.append({"type": "chatml", "task": episode.task.id, "messages": said,
-                     "functions": functions, "tool_calls": calls,
-                     "answer": episode.task.answer, "tag": tag})  # fmt: skip
+        rows.append(
+            {
+                "type": "chatml",
+                "task": episode.task.id,
+                "messages": said,
+                "functions": functions,
+                "tool_calls": calls,
+                "answer": episode.task.answer,
+                "tag": tag,
+            }
+        )
     return rows
 
 
@@ -58,9 +70,15 @@ def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
         except ValueError:
             continue
         pages = [title for title in sorted(required(query, world.graph)) if world.find(title)]
-        rows.append({"id": task.id, "question": task.question, "formalization": triples,
-                     "answer": task.answer,
-                     "urls": [world.page(title).url for title in pages]})  # fmt: skip
+        rows.append(
+            {
+                "id": task.id,
+                "question": task.question,
+                "formalization": triples,
+                "answer": task.answer,
+                "urls": [world.page(title).url for title in pages],
+            }
+        )
     return rows, len(tasks) - len(rows)
 
 
@@ -110,9 +128,17 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
         except ValueError:
             unread += 1
         name = str(row.get("id", hashlib.sha256(row["question"].encode()).hexdigest()[:10]))
-        tasks.append(Task(name, row["question"], str(row["answer"]), "search", world,
-                          hops=depth(query) if query else 0,
-                          query=to_text(query) if query else ""))  # fmt: skip
+        tasks.append(
+            Task(
+                name,
+                row["question"],
+                str(row["answer"]),
+                "search",
+                world,
+                hops=depth(query) if query else 0,
+                query=to_text(query) if query else "",
+            )
+        )
     return tasks, unread
 
 

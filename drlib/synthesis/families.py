@@ -26,9 +26,10 @@ from drlib.worlds.world import Page
 
 LINK = "linked page"
 STAGES = {  # of a round, and the operators that do it; each grounds its result in the facts
-    "knowledge expansion": ("widen", "deepen"), "conceptual abstraction": ("abstract", "fuzz"),
+    "knowledge expansion": ("widen", "deepen"),
+    "conceptual abstraction": ("abstract", "fuzz"),
     "computational formulation": ("compute", "difference"),
-}  # fmt: skip
+}
 DIFFICULTY = {2: "easy", 3: "medium", 4: "hard"}  # by clicks to a source
 
 
@@ -65,11 +66,17 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
             for entity in sorted({*constants(made[-1])} & away.keys())
             for told, fits in known_by(entity, graph)
             if len(fits) == 1 and not graph.is_value(told.of) and away[told.of] == away[entity] + 1
-        ]  # fmt: skip
-        steps = [(node, new) for node, new in steps
-                 if look_ups(new, graph) == look_ups(made[-1], graph) + 1
-                 and not any(says(render(new, graph), name) for gone in (*hidden, node)
-                             for name in (gone.title, *gone.aliases))]  # fmt: skip
+        ]
+        steps = [
+            (node, new)
+            for node, new in steps
+            if look_ups(new, graph) == look_ups(made[-1], graph) + 1
+            and not any(
+                says(render(new, graph), name)
+                for gone in (*hidden, node)
+                for name in (gone.title, *gone.aliases)
+            )
+        ]
         if not steps:
             break
         node, new = rng.choice(steps)
@@ -111,9 +118,13 @@ def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
         query = And((clicks, Proj(LINK, b)))
         query = Count(query) if kind == "count" else query
         if not {*faults(query, graph)} - {"shallow", "shortcut"}:  # links are what is asked
-            found[query] = {"question": render(query, graph, rng.randrange(TEMPLATES)),
-                            "answer": answer_of(query, graph), "tag": "crawlqa", "type": kind,
-                            "query": query}  # fmt: skip
+            found[query] = {
+                "question": render(query, graph, rng.randrange(TEMPLATES)),
+                "answer": answer_of(query, graph),
+                "tag": "crawlqa",
+                "type": kind,
+                "query": query,
+            }
         if len(found) == n:
             return [*found.values()]
     raise ValueError(f"only {len(found)} of {n} questions about these links: crawl more pages")
@@ -165,22 +176,33 @@ def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -
     pages = {}
     for i in range(size):
         some = rng.sample(below[i], len(below[i]))
-        lines = [f"# {titles[i]}", *[f"{titles[i]} has {members[i]} members."] * (i > 0),
-                 *(f"- [{titles[b]}]({url[b]})" for b in some)]  # fmt: skip
+        lines = [
+            f"# {titles[i]}",
+            *[f"{titles[i]} has {members[i]} members."] * (i > 0),
+            *(f"- [{titles[b]}]({url[b]})" for b in some),
+        ]
         pages[url[i]] = Page(titles[i], url[i], "\n".join(lines), (*(url[b] for b in some), root))
 
     def row(*leaves: int) -> dict:
         both = len(leaves) == 2
-        info = {"Hop": ("single-source", "multi-source")[both], "Domain": "organization",
-                "Language": "en", "Difficulty_Level": DIFFICULTY[depth],
-                "Source_Website": [url[leaf] for leaf in leaves],
-                "Golden_Path": ["root->" + ">".join(titles[p] for p in path[leaf][1:])
-                                for leaf in leaves]}  # fmt: skip
+        info = {
+            "Hop": ("single-source", "multi-source")[both],
+            "Domain": "organization",
+            "Language": "en",
+            "Difficulty_Level": DIFFICULTY[depth],
+            "Source_Website": [url[leaf] for leaf in leaves],
+            "Golden_Path": [
+                "root->" + ">".join(titles[p] for p in path[leaf][1:]) for leaf in leaves
+            ],
+        }
         told = " and ".join(titles[leaf] for leaf in leaves)
         asked = ("does {} have?", "do {} have together?")[both].format(told)
-        return {"Question": f"How many members {asked}",
-                "Answer": str(sum(members[leaf] for leaf in leaves)), "Root_Url": root,
-                "Info": info}  # fmt: skip
+        return {
+            "Question": f"How many members {asked}",
+            "Answer": str(sum(members[leaf] for leaf in leaves)),
+            "Root_Url": root,
+            "Info": info,
+        }
 
     return Site(root, pages, [row(depth), row(2 * depth), row(depth, 2 * depth)])
 

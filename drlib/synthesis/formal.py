@@ -38,10 +38,15 @@ def to_triples(query: Query) -> list[Row]:
         if isinstance(part, Or) and all(isinstance(p, Proj) for p in part.parts):  # proposition 1
             relations, of = {p.relation for p in part.parts}, Or(tuple(p.of for p in part.parts))
             part = Proj(relations.pop(), of) if len(relations) == 1 else part
-        if (not isinstance(part, Proj) or JOIN in part.relation
-                or any(len(_ends(name)) > 1 for name in constants(part))):  # fmt: skip
-            raise ValueError(f"WebShaper's triples cannot say {part!r:.80}: use intersections of "
-                             "projections, and unions of constants")  # fmt: skip
+        if (
+            not isinstance(part, Proj)
+            or JOIN in part.relation
+            or any(len(_ends(name)) > 1 for name in constants(part))
+        ):
+            raise ValueError(
+                f"WebShaper's triples cannot say {part!r:.80}: use intersections of "
+                "projections, and unions of constants"
+            )
         names = part.of.parts if isinstance(part.of, Or) else (part.of,)
         named = all(isinstance(name, str) for name in names)
         tail = JOIN.join(CONSTANT + n for n in names) if named else f"{VARIABLE}X{next(numbers)}"
@@ -92,8 +97,12 @@ def split_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """(the triples, the rest in its order). A triple is three texts, and its ends are "?", a V@
     variable or a C@ constant."""
     end = re.compile(r"\?|[VC]@.*", re.DOTALL)
-    good = [isinstance(row, list | tuple) and [type(text) for text in row] == [str] * 3
-            and all(end.fullmatch(text) for text in row[::2]) for row in rows]  # fmt: skip
+    good = [
+        isinstance(row, list | tuple)
+        and [type(text) for text in row] == [str] * 3
+        and all(end.fullmatch(text) for text in row[::2])
+        for row in rows
+    ]
     return tuple([row for row, ok in zip(rows, good) if ok is side] for side in (True, False))
 
 

@@ -43,9 +43,7 @@ class Memory:
         names = "|".join(map(re.escape, titles)) or "(?!)"
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
 
-    def add(
-        self, entity: str, text: str, source: str, time: str = "", fact: bool = False
-    ) -> bool:
+    def add(self, entity: str, text: str, source: str, time: str = "", fact: bool = False) -> bool:
         """Whether that was new. ValueError: an empty entity, statement or source."""
         text = " ".join(text.split())
         if not (entity and text and source):
@@ -71,15 +69,18 @@ class Memory:
     def read(self, text: str, source: str, time: str = "") -> int:
         """A document: each sentence is kept at every known entity that it names; returns how many
         statements are new."""
-        return sum(self.add(entity, sentence, source, time)
-                   for sentence in _SENTENCE.split(text)
-                   for entity in sorted({*self._names.findall(sentence)}))  # fmt: skip
+        return sum(
+            self.add(entity, sentence, source, time)
+            for sentence in _SENTENCE.split(text)
+            for entity in sorted({*self._names.findall(sentence)})
+        )
 
     def tools(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
         """The observations of a trajectory, kept or discarded; a failed call's says nothing about
         the world."""
-        return sum(self.read(r.text, f"{source}/{i}-{r.tool}", time)
-                   for i, r in enumerate(results) if r.ok)  # fmt: skip
+        return sum(
+            self.read(r.text, f"{source}/{i}-{r.tool}", time) for i, r in enumerate(results) if r.ok
+        )
 
     @property
     def entities(self) -> list[str]:
@@ -93,13 +94,24 @@ class Memory:
     def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
         """(value, statement) of each fact that gives `entity` a value of `relation`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
-        return [(s.text.removeprefix(head).removesuffix("."), s)
-                for s in self.about(entity) if s.text.startswith(head)]  # fmt: skip
+        return [
+            (s.text.removeprefix(head).removesuffix("."), s)
+            for s in self.about(entity)
+            if s.text.startswith(head)
+        ]
 
     def sources(self) -> dict[str, int]:
         """How many statements each source supports, sorted by its name."""
-        return dict(sorted(Counter(name for entity in self.entities for s in self.about(entity)
-                                   for name in s.sources).items()))  # fmt: skip
+        return dict(
+            sorted(
+                Counter(
+                    name
+                    for entity in self.entities
+                    for s in self.about(entity)
+                    for name in s.sources
+                ).items()
+            )
+        )
 
     def save(self, path: str | Path) -> None:
         """JSONL, a line a statement; the file takes its name when it is complete."""
@@ -121,8 +133,9 @@ class Memory:
                 good = texts and all(" ".join(text.split()) for text in (*said, *sources))
                 if number == len(lines) or not (good and isinstance(row["sources"], list)):
                     raise ValueError("it is cut off, or a part is empty or of the wrong type")
-                rows += [(*said, source, row["time"], row.get("fact") is True)
-                         for source in sources]  # fmt: skip
+                rows += [
+                    (*said, source, row["time"], row.get("fact") is True) for source in sources
+                ]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
         for row in rows:

@@ -79,9 +79,12 @@ def alias(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 def describe(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A thing becomes one of its facts, which similar things share: they merge into one."""
-    shared = [Proj(inverse(relation), value) for relation in graph.relations.get(fact.of, ())
-              for value in sorted(graph.values(fact.of, relation))
-              if len(graph.values(value, inverse(relation))) > 1]  # fmt: skip
+    shared = [
+        Proj(inverse(relation), value)
+        for relation in graph.relations.get(fact.of, ())
+        for value in sorted(graph.values(fact.of, relation))
+        if len(graph.values(value, inverse(relation))) > 1
+    ]
     return Predicate(fact, Proj(fact.relation, rng.choice(shared))) if shared else None
 
 

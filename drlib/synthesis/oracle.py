@@ -46,8 +46,10 @@ class Episode:
         result = self._toolbox.call(name, arguments, world=self._world)
         self.tool_results.append(result)
         content = f"<think>{thought}</think>{render_call(name, arguments)}"
-        self.messages += [{"role": "assistant", "content": content},
-                          {"role": "tool", "content": result.text}]  # fmt: skip
+        self.messages += [
+            {"role": "assistant", "content": content},
+            {"role": "tool", "content": result.text},
+        ]
         return result.text
 
     def finish(self, thought: str, answer: str) -> Episode:
@@ -59,8 +61,11 @@ class Episode:
 
 def read_fact(observation: str, title: str, relation: str) -> str | None:
     """The value of `relation` that a search observation gives for `title`, or None."""
-    shown = [m["facts"] for m in _RESULT.finditer(observation)
-             if m["title"].casefold() == title.casefold()]  # fmt: skip
+    shown = [
+        m["facts"]
+        for m in _RESULT.finditer(observation)
+        if m["title"].casefold() == title.casefold()
+    ]
     facts = [fact for line in shown for fact in line.rstrip(".").split("; ")]
     return next((f[len(relation) + 1 :] for f in facts if f.startswith(f"{relation} ")), None)
 

@@ -26,23 +26,43 @@ from drlib.synthesis.answers import normalise_answer
 from drlib.synthesis.checks import faults
 from drlib.synthesis.export import write_whole
 from drlib.synthesis.queries import (
-    SqlEngine, canonical, children, constants, depth, evaluate, from_text, to_text, walk,
-)  # fmt: skip
+    SqlEngine,
+    canonical,
+    children,
+    constants,
+    depth,
+    evaluate,
+    from_text,
+    to_text,
+    walk,
+)
 from drlib.synthesis.questions import Task
 from drlib.synthesis.wording import says
 from drlib.worlds.graph import Graph
 
 # "wrong answer": the query has other answers; "told": the question's text says the answer
-FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow",
-          "wrong answer", "told")  # fmt: skip
+FAULTS = (
+    "not unique",
+    "not minimal",
+    "shortcut",
+    "leak",
+    "redundant",
+    "shallow",
+    "wrong answer",
+    "told",
+)
 NEAR, CONTAMINATED, SHORT = 0.7, 13, 8  # Jaccard index; words of a shared n-gram
 _WORD = re.compile(r"\w+")
 
 
 def quality_report(
-    tasks: Sequence[Task], world, *, against: Sequence[Task] = (), benchmarks: Iterable[Path] = (),
+    tasks: Sequence[Task],
+    world,
+    *,
+    against: Sequence[Task] = (),
+    benchmarks: Iterable[Path] = (),
     searched: int = 200,
-) -> dict:  # fmt: skip
+) -> dict:
     """Everything about `tasks`, questions of `world` that carry their query.
 
     Args:
@@ -52,29 +72,39 @@ def quality_report(
     Raises ValueError: no task, or one without a query; OSError: a benchmark cannot be read.
     """
     if not tasks or not all(task.query for task in tasks):
-        raise ValueError("a report needs questions with queries: make them with "
-                         "synthesize_questions(world, n, seed)")  # fmt: skip
+        raise ValueError(
+            "a report needs questions with queries: make them with "
+            "synthesize_questions(world, n, seed)"
+        )
     queries = [from_text(task.query) for task in tasks]
     names = [to_text(canonical(query)) for query in queries]
     texts = [task.question for task in tasks]
     return {
-        "world": world.name, "version": world.version, "questions": len(tasks),
+        "world": world.name,
+        "version": world.version,
+        "questions": len(tasks),
         "by_sets": _fault_rates(tasks, queries, world.graph, None),
         "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
         "depth": _counts(depth(query) for query in queries),
         "constants": _counts(len(constants(query)) for query in queries),
-        "operators": _counts(type(part).__name__ for query in queries for part in walk(query)
-                             if not isinstance(part, str)),
+        "operators": _counts(
+            type(part).__name__
+            for query in queries
+            for part in walk(query)
+            if not isinstance(part, str)
+        ),
         "shapes": _spread([json.dumps(shape(query)) for query in queries]),
         "answers": _spread([task.answer for task in tasks]),
         "words": round(sum(len(words(text)) for text in texts) / len(texts), 1),
         "openings": _spread([" ".join(words(text)[:3]) for text in texts]),
         "search_finds": search_rates(tasks[:searched], world),
-        "duplicates": {"queries": len(names) - len(set(names)),
-                       "texts": len(near_duplicates(texts))},
+        "duplicates": {
+            "queries": len(names) - len(set(names)),
+            "texts": len(near_duplicates(texts)),
+        },
         "split": overlap(tasks, against) if against else None,
         "contaminated": {str(path): len(contaminated(texts, path)) for path in benchmarks},
-    }  # fmt: skip
+    }
 
 
 def shape(query) -> list | str:
@@ -101,8 +131,11 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
         for gram in some:
             shared.update((other, i) for other in holders[gram])
             holders[gram].append(i)
-    return sorted((i, j) for (i, j), both in shared.items()
-                  if both >= NEAR * (len(grams[i]) + len(grams[j]) - both))  # fmt: skip
+    return sorted(
+        (i, j)
+        for (i, j), both in shared.items()
+        if both >= NEAR * (len(grams[i]) + len(grams[j]) - both)
+    )
 
 
 def overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
@@ -114,7 +147,8 @@ def overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
     found = {"queries": lambda query: [to_text(canonical(query))], "constants": constants}
     return {"answers": len(shared)} | {
         name: len(set.intersection(*({x for query in side for x in of(query)} for side in sides)))
-        for name, of in found.items()}  # fmt: skip
+        for name, of in found.items()
+    }
 
 
 def _names(task: Task) -> set[str]:
@@ -183,5 +217,8 @@ def _spread(values: Sequence[str]) -> dict[str, float]:
     """How many different values, their entropy in bits, and the largest one's share."""
     counts = sorted(Counter(values).values(), reverse=True)
     shares = [n / len(values) for n in counts]
-    return {"different": len(counts), "bits": round(-sum(p * math.log2(p) for p in shares), 3),
-            "largest_share": round(shares[0], 4)}  # fmt: skip
+    return {
+        "different": len(counts),
+        "bits": round(-sum(p * math.log2(p) for p in shares), 3),
+        "largest_share": round(shares[0], 4),
+    }

@@ -115,11 +115,17 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
         case Diff(left, right):
             return evaluate(left, graph) - evaluate(right, graph)
         case Range(relation, low, high):
-            return frozenset(title for title, values in graph.adjacent.get(relation, {}).items()
-                             if any(low <= n <= high for n in numbers(values)))  # fmt: skip
+            return frozenset(
+                title
+                for title, values in graph.adjacent.get(relation, {}).items()
+                if any(low <= n <= high for n in numbers(values))
+            )
         case Extreme(relation, of, most):
-            found = [(n, title) for title in evaluate(of, graph)
-                     for n in numbers(graph.values(title, relation))]  # fmt: skip
+            found = [
+                (n, title)
+                for title in evaluate(of, graph)
+                for n in numbers(graph.values(title, relation))
+            ]
             best = (max if most else min)((n for n, _ in found), default=None)
             return frozenset(title for n, title in found if n == best)
         case Count(of):
@@ -141,8 +147,10 @@ class SqlEngine:
 
     def __init__(self, graph: Graph):
         self._rows = sqlite3.connect(":memory:")
-        self._rows.execute("CREATE TABLE edges (relation, head, tail, number INTEGER, "
-                           "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID")  # fmt: skip
+        self._rows.execute(
+            "CREATE TABLE edges (relation, head, tail, number INTEGER, "
+            "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID"
+        )
         for subject, relation, value in graph.facts:
             for row in ((relation, subject, value), (f"{relation} of", value, subject)):
                 digits = row[2].removeprefix("-")
@@ -161,7 +169,7 @@ class SqlEngine:
             raise ValueError(
                 f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
                 "side by side and whole numbers of 64 bits; ask `evaluate`"
-            ) from error  # fmt: skip
+            ) from error
 
 
 def _sql(query: Query, values: list) -> str:
@@ -186,8 +194,10 @@ def _sql(query: Query, values: list) -> str:
     values.append(query.relation)
     found = edges.format("head, number") + f"head IN ({_sql(query.of, values)})"
     best = "max" if query.most else "min"
-    return (f"WITH found AS ({found} AND number IS NOT NULL) "
-            f"SELECT head FROM found WHERE number = (SELECT {best}(number) FROM found)")
+    return (
+        f"WITH found AS ({found} AND number IS NOT NULL) "
+        f"SELECT head FROM found WHERE number = (SELECT {best}(number) FROM found)"
+    )
 
 
 def children(query: Query) -> tuple[Query, ...]:
@@ -243,15 +253,23 @@ def canonical(query: Query) -> Query:
     query = rebuilt(query, canonical)
     if not isinstance(query, And | Or):
         return query
-    flat = {part for inner in query.parts
-            for part in (inner.parts if type(inner) is type(query) else (inner,))}  # fmt: skip
+    flat = {
+        part
+        for inner in query.parts
+        for part in (inner.parts if type(inner) is type(query) else (inner,))
+    }
     parts = tuple(sorted(flat, key=to_text))
     return type(query)(parts) if len(parts) > 1 else parts[0]
 
 
 _KINDS = {kind.__name__.lower(): kind for kind in (Proj, And, Or, Diff, Range, Extreme, Count)}
-_FIELDS = {Proj: (str, None), Diff: (None, None), Range: (str, int, int),
-           Extreme: (str, None, bool), Count: (None,)}  # fmt: skip
+_FIELDS = {
+    Proj: (str, None),
+    Diff: (None, None),
+    Range: (str, int, int),
+    Extreme: (str, None, bool),
+    Count: (None,),
+}
 
 
 def to_text(query: Query) -> str:
@@ -263,8 +281,10 @@ def _lists(query: Query) -> str | list:
     if isinstance(query, str):
         return query
     fields = query.parts if isinstance(query, And | Or) else vars(query).values()
-    return [type(query).__name__.lower(),
-            *(field if isinstance(field, int) else _lists(field) for field in fields)]
+    return [
+        type(query).__name__.lower(),
+        *(field if isinstance(field, int) else _lists(field) for field in fields),
+    ]
 
 
 def from_text(text: str) -> Query:
@@ -295,5 +315,6 @@ def _query(value: object) -> Query:
     for field, value, wanted in zip(kind.__match_args__, fields, _FIELDS[kind]):
         if wanted and type(value) is not wanted:
             raise ValueError(f"{field!r} of {name!r} must be {wanted.__name__}, got {value!r}")
-    return kind(*(value if wanted else _query(value)
-                  for value, wanted in zip(fields, _FIELDS[kind])))  # fmt: skip
+    return kind(
+        *(value if wanted else _query(value) for value, wanted in zip(fields, _FIELDS[kind]))
+    )

@@ -23,8 +23,11 @@ from drlib.worlds import World
 MAX_HOPS = 3
 MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
 HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
-SEARCH_WORDINGS = ("What is the {relations} of {start}?", "Find the {relations} of {start}.",
-                   "Tell me the {relations} of {start}.")  # fmt: skip
+SEARCH_WORDINGS = (
+    "What is the {relations} of {start}?",
+    "Find the {relations} of {start}.",
+    "Tell me the {relations} of {start}.",
+)
 Split = Literal["train", "test"]
 
 
@@ -71,10 +74,11 @@ def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
     for _ in range(max_hops):
         frontier = [
             ((*relations, relation), (*path, value))
-            for relations, path in frontier if path[-1] in world.entities
+            for relations, path in frontier
+            if path[-1] in world.entities
             for relation, value in world.entities[path[-1]].facts.items()
             if value not in path and value.casefold() not in path[0].casefold()
-        ]  # fmt: skip
+        ]
         found += [Chain(path[0], relations, path[-1]) for relations, path in frontier]
     return found
 
@@ -99,8 +103,16 @@ def search_task(chain: Chain, world: World, wording: int) -> Task:
     phrase = " of the ".join(reversed(chain.relations))
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
-    return Task(f"search-h{chain.hops}-{_digest(key)}", text, chain.answer, "search",
-                world.version, chain.hops, chain.start, chain.relations)  # fmt: skip
+    return Task(
+        f"search-h{chain.hops}-{_digest(key)}",
+        text,
+        chain.answer,
+        "search",
+        world.version,
+        chain.hops,
+        chain.start,
+        chain.relations,
+    )
 
 
 def _digest(text: str) -> str:
@@ -132,26 +144,55 @@ class SearchQuestions:
 
 # kind of sum -> (ranges its numbers are drawn from, numbers -> (question, program, answer))
 PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
-    "product": ([(12, 99), (12, 99)], lambda a, b: (
-        f"What is {a} times {b}?", f"print({a}*{b})", a * b)),
-    "expression": ([(12, 99), (12, 99), (100, 999)], lambda a, b, c: (
-        f"What is {a} times {b} plus {c}?", f"print({a}*{b}+{c})", a * b + c)),
-    "remainder": ([(1000, 9999), (11, 97)], lambda a, b: (
-        f"What is the remainder of {a} divided by {b}?", f"print({a}%{b})", a % b)),
-    "power": ([(3, 12), (3, 5)], lambda a, b: (
-        f"What is {a} to the power {b}?", f"print({a}**{b})", a**b)),
-    "gcd": ([(2, 30), (2, 30), (2, 30)], lambda g, a, b: (
-        f"What is the greatest common divisor of {g * a} and {g * b}?",
-        f"import math; print(math.gcd({g * a},{g * b}))", math.gcd(g * a, g * b))),
-    "prime": ([(10, 300)], lambda n: (
-        f"What is prime number {n}?", f"import sympy; print(sympy.prime({n}))", sympy.prime(n))),
-    "factor": ([(200, 9999)], lambda n: (
-        f"What is the largest prime factor of {n}?",
-        f"import sympy; print(max(sympy.primefactors({n})))", max(sympy.primefactors(n)))),
-    "equation": ([(2, 9), (11, 99), (10, 99)], lambda a, x, b: (
-        f"Solve {a}x plus {b} equals {a * x + b}.",
-        f"import sympy; x=sympy.Symbol('x'); print(sympy.solve({a}*x+{b}-{a * x + b})[0])", x)),
-}  # fmt: skip
+    "product": (
+        [(12, 99), (12, 99)],
+        lambda a, b: (f"What is {a} times {b}?", f"print({a}*{b})", a * b),
+    ),
+    "expression": (
+        [(12, 99), (12, 99), (100, 999)],
+        lambda a, b, c: (f"What is {a} times {b} plus {c}?", f"print({a}*{b}+{c})", a * b + c),
+    ),
+    "remainder": (
+        [(1000, 9999), (11, 97)],
+        lambda a, b: (f"What is the remainder of {a} divided by {b}?", f"print({a}%{b})", a % b),
+    ),
+    "power": (
+        [(3, 12), (3, 5)],
+        lambda a, b: (f"What is {a} to the power {b}?", f"print({a}**{b})", a**b),
+    ),
+    "gcd": (
+        [(2, 30), (2, 30), (2, 30)],
+        lambda g, a, b: (
+            f"What is the greatest common divisor of {g * a} and {g * b}?",
+            f"import math; print(math.gcd({g * a},{g * b}))",
+            math.gcd(g * a, g * b),
+        ),
+    ),
+    "prime": (
+        [(10, 300)],
+        lambda n: (
+            f"What is prime number {n}?",
+            f"import sympy; print(sympy.prime({n}))",
+            sympy.prime(n),
+        ),
+    ),
+    "factor": (
+        [(200, 9999)],
+        lambda n: (
+            f"What is the largest prime factor of {n}?",
+            f"import sympy; print(max(sympy.primefactors({n})))",
+            max(sympy.primefactors(n)),
+        ),
+    ),
+    "equation": (
+        [(2, 9), (11, 99), (10, 99)],
+        lambda a, x, b: (
+            f"Solve {a}x plus {b} equals {a * x + b}.",
+            f"import sympy; x=sympy.Symbol('x'); print(sympy.solve({a}*x+{b}-{a * x + b})[0])",
+            x,
+        ),
+    ),
+}
 
 
 def python_task(rng: random.Random, kind: str | None = None) -> Task:
@@ -175,9 +216,14 @@ def has_shortcut(task: Task, world: World, results: int) -> bool:
 
 
 def chain_questions(
-    world: World, n: int, seed: int | str, split: Split = "test", kind: str = "search",
-    hops: dict[int, float] | None = None, results: int = 2,
-) -> list[Task]:  # fmt: skip
+    world: World,
+    n: int,
+    seed: int | str,
+    split: Split = "test",
+    kind: str = "search",
+    hops: dict[int, float] | None = None,
+    results: int = 2,
+) -> list[Task]:
     """`n` different questions of `kind`; the same seed gives the same list.
 
     hops: the share of each number of look-ups. results: pages that a search shows; a question with

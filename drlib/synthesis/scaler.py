@@ -41,12 +41,16 @@ NGRAM, MAX_REPEATS = 8, 3  # words, more than a call has without its values; how
 TRIES = 200  # walks drawn until one is long enough and its writes show
 OPS = {  # operator -> how a user says it, parameters, outputs, statement
     "get": ("show", "{key}", "{key} {all}", "SELECT * FROM {table} WHERE {key} = ?"),
-    "find": ("find the first", "{first}", "{key}",
-             "SELECT * FROM {table} WHERE {first} = ? ORDER BY {key} LIMIT 1"),
+    "find": (
+        "find the first",
+        "{first}",
+        "{key}",
+        "SELECT * FROM {table} WHERE {first} = ? ORDER BY {key} LIMIT 1",
+    ),
     "set": ("change", "{key} {last}", "{key}", "UPDATE {table} SET {last} = ?2 WHERE {key} = ?1"),
     "add": ("add", "{all}", "{key}", "INSERT INTO {table} ({inputs}) VALUES ({marks})"),
     "remove": ("remove", "{key}", "", "DELETE FROM {table} WHERE {key} = ?"),
-}  # fmt: skip
+}
 READS = ("get", "find")
 FILTERS = ("turns", "repetition", "observation", "state", "exact match")  # three of validity first
 DOMAINS = """library: book title genre shelf, loan book_id reader day
@@ -90,8 +94,12 @@ def toy_apis() -> list[Api]:
     apis = []
     for domain, tables in (line.split(": ") for line in DOMAINS.split("\n")):
         for table, *columns in map(str.split, tables.split(", ")):
-            names = {"key": f"{table}_id", "all": " ".join(columns), "first": columns[0],
-                     "last": columns[-1]}  # fmt: skip
+            names = {
+                "key": f"{table}_id",
+                "all": " ".join(columns),
+                "first": columns[0],
+                "last": columns[-1],
+            }
             for op, (_, *shape, _) in OPS.items():
                 params, returns = (tuple(part.format(**names).split()) for part in shape)
                 apis.append(Api(f"{op}_{table}", op, table, params, returns, domain))
@@ -153,8 +161,10 @@ class Domain:
         self.apis = {api.name: api for api in apis}
         names = [(a.table, n) for a in self.apis.values() for n in (*a.params, *a.returns)]
         tables = dict.fromkeys(n.removesuffix("_id") for _, n in names if n.endswith("_id"))
-        self.schema = {table: [*dict.fromkeys(n for t, n in names if table == t and n != f"{t}_id")]
-                       for table in tables}  # fmt: skip
+        self.schema = {
+            table: [*dict.fromkeys(n for t, n in names if table == t and n != f"{t}_id")]
+            for table in tables
+        }
         self.name = "+".join(self.schema)
         self.sources = {name: tool_source(api) for name, api in self.apis.items()}
         self._functions = {}
@@ -228,8 +238,10 @@ def sample_task(
             task = ToolTask(domain, state, request, tuple(calls), domain.hash(db))
         if len(calls) >= min_steps and task.writes == (task.run(())[1] != task.final_hash):
             return task
-    raise ValueError(f"domain {domain.name}: no walk of {min_steps} to {max_steps} calls; lower "
-                     "min_steps, or give tools whose outputs feed others")  # fmt: skip
+    raise ValueError(
+        f"domain {domain.name}: no walk of {min_steps} to {max_steps} calls; lower "
+        "min_steps, or give tools whose outputs feed others"
+    )
 
 
 def _walk(domain: Domain, db: sqlite3.Connection, rng: random.Random, max_steps: int, ops) -> tuple:
@@ -253,13 +265,16 @@ def _walk(domain: Domain, db: sqlite3.Connection, rng: random.Random, max_steps:
         steps.append(f"{OPS[api.op][0]} {api.table} with {', '.join(said)}")
         known |= {p: (v, f"of step {len(calls)}") for p, v in json.loads(shown).items()}
         used, last = [call.name for call in calls], len(calls) + 1 == max_steps
-        options = [b for b in apis if b.name not in used and {*api.returns} & {*b.keys}
-                   and (b.returns or last)]  # fmt: skip
+        options = [
+            b
+            for b in apis
+            if b.name not in used and {*api.returns} & {*b.keys} and (b.returns or last)
+        ]
     return f"Please {'; then '.join(steps)}.", calls
 
 
 def _value(column: str, rng: random.Random, size: int = 9) -> str:
-    """"day-4"; for a reference the number alone, which is a row's where `size` rows are."""
+    """ "day-4"; for a reference the number alone, which is a row's where `size` rows are."""
     return f"{'' if column.endswith('_id') else column + '-'}{rng.randint(1, size)}"
 
 

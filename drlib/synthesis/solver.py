@@ -14,9 +14,20 @@ from collections.abc import Iterable, Mapping
 
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Query, Range, children, constants, depth, from_text,
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    children,
+    constants,
+    depth,
+    from_text,
     numbers,
-)  # fmt: skip
+)
 from drlib.synthesis.questions import Task
 from drlib.tools.toolbox import SEPARATOR, Toolbox
 from drlib.worlds.graph import inverse
@@ -45,9 +56,12 @@ class Solver:
     """
 
     def __init__(
-        self, toolbox: Toolbox, max_calls: int = 60, batch: int = 5,
+        self,
+        toolbox: Toolbox,
+        max_calls: int = 60,
+        batch: int = 5,
         mistakes: Mapping[str, float] | None = None,
-    ):  # fmt: skip
+    ):
         if wrong := sorted({*(mistakes or {})} - {*MISTAKES}):
             raise ValueError(f"unknown mistakes {wrong}: known are {sorted(MISTAKES)}")
         self.toolbox, self.max_calls, self.batch = toolbox, max_calls, batch
@@ -125,8 +139,11 @@ class _Hand:
             self.hits |= {t: dict(_LINK.findall(s)).keys() for t, s in zip(unseen[at:], shown)}
         self.facts |= {title: {} for title in fresh}
         self.rest |= {title: self.links[title] for title in fresh if title in self.links}
-        while more := [title for title in titles if title in self.rest
-                       and relation >= max(self.facts[title], default="")]:  # fmt: skip
+        while more := [
+            title
+            for title in titles
+            if title in self.rest and relation >= max(self.facts[title], default="")
+        ]:
             for at in range(0, len(more), n):
                 self.visit(more[at : at + n])
         return {title: frozenset(self.facts[title].get(relation, ())) for title in titles}

@@ -103,8 +103,11 @@ def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | Non
         arms = _path(ring[: middle + 1], graph), _path(ring[middle:][::-1], graph)
         for query in _enriched(arms, focus, graph):
             for candidate in (query, Diff(query, ring[middle])):
-                if evaluate(candidate, graph) == {focus} and not constant_edges(candidate, graph) \
-                        and {*faults(candidate, graph)} <= {"redundant", "shortcut"}:  # fmt: skip
+                if (
+                    evaluate(candidate, graph) == {focus}
+                    and not constant_edges(candidate, graph)
+                    and {*faults(candidate, graph)} <= {"redundant", "shortcut"}
+                ):
                     return candidate
     return None
 
@@ -118,16 +121,21 @@ def bridge_question(subgraph: nx.Graph, focus: str, graph: Graph) -> tuple | Non
         for anchor in sorted(set(subgraph) - near):
             path = _path(nx.shortest_path(subgraph, focus, anchor), graph)
             for query in _enriched((path,), focus, graph):
-                if evaluate(query, graph) == {focus} and not faults(query, graph) \
-                        and focus not in evaluate(query, cut(graph, {*bridge})):  # fmt: skip
+                if (
+                    evaluate(query, graph) == {focus}
+                    and not faults(query, graph)
+                    and focus not in evaluate(query, cut(graph, {*bridge}))
+                ):
                     return query, bridge
     return None
 
 
 def cut(graph: Graph, gone: set[str]) -> Graph:
     """`graph` without the facts that are about all of `gone`: two ends of an edge, or one page."""
-    return Graph([node for node in graph.nodes.values() if node.kind != VALUE],
-                 [fact for fact in graph.facts if not gone <= {*fact[::2]}])  # fmt: skip
+    return Graph(
+        [node for node in graph.nodes.values() if node.kind != VALUE],
+        [fact for fact in graph.facts if not gone <= {*fact[::2]}],
+    )
 
 
 def with_distractors(query: Query, graph: Graph, n: int, rng: random.Random) -> Graph:
@@ -140,8 +148,11 @@ def with_distractors(query: Query, graph: Graph, n: int, rng: random.Random) -> 
     for _ in range(100 * n):
         first, last = (rng.choice(graph.kinds[kind]).split() for _ in range(2))
         title, dropped = f"{first[0]} {last[-1]}", rng.choice(graph.relations[answer])
-        facts = [tuple(title if end == answer else end for end in fact) for fact in graph.facts
-                 if answer in fact[::2] and dropped not in (fact[1], inverse(fact[1]))]
+        facts = [
+            tuple(title if end == answer else end for end in fact)
+            for fact in graph.facts
+            if answer in fact[::2] and dropped not in (fact[1], inverse(fact[1]))
+        ]
         pages = [node for node in graph.nodes.values() if node.kind != VALUE]
         if title not in graph.nodes:
             new = Graph([*pages, Node(title, kind)], [*graph.facts, *facts])
@@ -165,8 +176,11 @@ def _enriched(arms: Sequence[Query], focus: str, graph: Graph) -> Iterator[Query
     """And of `arms`, and of `arms` and one more path of two facts from `focus`, anywhere: those of
     which all parts are needed and that at most one other thing fits."""
     near = graph.neighbours[focus]
-    paths = [[focus, by, end] for by in sorted(near)
-             for end in sorted(graph.neighbours[by] - near - {focus})]  # fmt: skip
+    paths = [
+        [focus, by, end]
+        for by in sorted(near)
+        for end in sorted(graph.neighbours[by] - near - {focus})
+    ]
     paths = random.Random(focus).sample(paths, min(len(paths), MORE))
     for parts in ((*arms,), *((*arms, _path(path, graph)) for path in paths)):
         sets = [evaluate(part, graph) for part in parts]

@@ -17,8 +17,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from drlib.synthesis.queries import (
-    And, Count, Diff, Extreme, Or, Proj, Query, Range, constants, evaluate,
-)  # fmt: skip
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    constants,
+    evaluate,
+)
 from drlib.tools.backends import ToolFault
 from drlib.tools.fetch import check_status, exchange, web_address
 from drlib.worlds.graph import VALUE, Graph
@@ -53,7 +62,8 @@ def render(
     writer = _Writer(graph, STYLES[counted or template % TEMPLATES % 2], names or {})
     kind, which = writer.kind(query), writer.which(query.of if counted else query)
     return FRAMES[template % TEMPLATES][counted].format(
-        kind=kind, kinds=plural(kind), a_kind=article(kind), which=which)  # fmt: skip
+        kind=kind, kinds=plural(kind), a_kind=article(kind), which=which
+    )
 
 
 class _Writer(NamedTuple):
@@ -137,23 +147,36 @@ def says(text: str, name: str) -> bool:
 
 
 def rewrite(
-    question: str, query: Query, endpoint: str, model: str, *, answers: Sequence[str],
-    keep: Sequence[str] = (), key: str = "", timeout_s: float = 30.0,
-) -> tuple[str, str]:  # fmt: skip
+    question: str,
+    query: Query,
+    endpoint: str,
+    model: str,
+    *,
+    answers: Sequence[str],
+    keep: Sequence[str] = (),
+    key: str = "",
+    timeout_s: float = 30.0,
+) -> tuple[str, str]:
     """(`question` in the words of `model`, ""), or (`question`, what was wrong with them).
 
     endpoint: an OpenAI-compatible base URL ("http://localhost:8000/v1"). answers: the answer and
     its aliases, never shown to the model. keep: texts that must stay beside the constants (the
     `names` of an obfuscated question). A failing endpoint costs nothing but the reason.
     """
-    sent = {"model": model, "temperature": 0,
-            "messages": [{"role": "user", "content": PROMPT + question}]}  # fmt: skip
+    sent = {
+        "model": model,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": PROMPT + question}],
+    }
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         _, _, body = exchange(
-            web_address(endpoint.rstrip("/") + "/chat/completions"), time.monotonic() + timeout_s,
-            headers, lambda status, headers: check_status(status, headers, model), json=sent,
-        )  # fmt: skip
+            web_address(endpoint.rstrip("/") + "/chat/completions"),
+            time.monotonic() + timeout_s,
+            headers,
+            lambda status, headers: check_status(status, headers, model),
+            json=sent,
+        )
         text = " ".join(json.loads(body)["choices"][0]["message"]["content"].split())
     except ToolFault as fault:
         return question, f"the endpoint failed: {fault}"

@@ -10,6 +10,18 @@ from drlib.tools.providers import Provider
 from drlib.tools.toolbox import NO_RESULTS, Toolbox, ledger
 
 __all__ = [
-    "Dependable", "Disk", "Faults", "NO_RESULTS", "PageReader", "ParseFile", "Provider",
-    "ReliabilityPolicy", "SCHEMAS", "TOOLS", "ToolFault", "Toolbox", "environment", "ledger",
-]  # fmt: skip
+    "Dependable",
+    "Disk",
+    "Faults",
+    "NO_RESULTS",
+    "PageReader",
+    "ParseFile",
+    "Provider",
+    "ReliabilityPolicy",
+    "SCHEMAS",
+    "TOOLS",
+    "ToolFault",
+    "Toolbox",
+    "environment",
+    "ledger",
+]

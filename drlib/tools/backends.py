@@ -13,11 +13,20 @@ from typing import Any, NamedTuple, Protocol
 
 # kind -> whether trying the same backend again may help
 KINDS = {
-    "timeout": True, "connection": True, "rate_limited": True, "server": True, "malformed": True,
-    "auth": False, "forbidden": False, "refused": False, "not_found": False, "too_large": False,
-    "unreachable": True, "unreadable": False,  # one page's own host or content: see `PAGE`
+    "timeout": True,
+    "connection": True,
+    "rate_limited": True,
+    "server": True,
+    "malformed": True,
+    "auth": False,
+    "forbidden": False,
+    "refused": False,
+    "not_found": False,
+    "too_large": False,
+    "unreachable": True,
+    "unreadable": False,  # one page's own host or content: see `PAGE`
     "skipped": False,  # not even tried: its breaker is open, or no turn before the deadline
-}  # fmt: skip
+}
 ANSWERS = ("refused", "not_found")  # what the world says, and no fault of the infrastructure
 PAGE = ("unreachable", "unreadable")  # nor are these, but another backend may have the page
 

@@ -17,6 +17,8 @@ ERRORS = {
     OverflowError: "Error: a number is too large or too small.",
     Exception: "Error: not an arithmetic expression with a real value.",
 }
+
+
 def calculate(expression: str) -> dict[str, str]:
     """`{"text", "status"}`: the value and "ok", or one of `ERRORS` and "arguments"."""
     expression = expression.strip()
@@ -25,8 +27,15 @@ def calculate(expression: str) -> dict[str, str]:
             raise OverflowError
         value = _value(ast.parse(expression, mode="eval").body, expression)
         return {"text": _shown(value), "status": "ok"}
-    except (ArithmeticError, SyntaxError, ValueError, TypeError, KeyError, RecursionError,
-            MemoryError) as error:  # fmt: skip
+    except (
+        ArithmeticError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         text = next(text for kind, text in ERRORS.items() if isinstance(error, kind))
         return {"text": text, "status": "arguments"}
 
@@ -64,12 +73,23 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 _DIGITS = {n: n for n in range(-99, 100)}
 _KNOWN = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
-    ast.UAdd: operator.pos, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Pow: _power, "abs": abs, "ceil": math.ceil, "floor": math.floor,
-    "max": max, "min": min, "round": lambda x, digits=0: round(x, _DIGITS[digits]),
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "max": max,
+    "min": min,
+    "round": lambda x, digits=0: round(x, _DIGITS[digits]),
     "sqrt": lambda x: _power(x, Fraction(1, 2)),
-}  # fmt: skip
+}
 
 
 def _shown(value: Fraction) -> str:

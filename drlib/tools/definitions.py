@@ -64,18 +64,37 @@ MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas o
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
 TOOLS = (
     Tool("search", "Search the world's pages. Give one or more queries.", (_QUERY,)),
-    Tool("visit", "Read one or more pages found by search.",
-         (Parameter("url", "Addresses of the pages.", many=True),
-          Parameter("goal", "What to find on the pages."))),
-    Tool("python", "Run a Python program; only what it prints is seen.",
-         (Parameter("code", "The program."),)),
+    Tool(
+        "visit",
+        "Read one or more pages found by search.",
+        (
+            Parameter("url", "Addresses of the pages.", many=True),
+            Parameter("goal", "What to find on the pages."),
+        ),
+    ),
+    Tool(
+        "python",
+        "Run a Python program; only what it prints is seen.",
+        (Parameter("code", "The program."),),
+    ),
     Tool("google_scholar", "Search scholarly articles. Give one or more queries.", (_QUERY,)),
-    Tool("parse_file", "Read one or more of the files that came with the question.",
-         (Parameter("files", "Names of the files.", many=True),)),
-    Tool("calculator", "Compute an arithmetic expression exactly.",
-         (Parameter("expression", "Numbers, + - * / // % **, parentheses, and abs, ceil, floor, "
-                    "max, min, round, sqrt."),)),
-)  # fmt: skip
+    Tool(
+        "parse_file",
+        "Read one or more of the files that came with the question.",
+        (Parameter("files", "Names of the files.", many=True),),
+    ),
+    Tool(
+        "calculator",
+        "Compute an arithmetic expression exactly.",
+        (
+            Parameter(
+                "expression",
+                "Numbers, + - * / // % **, parentheses, and abs, ceil, floor, "
+                "max, min, round, sqrt.",
+            ),
+        ),
+    ),
+)
 SCHEMAS = tuple(tool.schema for tool in TOOLS)
 
 

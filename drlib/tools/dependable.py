@@ -99,19 +99,27 @@ class Dependable:
     """
 
     def __init__(
-        self, tool: str, backends: Sequence[Backend],
-        policy: ReliabilityPolicy = ReliabilityPolicy(), *,
-        check: Callable[[Any], Any] = lambda value: value, disk: Disk | None = None,
-        memory: Memory | None = None, clock: Any = time,
-    ):  # fmt: skip
+        self,
+        tool: str,
+        backends: Sequence[Backend],
+        policy: ReliabilityPolicy = ReliabilityPolicy(),
+        *,
+        check: Callable[[Any], Any] = lambda value: value,
+        disk: Disk | None = None,
+        memory: Memory | None = None,
+        clock: Any = time,
+    ):
         self.tool, self.policy, self._check, self._disk = tool, policy, check, disk
         self._clock, self._memory = clock, memory or Memory()
         self._guards = [_Guard(backend, policy, clock) for backend in backends]
 
     def call(
-        self, arguments: Mapping[str, Any], version: str = "", last: Backend | None = None,
+        self,
+        arguments: Mapping[str, Any],
+        version: str = "",
+        last: Backend | None = None,
         until: float = math.inf,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """The outcome for `arguments` in world `version`, never a fault; equal calls share one.
 
         Args:
@@ -145,8 +153,14 @@ class Dependable:
                 try:
                     value = guard.ask(arguments, math.inf if here else until, self._check)
                     broken = down and not value or _spoilt(value)
-                    return Outcome(value, guard.backend.name, attempts + 1, False, place > 0,
-                                   self.policy.critical and broken)  # fmt: skip
+                    return Outcome(
+                        value,
+                        guard.backend.name,
+                        attempts + 1,
+                        False,
+                        place > 0,
+                        self.policy.critical and broken,
+                    )
                 except ToolFault as caught:
                     fault, error = caught, caught.kind
                 attempts += error != "skipped"

@@ -19,10 +19,17 @@ from drlib.tools.backends import Backend, Source, ToolFault, digest, uniform
 from drlib.worlds import World
 
 RAISED = {
-    "401": "auth", "403": "forbidden", "404": "not_found", "429": "rate_limited", "500": "server",
-    "502": "server", "503": "server", "cut": "connection", "timeout": "timeout",
+    "401": "auth",
+    "403": "forbidden",
+    "404": "not_found",
+    "429": "rate_limited",
+    "500": "server",
+    "502": "server",
+    "503": "server",
+    "cut": "connection",
+    "timeout": "timeout",
     "malformed": "malformed",
-}  # fmt: skip
+}
 FAULTS = (*RAISED, "latency", "drift")
 
 
@@ -36,10 +43,15 @@ class Faults:
     """
 
     def __init__(
-        self, rates: Mapping[str, float] | None = None,
-        script: Mapping[str, Sequence[str]] | None = None, *, seed: int = 0,
-        latency_s: float = 1.0, retry_after_s: float | None = None, clock: Any = time,
-    ):  # fmt: skip
+        self,
+        rates: Mapping[str, float] | None = None,
+        script: Mapping[str, Sequence[str]] | None = None,
+        *,
+        seed: int = 0,
+        latency_s: float = 1.0,
+        retry_after_s: float | None = None,
+        clock: Any = time,
+    ):
         self.rates, self.script, self.seed = dict(rates or {}), dict(script or {}), seed
         self.latency_s, self.retry_after_s, self._clock = latency_s, retry_after_s, clock
         self.injected, self._calls, self._lock = Counter(), Counter(), threading.Lock()

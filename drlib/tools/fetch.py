@@ -35,12 +35,33 @@ BROKEN = (httpx.TransportError, httpx.DecodingError, httpx.InvalidURL, OSError, 
 TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
 # Of IPv6 only global unicast (2000::/3) is public, less the forms that carry an IPv4 address
 # (Teredo, 6to4; mapped and NAT64 lie outside it). 168.63.129.16 is Azure's metadata.
-CLOSED = [ip_network(net) for net in (
-    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16", "169.254.0.0/16",
-    "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
-    "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
-    "::/3", "4000::/2", "8000::/1", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
-)]  # fmt: skip
+CLOSED = [
+    ip_network(net)
+    for net in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+        "::/3",
+        "4000::/2",
+        "8000::/1",
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
+    )
+]
 
 
 def is_public(address: str) -> bool:
@@ -72,10 +93,14 @@ def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
 
 
 def exchange(
-    url: httpx.URL, deadline: float, headers: Mapping[str, str],
-    inspect: Callable[[int, httpx.Headers], None], *, json: Any = None,
+    url: httpx.URL,
+    deadline: float,
+    headers: Mapping[str, str],
+    inspect: Callable[[int, httpx.Headers], None],
+    *,
+    json: Any = None,
     look_up: Callable[[str], str] = lambda host: host,
-) -> tuple[int, httpx.Headers, bytes]:  # fmt: skip
+) -> tuple[int, httpx.Headers, bytes]:
     """(status, headers, body) of a GET, or a POST of `json`, over at `deadline` (`monotonic`).
 
     `inspect` sees status and headers before the body is read, and may raise. `look_up` gives the

@@ -49,30 +49,59 @@ def _passage(hit: dict) -> dict:
 
 PROVIDERS = {
     "serper": Row(
-        "https://google.serper.dev", lambda q, k: ("/search", {"q": q, "num": k}), "SERPER_API_KEY",
-        "organic", ("title", "link", "snippet", "date", "source"), header="X-API-KEY"),
+        "https://google.serper.dev",
+        lambda q, k: ("/search", {"q": q, "num": k}),
+        "SERPER_API_KEY",
+        "organic",
+        ("title", "link", "snippet", "date", "source"),
+        header="X-API-KEY",
+    ),
     "serper_scholar": Row(
-        "https://google.serper.dev", lambda q, k: ("/scholar", {"q": q, "num": k}),
-        "SERPER_API_KEY", "organic",
-        ("title", "link pdfUrl", "snippet", "year", "publicationInfo"), header="X-API-KEY"),
+        "https://google.serper.dev",
+        lambda q, k: ("/scholar", {"q": q, "num": k}),
+        "SERPER_API_KEY",
+        "organic",
+        ("title", "link pdfUrl", "snippet", "year", "publicationInfo"),
+        header="X-API-KEY",
+    ),
     "tavily": Row(  # takes 400 characters at most, gives 20 hits at most
         "https://api.tavily.com",
         lambda q, k: ("/search", {"query": q[:400], "max_results": min(k, 20)}),
-        "TAVILY_API_KEY", "results", ("title", "url", "content", "published_date", "")),
+        "TAVILY_API_KEY",
+        "results",
+        ("title", "url", "content", "published_date", ""),
+    ),
     "searxng": Row(
-        "", lambda q, k: "/search?" + urlencode({"q": q, "format": "json"}),
-        "", "results", ("title", "url", "content", "publishedDate", "engine")),
+        "",
+        lambda q, k: "/search?" + urlencode({"q": q, "format": "json"}),
+        "",
+        "results",
+        ("title", "url", "content", "publishedDate", "engine"),
+    ),
     "openalex": Row(
         "https://api.openalex.org",
         lambda q, k: "/works?" + urlencode({"search": q, "per_page": k}),
-        "OPENALEX_API_KEY?", "results",
-        ("title", "primary_location.landing_page_url doi id", "abstract", "publication_date",
-         "primary_location.source.display_name"), _abstract),
+        "OPENALEX_API_KEY?",
+        "results",
+        (
+            "title",
+            "primary_location.landing_page_url doi id",
+            "abstract",
+            "publication_date",
+            "primary_location.source.display_name",
+        ),
+        _abstract,
+    ),
     "retrieve": Row(
-        "", lambda q, k: ("/retrieve", {"queries": [q], "topk": k, "return_scores": True}),
-        "", "result.0", ("title", "url id", "text", "", ""), _passage),
+        "",
+        lambda q, k: ("/retrieve", {"queries": [q], "topk": k, "return_scores": True}),
+        "",
+        "result.0",
+        ("title", "url id", "text", "", ""),
+        _passage,
+    ),
     "jina": Row("https://r.jina.ai", lambda url, k: f"/{web_address(url)}", "JINA_API_KEY"),
-}  # fmt: skip
+}
 
 
 class Provider:
@@ -139,8 +168,10 @@ class Provider:
             raise TypeError
         if not found and reply.get("unresponsive_engines"):
             raise ToolFault("server", f"the engines behind {self.name} do not answer")
-        hits = [{field: _text(hit, paths) for field, paths in zip(FIELDS, self._row.fields)}
-                for hit in map(self._row.rebuild, found)]  # fmt: skip
+        hits = [
+            {field: _text(hit, paths) for field, paths in zip(FIELDS, self._row.fields)}
+            for hit in map(self._row.rebuild, found)
+        ]
         if not all(hit["title"] or hit["url"] for hit in hits):
             raise ValueError
         return hits

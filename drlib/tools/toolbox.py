@@ -36,12 +36,22 @@ UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
 SEAM = re.compile("^(?========$)", re.MULTILINE)  # in a page, it would fake another's response
 SEARCHES = ("search", "google_scholar")
-OPERAND = {"search": "query", "google_scholar": "query", "visit": "url", "parse_file": "file",
-           "python": "code", "calculator": "expression"}  # fmt: skip
-LEAD = {"visit": "The useful information in {} for user goal {} as follows:\n",
-        "parse_file": "The content of {}:\n"}  # fmt: skip
-MISSING = {"visit": "Error: {} could not be accessed.",
-           "parse_file": "Error: {} could not be read."}  # fmt: skip
+OPERAND = {
+    "search": "query",
+    "google_scholar": "query",
+    "visit": "url",
+    "parse_file": "file",
+    "python": "code",
+    "calculator": "expression",
+}
+LEAD = {
+    "visit": "The useful information in {} for user goal {} as follows:\n",
+    "parse_file": "The content of {}:\n",
+}
+MISSING = {
+    "visit": "Error: {} could not be accessed.",
+    "parse_file": "Error: {} could not be read.",
+}
 THREADS = 8  # calls that run at the same time
 ONCE = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
 
@@ -66,20 +76,27 @@ class Toolbox(AbstractContextManager):
     """
 
     def __init__(
-        self, world: World | None, sandbox: Sandbox | None = None, *, results: int = 10,
-        closed_book: bool = False, calculator: bool = False,
+        self,
+        world: World | None,
+        sandbox: Sandbox | None = None,
+        *,
+        results: int = 10,
+        closed_book: bool = False,
+        calculator: bool = False,
         backends: Mapping[str, Sequence[Backend]] | None = None,
         policies: Mapping[str, ReliabilityPolicy] | None = None,
-        cache: str | Path | None = None, clock: Any = time,
-    ):  # fmt: skip
+        cache: str | Path | None = None,
+        clock: Any = time,
+    ):
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
         self.world, self.results, self.closed_book, self._clock = world, results, closed_book, clock
         here = {  # tool: (whether it is there, its source in this process)
-            "search": (world, _search), "visit": (world, _visit),
+            "search": (world, _search),
+            "visit": (world, _visit),
             "python": (sandbox, lambda arguments, _: _python(sandbox, **arguments)),
             "calculator": (calculator or None, lambda arguments, _: calculate(**arguments)),
-        }  # fmt: skip
+        }
         self._here = {name: run for name, (there, run) in here.items() if there is not None}
         backends, policies, disk = backends or {}, policies or {}, Disk(cache) if cache else None
         self.tools = {t.name: t for t in TOOLS if t.name in self._here or t.name in backends}
@@ -89,11 +106,17 @@ class Toolbox(AbstractContextManager):
         usual = {name: ReliabilityPolicy() if name in backends else ONCE for name in self.tools}
         kept, memory = {*backends} - {"parse_file"}, Memory()
         self._dependable = {
-            name: Dependable(name, backends.get(name, ()), policy, clock=clock, memory=memory,
-                             check=partial(_checked, name, name not in {**backends, **policies}),
-                             disk=disk if name in kept else None)
+            name: Dependable(
+                name,
+                backends.get(name, ()),
+                policy,
+                clock=clock,
+                memory=memory,
+                check=partial(_checked, name, name not in {**backends, **policies}),
+                disk=disk if name in kept else None,
+            )
             for name, policy in {**usual, **policies}.items()
-        }  # fmt: skip
+        }
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
 
     @property
@@ -109,9 +132,13 @@ class Toolbox(AbstractContextManager):
         return result
 
     def submit(
-        self, name: str, arguments: Mapping, *, world: World | None = None,
+        self,
+        name: str,
+        arguments: Mapping,
+        *,
+        world: World | None = None,
         then: Callable[[ToolResult], Any] = lambda result: result,
-    ) -> Future:  # fmt: skip
+    ) -> Future:
         """`then(call(...))` on the thread pool; by default the result as it is."""
         return self._pool.submit(lambda: then(self.call(name, arguments, world=world)))
 
@@ -145,12 +172,17 @@ class Toolbox(AbstractContextManager):
         error = broken[0] if broken else "" if "" in errors else errors[0]
         tries = [o.attempts for o in done]
         return ToolResult(
-            name, dict(arguments), SEPARATOR.join(texts), not error, error,
+            name,
+            dict(arguments),
+            SEPARATOR.join(texts),
+            not error,
+            error,
             attempts=any(tries) + sum(n - 1 for n in tries if n),  # 1, and those after a first
             source=",".join(dict.fromkeys(o.source for o in done if o.source)),
-            cache_hit=all(o.cache_hit for o in done), degraded=any(o.degraded for o in done),
+            cache_hit=all(o.cache_hit for o in done),
+            degraded=any(o.degraded for o in done),
             env_fault=any(o.env_fault for o in done),
-        )  # fmt: skip
+        )
 
     def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
         """One query, page, file or program, over at `until`."""
@@ -175,14 +207,15 @@ def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
     """What a trajectory's calls took: counts, tries (not of cached ones), seconds, and sources."""
     results = list(results)
     return {
-        "calls": len(results), "errors": sum(not r.ok for r in results),
+        "calls": len(results),
+        "errors": sum(not r.ok for r in results),
         "env_faults": sum(r.env_fault for r in results),
         "attempts": sum(r.attempts for r in results if not r.cache_hit),
         "cache_hits": sum(r.cache_hit for r in results),
         "degraded": sum(r.degraded for r in results),
         "latency_s": sum(r.latency_s for r in results),
         "sources": dict(Counter(r.source for r in results)),
-    }  # fmt: skip
+    }
 
 
 def _search(arguments: Mapping, world: World) -> list[dict]:
@@ -205,8 +238,12 @@ def _python(sandbox: Sandbox, code: str) -> dict:
     except (RuntimeError, OSError) as error:  # closed, or no right to the service
         warnings.warn(f"tool python: {type(error).__name__}: {error}", stacklevel=2)
         raise ToolFault("forbidden", str(error)) from None
-    return {"text": run.text, "status": run.status, "isolation": run.isolation,
-            "env_fault": run.env_fault}  # fmt: skip
+    return {
+        "text": run.text,
+        "status": run.status,
+        "isolation": run.isolation,
+        "env_fault": run.env_fault,
+    }
 
 
 def _checked(tool: str, alone: bool, value: Any) -> Any:
@@ -243,8 +280,12 @@ def _observation(tool: str, operand: str, outcome: Outcome, goal: str | None) ->
     if not value:
         return MISSING.get(tool, NO_RESULTS).format(operand), "empty"
     if tool in SEARCHES:
-        return "\n".join([f"{i}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
-                          for i, hit in enumerate(value, 1)]), ""  # fmt: skip
+        return "\n".join(
+            [
+                f"{i}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
+                for i, hit in enumerate(value, 1)
+            ]
+        ), ""
     error = "" if value.get("status", "ok") == "ok" else value["status"]
     return LEAD.get(tool, "").format(operand, goal) + value["text"], error
 

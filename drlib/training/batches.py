@@ -94,9 +94,11 @@ def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Score
     chosen = loss_RT & (rows.positions_RT > 0)
     row, column = chosen.nonzero(as_tuple=True)
     out = model.model(
-        input_ids=rows.ids_RT, position_ids=rows.positions_RT, use_cache=False,
+        input_ids=rows.ids_RT,
+        position_ids=rows.positions_RT,
+        use_cache=False,
         output_router_logits=True,
-    )  # fmt: skip
+    )
     logits_MV = model.lm_head(out.last_hidden_state[row, column - 1])
     if temperature != 1.0:
         logits_MV = logits_MV / temperature

@@ -15,23 +15,55 @@ from drlib.config import Config
 from drlib.policy.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.oracle import (
-    AGAIN, COMPUTE, COMPUTED, FIRST, LAST, NEXT, Demonstrator, Faults,
-)  # fmt: skip
+    AGAIN,
+    COMPUTE,
+    COMPUTED,
+    FIRST,
+    LAST,
+    NEXT,
+    Demonstrator,
+    Faults,
+)
 from drlib.synthesis.questions import (
-    PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, Task, python_task,
-)  # fmt: skip
+    PYTHON_KINDS,
+    SEARCH_WORDINGS,
+    SearchQuestions,
+    Task,
+    python_task,
+)
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.run import Ranks, RunFolder, write_atomically
 from drlib.worlds import Names, World, fictional_world, load_world
 
 PHRASES = (
-    '{"name": "search", "arguments": {"query": ["', '"]}}', '", "',
-    '{"name": "python", "arguments": {"code": "', '"}}', "system\n", "user\n", "assistant\n",
-    "1. [", "2. [", "3. [", "](cldr:", ")\n", "; ", ".\n", "import sympy; ", "import math; ",
-    "print(", "sympy.prime(", "sympy.primefactors(", "sympy.Symbol('x'); ", "sympy.solve(",
-    "math.gcd(", "max(", "x=", ")[0])",
-)  # fmt: skip
+    '{"name": "search", "arguments": {"query": ["',
+    '"]}}',
+    '", "',
+    '{"name": "python", "arguments": {"code": "',
+    '"}}',
+    "system\n",
+    "user\n",
+    "assistant\n",
+    "1. [",
+    "2. [",
+    "3. [",
+    "](cldr:",
+    ")\n",
+    "; ",
+    ".\n",
+    "import sympy; ",
+    "import math; ",
+    "print(",
+    "sympy.prime(",
+    "sympy.primefactors(",
+    "sympy.Symbol('x'); ",
+    "sympy.solve(",
+    "math.gcd(",
+    "max(",
+    "x=",
+    ")[0])",
+)
 DEMONSTRATION_MIX = ((0, 0.36), (1, 0.37), (2, 0.27))  # look-ups (0: a sum), share
 
 
@@ -85,11 +117,17 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
         teacher, rows = Demonstrator(Faults(), sorted(world.entities)), []
         for i, task in enumerate(tasks):
             e = teacher.play(task, toolbox, random.Random(f"teacher-{config.seed}-{i}"))
-            rows.append({
-                "kind": task.kind, "hops": task.hops, "task": task.id, "correct": e.correct,
-                "errors": sum(not r.ok for r in e.tool_results), "calls": len(e.tool_results),
-                "messages": e.messages,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "kind": task.kind,
+                    "hops": task.hops,
+                    "task": task.id,
+                    "correct": e.correct,
+                    "errors": sum(not r.ok for r in e.tool_results),
+                    "calls": len(e.tool_results),
+                    "messages": e.messages,
+                }
+            )
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_atomically(run.path / "episodes.jsonl", lambda p: p.write_text(text, encoding="utf-8"))
     return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})

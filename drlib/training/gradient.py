@@ -27,8 +27,16 @@ from drlib.training.run import Ranks
 from drlib.trajectory import Trajectory
 
 MICRO_BATCH_ROWS = 6
-LOGGED = ("clip_high", "clip_low", "ratio_mean", "weight_mean", "weight_square_mean", "mismatch_kl",
-          "dropped_correction", "kl")  # fmt: skip
+LOGGED = (
+    "clip_high",
+    "clip_low",
+    "ratio_mean",
+    "weight_mean",
+    "weight_square_mean",
+    "mismatch_kl",
+    "dropped_correction",
+    "kl",
+)
 # Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
 Recorded = dict[str, list[np.ndarray]]
 
@@ -41,8 +49,11 @@ def select(recorded: Recorded, some: list[int]) -> Recorded:
 def check_switches(config: Config) -> None:
     """ValueError for switches that would do nothing, or something else, without each other."""
     differ = off_policy(config) or config.rl_correction == "none"
-    require(differ, f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
-            "that differs: set rl_engine, rl_staleness or rl_minibatches too")  # fmt: skip
+    require(
+        differ,
+        f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
+        "that differs: set rl_engine, rl_staleness or rl_minibatches too",
+    )
     for name in ("rl_minibatches", "rl_oversample"):
         require(getattr(config, name) >= 1, f"{name} must be at least 1")
     paired = config.rl_oversample == 1 if config.rl_resample == "none" else config.rl_oversample > 1
@@ -78,9 +89,15 @@ def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: in
 
 
 def learn(
-    model, trajectories: list[Trajectory], advantages, weights, config: Config, ranks: Ranks,
-    pad_id: int, recorded: Recorded | None = None,
-) -> dict:  # fmt: skip
+    model,
+    trajectories: list[Trajectory],
+    advantages,
+    weights,
+    config: Config,
+    ranks: Ranks,
+    pad_id: int,
+    recorded: Recorded | None = None,
+) -> dict:
     """Accumulate the gradient of one update's loss; returns its metrics (summed over ranks).
 
     Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
@@ -92,10 +109,13 @@ def learn(
     sampled = [int(t.generated.sum()) for t in trajectories]
     weighed = [i for i, w in enumerate(weights.tolist()) if w > 0 and sampled[i]]
     kept = _kept_tokens(trajectories, recorded, switches)
-    counts = ranks.sum({
-        "tokens": float(sum(kept[i] for i in weighed)),
-        "sequences": float(sum(kept[i] > 0 for i in weighed)), "sampled": float(sum(sampled)),
-    })  # fmt: skip
+    counts = ranks.sum(
+        {
+            "tokens": float(sum(kept[i] for i in weighed)),
+            "sequences": float(sum(kept[i] > 0 for i in weighed)),
+            "sampled": float(sum(sampled)),
+        }
+    )
     denominator = max(counts["tokens" if switches.aggregate == "token" else "sequences"], 1.0)
     live = [i for i in weighed if advantages[i] != 0 or switches.kl_coef > 0]
     live.sort(key=lambda i: len(trajectories[i].token_ids))
@@ -109,8 +129,13 @@ def learn(
         n, gap_max = gap.numel(), max(gap_max, float(gap.max()))
         share = n / max(counts["tokens"], 1.0)
         (loss + config.balance_coef * share * balance).backward()
-        new = {"loss": loss.item(), "gap": gap.sum().item(), "scored": n,
-               "balance": balance.item(), "batches": 1}  # fmt: skip
+        new = {
+            "loss": loss.item(),
+            "gap": gap.sum().item(),
+            "scored": n,
+            "balance": balance.item(),
+            "batches": 1,
+        }
         new |= {name: metrics.get(name, 0.0) * n for name in LOGGED}
         sums = {name: total + new[name] for name, total in sums.items()}
     return _metrics(ranks.sum(sums), counts, gap_max, config)
@@ -132,11 +157,14 @@ def _kept_tokens(trajectories: list[Trajectory], recorded: Recorded, switches) -
 def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
     scored, tokens = max(sums["scored"], 1.0), counts["tokens"]
     row = {
-        "loss": sums["loss"], "logp_gap": sums["gap"] / scored, "logp_gap_max_rank0": gap_max,
-        "balance": sums["balance"] / max(sums["batches"], 1.0), "tokens": int(max(tokens, 1.0)),
+        "loss": sums["loss"],
+        "logp_gap": sums["gap"] / scored,
+        "logp_gap_max_rank0": gap_max,
+        "balance": sums["balance"] / max(sums["batches"], 1.0),
+        "tokens": int(max(tokens, 1.0)),
         "trained_share": sums["scored"] / max(tokens, 1.0),
         "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
-    }  # fmt: skip
+    }
     if off_policy(config) or config.rl_kl_coef > 0:
         row |= {name: sums[name] / scored for name in LOGGED}
         row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
@@ -144,9 +172,14 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
 
 
 def batch_loss(
-    model, chosen: list[Trajectory], advantages: list[float], denominator: float, config: Config,
-    pad_id: int, recorded: Recorded,
-):  # fmt: skip
+    model,
+    chosen: list[Trajectory],
+    advantages: list[float],
+    denominator: float,
+    config: Config,
+    pad_id: int,
+    recorded: Recorded,
+):
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
     rows, scored = _score(model, chosen, config, pad_id)
     at_BT, mask_BT = _layout(rows, scored, config)
@@ -158,10 +191,14 @@ def batch_loss(
     logp_BT = scored.logp_M[at_BT]
     gap_BT = (logp_BT.detach() - behaviour_BT).abs()
     loss, metrics = policy_loss(
-        logp_BT, behaviour_BT if off_policy(config) else logp_BT.detach(), laid_out(advantages),
-        mask_BT, loss_config(config), denominator=denominator,
+        logp_BT,
+        behaviour_BT if off_policy(config) else logp_BT.detach(),
+        laid_out(advantages),
+        mask_BT,
+        loss_config(config),
+        denominator=denominator,
         **{f"{name}_logp_BT": laid_out(values) for name, values in recorded.items()},
-    )  # fmt: skip
+    )
     return loss, scored.balance, gap_BT[mask_BT], metrics
 
 

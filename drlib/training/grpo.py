@@ -36,8 +36,12 @@ from drlib.rl.rewards import make_reward
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import (
-    PYTHON_KINDS, SearchQuestions, Task, is_correct, python_task,
-)  # fmt: skip
+    PYTHON_KINDS,
+    SearchQuestions,
+    Task,
+    is_correct,
+    python_task,
+)
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import begin, finish
@@ -86,15 +90,23 @@ def limits_of(config: Config) -> Limits:
 
 
 def rollout(
-    agent: ReAct, tasks: list[Task], worlds: dict[str, World], config: Config, step: int,
+    agent: ReAct,
+    tasks: list[Task],
+    worlds: dict[str, World],
+    config: Config,
+    step: int,
     ranks: Ranks,
-) -> list[Trajectory]:  # fmt: skip
+) -> list[Trajectory]:
     """This rank's groups, rewarded; a question keeps its random streams on whichever rank it is."""
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     trajectories = agent.run(
-        [tasks[i] for i in mine], samples=config.rl_group * config.rl_oversample,
-        temperature=config.rl_temperature, seed=_seed(config.seed, step), keys=mine, worlds=worlds,
-    )  # fmt: skip
+        [tasks[i] for i in mine],
+        samples=config.rl_group * config.rl_oversample,
+        temperature=config.rl_temperature,
+        seed=_seed(config.seed, step),
+        keys=mine,
+        worlds=worlds,
+    )
     settings = {"seed": config.seed} if config.rl_reward == "random" else {}
     reward = make_reward(config.rl_reward, **settings)
     by_trajectory = [tasks[i] for i in mine for _ in range(len(trajectories) // len(mine))]
@@ -150,13 +162,23 @@ def summarise(
     `chosen` (rStar2-Agent, figure 4).
     """
     positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
-    facts = ranks.gather([
-        {"skill": t.metadata["skill"], "accuracy": t.reward_parts["correct"], "reward": t.reward,
-         "group": t.group_id, "positive": t.id in positive, "ended": t.termination,
-         "calls": len(t.tool_results), "errors": sum(not r.ok for r in t.tool_results),
-         "generated": int(t.generated.sum()), "entropy": float(t.entropies.sum())}
-        for t in trajectories
-    ])  # fmt: skip
+    facts = ranks.gather(
+        [
+            {
+                "skill": t.metadata["skill"],
+                "accuracy": t.reward_parts["correct"],
+                "reward": t.reward,
+                "group": t.group_id,
+                "positive": t.id in positive,
+                "ended": t.termination,
+                "calls": len(t.tool_results),
+                "errors": sum(not r.ok for r in t.tool_results),
+                "generated": int(t.generated.sum()),
+                "entropy": float(t.entropies.sum()),
+            }
+            for t in trajectories
+        ]
+    )
 
     def ratio(top: str, bottom: str, some: list[dict] = facts) -> float:
         return sum(f[top] for f in some) / max(sum(f[bottom] for f in some), 1)
@@ -171,14 +193,16 @@ def summarise(
     groups = {(f["group"], f["reward"]) for f in facts}
     live = Counter(group for group, _ in groups).values()
     row = {name: sum(f[key] for f in some) / len(some) for name, (key, some) in means.items()} | {
-        "rollouts": len(facts), "tool_errors": ratio("errors", "calls"),
+        "rollouts": len(facts),
+        "tool_errors": ratio("errors", "calls"),
         "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
         "positive_tool_errors": ratio("errors", "calls", [f for f in facts if f["positive"]]),
         "entropy": ratio("entropy", "generated"),
         "live_groups": sum(rewards > 1 for rewards in live) / len(live),
-        "no_call": share("calls", 0), "overlong": share("ended", Termination.LENGTH),
+        "no_call": share("calls", 0),
+        "overlong": share("ended", Termination.LENGTH),
         "out_of_turns": share("ended", Termination.TURNS),
-    }  # fmt: skip
+    }
     return row, [(f["skill"], f["accuracy"]) for f in facts]
 
 
@@ -190,9 +214,14 @@ class Step:
     """
 
     def __init__(
-        self, config: Config, run: RunFolder, model, chat: ChatIds, toolbox: Toolbox,
+        self,
+        config: Config,
+        run: RunFolder,
+        model,
+        chat: ChatIds,
+        toolbox: Toolbox,
         questions: Questions,
-    ):  # fmt: skip
+    ):
         self.config, self.run, self.model, self.questions = config, run, model, questions
         self.reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
         self.optimizers = Optimizers.adam(model, config.rl_lr)
@@ -248,9 +277,15 @@ class Step:
             groups = {*names[part :: config.rl_minibatches]}
             mine = [i for i, t in enumerate(trajectories) if t.group_id in groups]
             row = learn(
-                self.model, [trajectories[i] for i in mine], advantages[mine], weights[mine],
-                config, ranks, pad_id, select(recorded, mine),
-            )  # fmt: skip
+                self.model,
+                [trajectories[i] for i in mine],
+                advantages[mine],
+                weights[mine],
+                config,
+                ranks,
+                pad_id,
+                select(recorded, mine),
+            )
             row |= {"grad_norm": ranks.sum_gradients(self.model), "lr_factor": factor}
             self.optimizers.step(factor)
         reasons = {f"filtered_{r}": float(report["reasons"].get(r, 0)) for r in FILTERED}

@@ -33,10 +33,18 @@ ROW_TOKENS = 160
 
 
 def train_supervised(
-    run: RunFolder, model, config: Config, draw: Callable[[int, int], Iterator[Sample]],
-    pad_id: int, *, steps: int, batch_tokens: int, lrs: tuple[float, float], warmup: int,
+    run: RunFolder,
+    model,
+    config: Config,
+    draw: Callable[[int, int], Iterator[Sample]],
+    pad_id: int,
+    *,
+    steps: int,
+    batch_tokens: int,
+    lrs: tuple[float, float],
+    warmup: int,
     decay_share: float,
-) -> dict:  # fmt: skip
+) -> dict:
     """Train in place; `draw(step, shard)` yields that shard's samples for ever. batch_tokens: a
     step's, padding included, in SHARDS shards; the loss is divided by the loss tokens of all, so
     the number of processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
@@ -64,10 +72,13 @@ def train_supervised(
         optimizers.step(factor)
         sums = ranks.sum(sums)
         return sums | {
-            "tokens": int(sums["tokens"]), "loss_tokens": int(counted), "grad_norm": norm,
-            "lr_factor": factor, "step": step + 1,
+            "tokens": int(sums["tokens"]),
+            "loss_tokens": int(counted),
+            "grad_norm": norm,
+            "lr_factor": factor,
+            "step": step + 1,
             "seconds": round(time.perf_counter() - started, 4),
-        }  # fmt: skip
+        }
 
     return run.loop(take, steps, config.checkpoint_every)
 
@@ -78,9 +89,12 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
     sizes = config.pick("hidden", "layers", "heads", "kv_heads", "head_dim", "expert")
     model = build_policy(
-        PolicyShape(config.vocabulary, **sizes), config.seed, config.init,
-        eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        PolicyShape(config.vocabulary, **sizes),
+        config.seed,
+        config.init,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+    )
     return finish(run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())})
 
 
@@ -89,11 +103,17 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
     data = ActionData(names, chat, config.search_results)
     metrics = train_supervised(
-        run, model, config, lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
-        chat.tokenizer.pad_token_id, steps=config.cpt_steps, batch_tokens=config.cpt_batch_tokens,
-        lrs=(config.cpt_muon_lr, config.cpt_adam_lr), warmup=config.cpt_warmup_steps,
+        run,
+        model,
+        config,
+        lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
+        chat.tokenizer.pad_token_id,
+        steps=config.cpt_steps,
+        batch_tokens=config.cpt_batch_tokens,
+        lrs=(config.cpt_muon_lr, config.cpt_adam_lr),
+        warmup=config.cpt_warmup_steps,
         decay_share=config.cpt_decay_share,
-    )  # fmt: skip
+    )
     return finish(run, model, chat, metrics)
 
 

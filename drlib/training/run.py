@@ -178,9 +178,11 @@ class RunFolder:
         if self.ranks.first:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
             manifest = {
-                "settings": self.settings, "metrics": metrics, "processes": self.ranks.size,
+                "settings": self.settings,
+                "metrics": metrics,
+                "processes": self.ranks.size,
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
-            }  # fmt: skip
+            }
             text = json.dumps(manifest, indent=1, sort_keys=True)
             write_atomically(self.path / MANIFEST, lambda p: p.write_text(text))
             shutil.rmtree(self.final, ignore_errors=True)  # half a folder: it has no manifest

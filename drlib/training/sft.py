@@ -51,10 +51,17 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
             yield next(replay) if rng.random() < config.sft_replay_share else next(own)
 
     metrics = train_supervised(
-        run, model, config, draw, chat.tokenizer.pad_token_id,
-        steps=getattr(config, stages.stage(name).steps), batch_tokens=config.sft_batch_tokens,
-        lrs=(config.sft_muon_lr, config.sft_adam_lr), warmup=WARMUP_STEPS, decay_share=1.0,
-    )  # fmt: skip
+        run,
+        model,
+        config,
+        draw,
+        chat.tokenizer.pad_token_id,
+        steps=getattr(config, stages.stage(name).steps),
+        batch_tokens=config.sft_batch_tokens,
+        lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        warmup=WARMUP_STEPS,
+        decay_share=1.0,
+    )
     return finish(run, model, chat, metrics | {"pool": len(pool)})
 
 

@@ -41,8 +41,10 @@ def sft_dataset(rows: Iterable, chat: ChatIds, max_tokens: int | None = None) ->
         elif not isinstance(row, Sample):
             row = episode_sample(getattr(row, "messages", row), chat)
         if max_tokens is not None and len(row) > max_tokens:
-            raise ValueError(f"row {number} has {len(row)} tokens of {max_tokens}: raise the "
-                             "limit, or leave it out")  # fmt: skip
+            raise ValueError(
+                f"row {number} has {len(row)} tokens of {max_tokens}: raise the "
+                "limit, or leave it out"
+            )
         columns["input_ids"].append([*row.ids])
         columns["labels"].append([i if loss else IGNORED for i, loss in zip(row.ids, row.loss)])
     if not columns["labels"]:
@@ -54,10 +56,18 @@ def trainer_of(model, tokenizer, dataset: Dataset, length: int, folder: str, **o
     """An `SFTTrainer` that packs rows of `length` tokens; `options` are fields of `SFTConfig`."""
     cuda = torch.cuda.is_available()
     settings = dict(
-        output_dir=folder, max_length=length, packing=True, packing_strategy="bfd",
-        report_to=[], disable_tqdm=True, save_strategy="no", per_device_train_batch_size=1,
-        bf16=cuda, use_cpu=not cuda, gradient_checkpointing=cuda,
-    )  # fmt: skip
+        output_dir=folder,
+        max_length=length,
+        packing=True,
+        packing_strategy="bfd",
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        per_device_train_batch_size=1,
+        bf16=cuda,
+        use_cpu=not cuda,
+        gradient_checkpointing=cuda,
+    )
     args = SFTConfig(**settings | options)
     return SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer)
 

@@ -36,8 +36,17 @@ class Stage:
     parallel: bool = True
 
 
-SHAPE = ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_dim", "experts", "expert_",
-         "init")  # fmt: skip
+SHAPE = (
+    "vocabulary",
+    "hidden",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "experts",
+    "expert_",
+    "init",
+)
 LIMITS = ("search_results", "max_")
 CPT = ("cpt_", "balance_coef", "checkpoint_every", "search_results")
 SFT = ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay", "demonstration_filter")

@@ -27,17 +27,32 @@ from trl import GRPOConfig, GRPOTrainer
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.checks import require
 from drlib.rl.losses import (
-    LossConfig, kept_tokens, loss_denominator, merge_metrics, policy_loss,
-)  # fmt: skip
+    LossConfig,
+    kept_tokens,
+    loss_denominator,
+    merge_metrics,
+    policy_loss,
+)
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (
-    "loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level",
-    "top_entropy_quantile", "off_policy_mask_threshold", "entropy_coef", "use_adaptive_entropy",
-    "scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl",
-    "mask_truncated_completions", "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
-)  # fmt: skip
+    "loss_type",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "importance_sampling_level",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "use_bias_correction_kl",
+    "mask_truncated_completions",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
+)
 # in TRL's batch: log-probabilities from vLLM or a rollout function; the trainer's before the update
 SAMPLED, OLD = "sampling_per_token_logps", "old_per_token_logps"
 
@@ -76,10 +91,13 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     """
 
     def __init__(
-        self, *args, loss: LossConfig | None = None,
+        self,
+        *args,
+        loss: LossConfig | None = None,
         advantages: Callable[[Tensor, Tensor, Tensor], Tensor] = leave_one_out,
-        rollout_filter: Callable[[Rollouts], tuple[Tensor, Tensor]] = exclude_overlong, **kwargs,
-    ):  # fmt: skip
+        rollout_filter: Callable[[Rollouts], tuple[Tensor, Tensor]] = exclude_overlong,
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
         self.loss_config = loss or LossConfig()
         self.advantage_estimator, self.rollout_filter = advantages, rollout_filter
@@ -113,8 +131,11 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         advantages_N, weights_N = self._scored
         mask_BT = _loss_mask(batch) & (weights_N > 0)[:, None]
         if config.correction != "none":  # of the sampling engine to the trainer before the update
-            require(SAMPLED in batch, f'correction="{config.correction}" needs the log-'
-                    "probabilities of vLLM, or of a rollout_func that returns them")  # fmt: skip
+            require(
+                SAMPLED in batch,
+                f'correction="{config.correction}" needs the log-'
+                "probabilities of vLLM, or of a rollout_func that returns them",
+            )
             if OLD not in batch:
                 size = self.args.per_device_train_batch_size
                 with torch.no_grad():
@@ -131,8 +152,10 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     def _score(self, model, batch, **options):
         """TRL's (logp_BT, entropies_BT, aux_loss) of a batch of its own layout."""
-        ids, seen = (torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
-                     for kind in ("ids", "mask"))  # fmt: skip
+        ids, seen = (
+            torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
+            for kind in ("ids", "mask")
+        )
         width = batch["completion_ids"].size(1)
         return self._get_per_token_logps_and_entropies(model, ids, seen, width, **options)
 
@@ -151,11 +174,17 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             steps = self.current_gradient_accumulation_steps
             denominator = denominator * steps / self.args.steps_per_generation
         loss, metrics = policy_loss(
-            logp_BT, behaviour_BT, inputs["advantages"], _loss_mask(inputs), self.loss_config,
-            old_logp_BT=old_BT, reference_logp_BT=inputs.get("ref_per_token_logps"),
-            entropies_BT=entropies_BT.detach(), weights_B=inputs["loss_weights"],
+            logp_BT,
+            behaviour_BT,
+            inputs["advantages"],
+            _loss_mask(inputs),
+            self.loss_config,
+            old_logp_BT=old_BT,
+            reference_logp_BT=inputs.get("ref_per_token_logps"),
+            entropies_BT=entropies_BT.detach(),
+            weights_B=inputs["loss_weights"],
             denominator=denominator,
-        )  # fmt: skip
+        )
         own = torch.tensor([[*metrics.values()]], device=self.accelerator.device)
         parts = [dict(zip(metrics, row)) for row in self.accelerator.gather(own).tolist()]
         for name, value in merge_metrics(parts).items():
@@ -176,8 +205,11 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
     usual = {field.name: field.default for field in fields(GRPOConfig)}
     for name in REPLACED:
         given = getattr(args, name)
-        require(given == usual[name], f"GRPOConfig.{name}={given!r} has no effect here; set the "
-                "loss, advantages or rollout_filter of the trainer instead")  # fmt: skip
+        require(
+            given == usual[name],
+            f"GRPOConfig.{name}={given!r} has no effect here; set the "
+            "loss, advantages or rollout_filter of the trainer instead",
+        )
     both = f"GRPOConfig.beta is {args.beta} and LossConfig.kl_coef {config.kl_coef}"
     require(args.beta == config.kl_coef, f"{both}; give both the same number")
     countable = config.top_entropy == 1 or config.denominator == "all"

@@ -10,9 +10,18 @@ from drlib.worlds.library import ENGINES, Library, read_facts
 from drlib.worlds.world import Entity, Hit, Page, World
 
 __all__ = [
-    "Entity", "Graph", "Hit", "Library", "Names", "Node", "Page", "World", "fictional_world",
-    "load_world", "read_facts",
-]  # fmt: skip
+    "Entity",
+    "Graph",
+    "Hit",
+    "Library",
+    "Names",
+    "Node",
+    "Page",
+    "World",
+    "fictional_world",
+    "load_world",
+    "read_facts",
+]
 
 LIBRARIES = {"cldr": "", "pydocs": "", "folder": "PATH", "zim": "PATH", "hub": "NAME"}
 

@@ -28,10 +28,17 @@ from drlib.worlds.tour import NOT_COUNTRIES, TODAY
 
 SPOKEN_PERCENT = 5.0
 OTHER_NAMES = ("ar", "de", "es", "fr", "ru", "zh")  # locales whose names are aliases
-STATUS = {"official": "official language", "de_facto_official": "official language",
-          "official_regional": "regional language"}  # fmt: skip
-NAMED = {"territory": "territories", "currency": "currencies", "language": "languages",
-         "script": "scripts"}  # fmt: skip
+STATUS = {
+    "official": "official language",
+    "de_facto_official": "official language",
+    "official_regional": "regional language",
+}
+NAMED = {
+    "territory": "territories",
+    "currency": "currencies",
+    "language": "languages",
+    "script": "scripts",
+}
 ENGLISH = Locale("en")
 PLACES = sorted(c for c in ENGLISH.territories if len(c) == 2 and c not in NOT_COUNTRIES)
 # CLDR names the clocks of zones by names that some zones no longer have

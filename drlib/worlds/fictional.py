@@ -70,15 +70,32 @@ def fictional_world(seed: int | str, names: Names, territories: int = 8) -> Worl
     for t in rng.sample(land, territories // 4):  # some currencies are shared, as in the real world
         pays[t] = rng.choice(tender)
     writes = {name: rng.choice(written) for name in language}
-    entities = entities_of((title, kind, facts, ()) for title, kind, facts in (
-        *((t, "territory", {"currency": pays[t], "former currency": paid.get(t),
-                            "language": speaks[t]}) for t in land),
-        *((name, "currency", {"code": code, "territory": only(pays, name) or only(paid, name)})
-          for name, code in zip(tender + former, codes)),
-        *((name, "language", {"script": writes[name], "territory": only(speaks, name)})
-          for name in language),
-        *((name, "script", {"language": only(writes, name)}) for name in written),
-        *((city, "city", {"territory": rng.choice(land)}) for city in some(territories)),
-    ))  # fmt: skip
+    entities = entities_of(
+        (title, kind, facts, ())
+        for title, kind, facts in (
+            *(
+                (
+                    t,
+                    "territory",
+                    {"currency": pays[t], "former currency": paid.get(t), "language": speaks[t]},
+                )
+                for t in land
+            ),
+            *(
+                (
+                    name,
+                    "currency",
+                    {"code": code, "territory": only(pays, name) or only(paid, name)},
+                )
+                for name, code in zip(tender + former, codes)
+            ),
+            *(
+                (name, "language", {"script": writes[name], "territory": only(speaks, name)})
+                for name in language
+            ),
+            *((name, "script", {"language": only(writes, name)}) for name in written),
+            *((city, "city", {"territory": rng.choice(land)}) for city in some(territories)),
+        )
+    )
     rng.shuffle(entities)
     return World(entities, f"fictional-{seed}")

@@ -28,8 +28,14 @@ import yaml
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.reading import (
-    MAX_FILE, OUTLINES, Parser, Unreadable, clean, fenced, require_libraries,
-)  # fmt: skip
+    MAX_FILE,
+    OUTLINES,
+    Parser,
+    Unreadable,
+    clean,
+    fenced,
+    require_libraries,
+)
 from drlib.worlds.store import Document, Part, Skip, Store, one_line
 from drlib.worlds.triples import Endpoint, relation_name
 
@@ -79,8 +85,10 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
 def _stamps(folder: Path) -> dict[str, str]:
     """Source -> stamp. Folders that are not entered are sources too, so that they get named."""
     found = {}
-    walk = os.walk(folder, onerror=lambda error: found.setdefault(
-        os.path.relpath(error.filename, folder), VERSION))  # fmt: skip
+    walk = os.walk(
+        folder,
+        onerror=lambda error: found.setdefault(os.path.relpath(error.filename, folder), VERSION),
+    )
     for root, folders, files in walk:
         closed = [n for n in folders if n.startswith(".") or os.path.islink(os.path.join(root, n))]
         folders[:] = [name for name in folders if name not in closed]
@@ -154,8 +162,11 @@ def chunks(source: str, text: str) -> Part:
             documents.append(Document(name, f"{first}, in a table of [{title}](folder:{title})."))
             nodes.append(Node(name, "table row", (first,)))
             facts += [(name, "table", title), *((name, column, cell) for column, cell in row)]
-    nowhere = {t for _, what, t in facts
-               if what == "link" and t.startswith(f"{source}#") and t not in taken}  # fmt: skip
+    nowhere = {
+        t
+        for _, what, t in facts
+        if what == "link" and t.startswith(f"{source}#") and t not in taken
+    }
     facts = [fact for fact in facts if one_line(fact[2]) and fact[2] not in nowhere]
     return Part(documents, nodes, facts)
 
@@ -182,8 +193,11 @@ def _sections(suffix: str, text: str) -> list[tuple[int, str, str, list[str]]]:
             lines.append(line)
         elif not rst and (mark := HEADING.fullmatch(line)):
             parts.append((len(mark[1]), mark[2], mark[3], []))
-        elif (mark := UNDERLINE.fullmatch(line)) and lines and lines[-1][:1] not in "|>- \t\0" and (
-            len(line) >= len(lines[-1]) if rst else mark[1] in levels
+        elif (
+            (mark := UNDERLINE.fullmatch(line))
+            and lines
+            and lines[-1][:1] not in "|>- \t\0"
+            and (len(line) >= len(lines[-1]) if rst else mark[1] in levels)
         ):
             parts.append((levels.setdefault(mark[1], len(levels) + 1), lines.pop(), "", []))
             if lines and UNDERLINE.fullmatch(lines[-1]):
@@ -201,8 +215,9 @@ def _linked(source: str, text: str) -> tuple[str, tuple[str, ...]]:
         target = _target(source, match[2])
         return f"[{match[1]}](folder:{found.setdefault(target, target)})" if target else match[0]
 
-    lines = (line if line.startswith(FENCED) else LINK.sub(address, line)
-             for line in text.split("\n"))  # fmt: skip
+    lines = (
+        line if line.startswith(FENCED) else LINK.sub(address, line) for line in text.split("\n")
+    )
     return "\n".join(lines), tuple(found)
 
 
@@ -229,11 +244,14 @@ def _rows(source: str, body: str) -> Iterator[list]:
         rules = [number for number, line in enumerate(lines) if TABLE.fullmatch(f"|{line}|")]
         if piped and len(lines) > 2 and rules == [1]:  # a second rule: two tables in one
             lines.pop(1)
-            head, *rows = [[_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)]
-                           for line in lines]  # fmt: skip
+            head, *rows = [
+                [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
+            ]
             names, firsts = [relation_name(column) for column in head], {row[0] for row in rows}
-            if len({*names} - {""}) == len(head) > 1 and len(firsts - {""}) == len(rows) and all(
-                len(row) == len(head) and max(map(len, row)) <= CELL for row in rows
+            if (
+                len({*names} - {""}) == len(head) > 1
+                and len(firsts - {""}) == len(rows)
+                and all(len(row) == len(head) and max(map(len, row)) <= CELL for row in rows)
             ):
                 yield from ([row[0], *zip(names[1:], row[1:], strict=True)] for row in rows)
 

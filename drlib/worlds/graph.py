@@ -59,8 +59,10 @@ class Graph:
             found[inverse(relation)][value].add(subject)
         self.nodes = dict(sorted(self.nodes.items()))  # not in the order in which they came
         # relation (inverses too) -> title -> the set of its values
-        self.adjacent = {relation: {title: frozenset(some) for title, some in rows.items()}
-                         for relation, rows in sorted(found.items())}  # fmt: skip
+        self.adjacent = {
+            relation: {title: frozenset(some) for title, some in rows.items()}
+            for relation, rows in sorted(found.items())
+        }
 
     def values(self, title: str, relation: str) -> frozenset[str]:
         """The values of `relation` (or an inverse) at `title`; empty where there are none."""

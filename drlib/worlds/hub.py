@@ -25,9 +25,14 @@ LONGEST, WORD = 8, re.compile(r"\w+")  # words of a title that is looked for in 
 
 
 def load(
-    rest: str, index_path: Path | None = None, *, config: str | None = None, split: str = "train",
-    data_files: str | list[str] = (), limit: int = 20_000,
-) -> Library:  # fmt: skip
+    rest: str,
+    index_path: Path | None = None,
+    *,
+    config: str | None = None,
+    split: str = "train",
+    data_files: str | list[str] = (),
+    limit: int = 20_000,
+) -> Library:
     """The first `limit` rows of the data set `rest`, or of the files at that path or `data_files`.
 
     `config` is for example "20231101.simple" of wikimedia/wikipedia. Files are read again when they
@@ -100,8 +105,10 @@ def _mentioned(text: str, titles: Iterable[str]) -> list[str]:
     words, found, past = list(WORD.finditer(text)), {}, 0
     for number, word in enumerate(words):
         if word.start() >= past and not word[0][0].islower():
-            names = (text[word.start() : last.end()]
-                     for last in reversed(words[number : number + LONGEST]))  # fmt: skip
+            names = (
+                text[word.start() : last.end()]
+                for last in reversed(words[number : number + LONGEST])
+            )
             if name := next((name for name in names if name in titles), ""):
                 found[name], past = None, word.start() + len(name)
     return list(found)

@@ -34,8 +34,20 @@ from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store
 
 # programs, tests, tables, what acts when it is imported, what `os` shows, what is gone in 3.12
-SKIP = {"antigravity", "distutils", "encodings", "idlelib", "lib2to3", "nt", "posix", "pydoc_data",
-        "test", "tests", "this", "turtledemo"}  # fmt: skip
+SKIP = {
+    "antigravity",
+    "distutils",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "nt",
+    "posix",
+    "pydoc_data",
+    "test",
+    "tests",
+    "this",
+    "turtledemo",
+}
 LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED") or "")
 BODY = 6000  # characters of a docstring
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -58,22 +70,28 @@ def read() -> Part:
     ours = [path for path in (*LIBRARY, *map(os.path.abspath, sys.path)) if path]
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-m", __name__],
-        capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(ours), "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+    )
     if done.returncode:
         raise RuntimeError(f"reading the standard library failed: {done.stderr[-2000:]}")
     documents, nodes, facts = json.loads(done.stdout.splitlines()[-1])
-    return Part([Document(*row) for row in documents],
-                [Node(title, kind, tuple(names)) for title, kind, names in nodes],
-                [tuple(row) for row in facts])  # fmt: skip
+    return Part(
+        [Document(*row) for row in documents],
+        [Node(title, kind, tuple(names)) for title, kind, names in nodes],
+        [tuple(row) for row in facts],
+    )
 
 
 def modules() -> dict:
     """The public modules that can be imported here, by name."""
     root, found = Path(LIBRARY[0]), {}
-    files = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-             for path in root.rglob("*.py")}  # fmt: skip
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for path in root.rglob("*.py")
+    }
     for name in sorted(files | sys.stdlib_module_names):
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names and not any(p[0] == "_" or p in SKIP for p in parts):
@@ -95,12 +113,18 @@ class Reading:
         for name in sorted(self.modules, key=lambda name: (name.count("."), name)):
             self._claim(name, name, self.modules[name])
         files = {getattr(module, "__file__", None) or "" for module in self.modules.values()}
-        self.trees = {file: ast.parse(Path(file).read_bytes()) for file in sorted(files)
-                      if file.endswith(".py")}  # fmt: skip
+        self.trees = {
+            file: ast.parse(Path(file).read_bytes())
+            for file in sorted(files)
+            if file.endswith(".py")
+        }
         # as compiled code names its place: a function begins at its first decorator
-        self.functions = {(file, min([f.lineno, *(d.lineno for d in f.decorator_list)])): f
-                          for file, tree in self.trees.items()
-                          for f in ast.walk(tree) if isinstance(f, FUNCTIONS)}  # fmt: skip
+        self.functions = {
+            (file, min([f.lineno, *(d.lineno for d in f.decorator_list)])): f
+            for file, tree in self.trees.items()
+            for f in ast.walk(tree)
+            if isinstance(f, FUNCTIONS)
+        }
 
     def _claim(self, title: str, module: str, thing) -> None:
         """Give `thing` and what it defines their titles, if they belong to `module`."""
@@ -121,8 +145,13 @@ class Reading:
         thing, owner = self.found[title], self.found.get(title.rpartition(".")[0])
         if inspect.isclass(thing):
             return "exception" if issubclass(thing, BaseException) else "class"
-        return ("module" if inspect.ismodule(thing) else
-                "method" if inspect.isclass(owner) else "function")  # fmt: skip
+        return (
+            "module"
+            if inspect.ismodule(thing)
+            else "method"
+            if inspect.isclass(owner)
+            else "function"
+        )
 
     def facts(self, title: str) -> Iterator[Fact]:
         """What its own definition tells."""
@@ -197,7 +226,9 @@ if __name__ == "__main__":
     reading = Reading()
     titles = sorted(reading.found)
     names = {t: (t.removeprefix("builtins."),) if t.startswith("builtins.") else () for t in titles}
-    rows = [[reading.document(t) for t in titles],
-            [Node(t, reading.kind(t), names[t]) for t in titles],
-            sorted({fact for t in titles for fact in reading.facts(t)})]  # fmt: skip
+    rows = [
+        [reading.document(t) for t in titles],
+        [Node(t, reading.kind(t), names[t]) for t in titles],
+        sorted({fact for t in titles for fact in reading.facts(t)}),
+    ]
     print("\n" + json.dumps(rows))

@@ -61,9 +61,15 @@ class Parser:
         self._child: subprocess.Popen | None = None
 
     def parse(
-        self, suffix: str, data: bytes, timeout_s: float, charset: str = "", *,
-        outline: bool = False, chars: int = 0,
-    ) -> dict[str, str]:  # fmt: skip
+        self,
+        suffix: str,
+        data: bytes,
+        timeout_s: float,
+        charset: str = "",
+        *,
+        outline: bool = False,
+        chars: int = 0,
+    ) -> dict[str, str]:
         """{"title", "text"} of a file of type `suffix` (".pdf"); or `Unreadable`.
 
         `charset` is the encoding that a server declared for a text or HTML page, if it did;
@@ -87,8 +93,12 @@ class Parser:
         kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
         command = [sys.executable, "-I", "-Xutf8", os.path.abspath(__file__)]
         child = self._child = self._child or subprocess.Popen(
-            command, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL)  # fmt: skip
+            command,
+            env=kept,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         with suppress(BrokenPipeError, ValueError):  # ValueError: no line of JSON, or half of one
             child.stdin.write(json.dumps(order).encode() + b"\n" + data)
             child.stdin.flush()
@@ -278,8 +288,15 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     for cell in root.iterfind(".//{*}tc"):
         for i, paragraph in enumerate(cell.findall(".//{*}p")):
             paragraph.tag = "another in its cell" if i else "in its cell"
-    marks = {"p": "\n", "br": "\n", "cr": "\n", "tr": "\n", "tc": "\t", "tab": "\t",
-             "another in its cell": " "}  # fmt: skip
+    marks = {
+        "p": "\n",
+        "br": "\n",
+        "cr": "\n",
+        "tr": "\n",
+        "tc": "\t",
+        "tab": "\t",
+        "another in its cell": " ",
+    }
     nodes = ((node.tag.rpartition("}")[2], node.text or "") for node in root.iter())
     text = "".join(words if tag == "t" else marks.get(tag, "") for tag, words in nodes)
     return "", text.replace("\n\t", "\n")
@@ -303,12 +320,21 @@ def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 READERS = {
     **dict.fromkeys((".txt", ".md", ".csv", ".tsv", ".json", ".jsonl"), _text),
-    ".html": _html, ".htm": _html, ".pdf": _pdf, ".docx": _docx, ".xlsx": _xlsx, ".zip": _zip,
-}  # fmt: skip
+    ".html": _html,
+    ".htm": _html,
+    ".pdf": _pdf,
+    ".docx": _docx,
+    ".xlsx": _xlsx,
+    ".zip": _zip,
+}
 OUTLINES = {
-    **dict.fromkeys((".txt", ".md", ".rst"), _text), ".html": _outline, ".htm": _outline,
-    ".ipynb": _notebook, ".pdf": _pdf, ".docx": _docx,
-}  # fmt: skip
+    **dict.fromkeys((".txt", ".md", ".rst"), _text),
+    ".html": _outline,
+    ".htm": _outline,
+    ".ipynb": _notebook,
+    ".pdf": _pdf,
+    ".docx": _docx,
+}
 
 
 def _serve() -> None:

@@ -37,8 +37,13 @@ STOP = frozenset("a an and are by for in is of on the to was what which who".spl
 NAME = re.compile(r"\w\w+(?:[._]\w+)+")
 WORD, LINKED = re.compile(r"[^\W_]+"), re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
 # A row of `documents` has the rowid of its row in `pages`, which holds the text and the index.
-TABLES = {"documents": "title, links", "nodes": "title, kind, aliases", "names": "folded, title",
-          "facts": "subject, value, relation", "sources": "stamp, reason, digest"}  # fmt: skip
+TABLES = {
+    "documents": "title, links",
+    "nodes": "title, kind, aliases",
+    "names": "folded, title",
+    "facts": "subject, value, relation",
+    "sources": "stamp, reason, digest",
+}
 NEW = "IF NOT EXISTS"
 SCHEMA = f"BEGIN IMMEDIATE; CREATE VIRTUAL TABLE {NEW} pages USING fts5 (title, text, facts);"
 for _table, _columns in TABLES.items():
@@ -46,12 +51,20 @@ for _table, _columns in TABLES.items():
     for _column in (*_columns.split(", ")[: 1 + (_table in ("names", "facts"))], "source"):
         SCHEMA += f"CREATE INDEX {NEW} {_table}_{_column} ON {_table} ({_column});"
 SCHEMA += f"CREATE TABLE {NEW} world (name); PRAGMA application_id = {FORMAT}; COMMIT"
-REMEDIES = {"SQLITE_BUSY": "another process is writing: wait until it has ended",
-            "SQLITE_FULL": "the disk is full: make room there, or give another path"}  # fmt: skip
+REMEDIES = {
+    "SQLITE_BUSY": "another process is writing: wait until it has ended",
+    "SQLITE_FULL": "the disk is full: make room there, or give another path",
+}
 # What a source tells something about, and all that it says.
-TOLD = " UNION ".join(f"SELECT {what} WHERE source = :s" for what in (
-    "subject FROM facts", "value FROM facts", "title FROM nodes", "title FROM documents",
-))  # fmt: skip
+TOLD = " UNION ".join(
+    f"SELECT {what} WHERE source = :s"
+    for what in (
+        "subject FROM facts",
+        "value FROM facts",
+        "title FROM nodes",
+        "title FROM documents",
+    )
+)
 SAID = (
     "SELECT d.title, text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
     " WHERE source = ?",
@@ -253,8 +266,9 @@ class Store:
         return self.rows(
             "SELECT relation, value, EXISTS (SELECT 1 FROM documents WHERE title = value) FROM ("
             "SELECT relation, value FROM facts WHERE subject = ?1 UNION"
-            " SELECT relation || ' of', subject FROM facts WHERE value = ?1) ORDER BY 1, 2", title,
-        )  # fmt: skip
+            " SELECT relation || ' of', subject FROM facts WHERE value = ?1) ORDER BY 1, 2",
+            title,
+        )
 
     @property
     def version(self) -> str:

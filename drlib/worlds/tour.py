@@ -50,9 +50,11 @@ def _currencies(locale: Locale, names: dict[str, str]):
     tender, former, since = {}, {}, {}
     for code in names.keys() & get_global("territory_currencies").keys():
         # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
-        legal = [(locale.currencies[money], begin, end)
-                 for money, begin, end, valid in get_global("territory_currencies")[code]
-                 if valid and begin and "(" not in locale.currencies.get(money, "(")]  # fmt: skip
+        legal = [
+            (locale.currencies[money], begin, end)
+            for money, begin, end, valid in get_global("territory_currencies")[code]
+            if valid and begin and "(" not in locale.currencies.get(money, "(")
+        ]
         now = [row for row in legal if row[2] is None or row[2] >= TODAY]
         if len(now) == 1:
             tender[code], since[code] = now[0][0], now[0][1][0]
@@ -67,8 +69,11 @@ def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
     """Most spoken official language by territory code."""
     language, ranks = {}, ("official", "de_facto_official")
     for code, spoken in get_global("territory_languages").items():
-        official = {tag: row["population_percent"] for tag, row in spoken.items()
-                    if row["official_status"] in ranks and tag in locale.languages}  # fmt: skip
+        official = {
+            tag: row["population_percent"]
+            for tag, row in spoken.items()
+            if row["official_status"] in ranks and tag in locale.languages
+        }
         if code in names and official:
             language[code] = locale.languages[max(sorted(official), key=official.get)]
     return language

@@ -64,8 +64,10 @@ class Endpoint:
 
         def both(source: str) -> Part:
             if source == ENTITIES:
-                rows = store.rows("SELECT DISTINCT title FROM nodes WHERE kind = 'entity'"
-                                  " AND title NOT IN (SELECT title FROM documents)")  # fmt: skip
+                rows = store.rows(
+                    "SELECT DISTINCT title FROM nodes WHERE kind = 'entity'"
+                    " AND title NOT IN (SELECT title FROM documents)"
+                )
                 text = "An entity that pages of this folder mention."
                 return Part([Document(name, text) for (name,) in rows])
             if source.startswith(SOURCE):
@@ -99,8 +101,11 @@ class Endpoint:
     def _ask(self, text: str) -> object:
         """The JSON of a reply, None for junk; httpx.HTTPError."""
         body, end = b"", time.monotonic() + self._timeout_s
-        order = {"model": self.model, "temperature": 0, "messages": [
-            {"role": "system", "content": PROMPT}, {"role": "user", "content": text}]}  # fmt: skip
+        order = {
+            "model": self.model,
+            "temperature": 0,
+            "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}],
+        }
         with self._client.stream("POST", f"{self.url}/chat/completions", json=order) as reply:
             reply.raise_for_status()
             for piece in reply.iter_bytes():

@@ -110,8 +110,10 @@ class World:
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
         entity = self.entities[title]
         links = tuple([value for value in entity.facts.values() if value in self.entities])
-        facts = [f"Its {relation} is {f'[{v}]({URL_SCHEME}{v})' if v in links else v}."
-                 for relation, v in entity.facts.items()]  # fmt: skip
+        facts = [
+            f"Its {relation} is {f'[{v}]({URL_SCHEME}{v})' if v in links else v}."
+            for relation, v in entity.facts.items()
+        ]
         text = " ".join([f"{title} is a {entity.kind}.", *facts, *entity.notes])
         return Page(title, URL_SCHEME + title, text, links)
 

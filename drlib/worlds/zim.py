@@ -45,11 +45,15 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
 def _read(archive, parser: Parser, limit: int) -> Part:
     """The articles; a title that came before gets its path added."""
     titles, aliases, articles, documents, facts = {}, defaultdict(set), {}, [], []
+
     def entries() -> Iterator:  # one by one: a Wikipedia has millions
         return map(archive._get_entry_by_id, range(archive.all_entry_count))
 
-    pages = (entry for entry in entries() if not entry.is_redirect
-             and entry.get_item().mimetype.startswith("text/html"))  # fmt: skip
+    pages = (
+        entry
+        for entry in entries()
+        if not entry.is_redirect and entry.get_item().mimetype.startswith("text/html")
+    )
     for entry in islice(pages, limit):
         name = one_line(entry.title) or entry.path
         titles[entry.path] = name = f"{name} ({entry.path})" if name in articles else name

@@ -44,9 +44,14 @@ def analyse(path, tokens, queue):
 
     wall, cpu = time.perf_counter(), time.process_time()
     report(path.with_suffix(".html"), [path], TOKENIZER, viewed=0)
-    queue.put({"tokens": tokens, "wall_s": round(time.perf_counter() - wall, 1),
-               "cpu_s": round(time.process_time() - cpu, 1),
-               "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024})  # fmt: skip
+    queue.put(
+        {
+            "tokens": tokens,
+            "wall_s": round(time.perf_counter() - wall, 1),
+            "cpu_s": round(time.process_time() - cpu, 1),
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+    )
 
 
 def main():

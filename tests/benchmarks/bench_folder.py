@@ -77,9 +77,13 @@ def main():
         folder, index = Path(scratch, "documents"), Path(scratch, "index.sqlite")
         folder.mkdir()
         kinds = collect(folder, roots, asked.documents)
-        report = {"documents": dict(kinds), "total": sum(kinds.values()),
-                  "megabytes": round(sum(p.stat().st_size for p in folder.rglob("*.*")
-                                         if p.is_file()) / 1e6, 1)}  # fmt: skip
+        report = {
+            "documents": dict(kinds),
+            "total": sum(kinds.values()),
+            "megabytes": round(
+                sum(p.stat().st_size for p in folder.rglob("*.*") if p.is_file()) / 1e6, 1
+            ),
+        }
         world, report["first_load"] = timed(load_world, f"folder:{folder}", index)
         report["skipped"] = world.changes.skipped
         report["chunks"] = len(world)

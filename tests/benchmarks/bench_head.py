@@ -117,12 +117,15 @@ def run_arm(args):
     gradients = [case[0].grad, case[1].grad]
     held = sum(g.numel() * g.element_size() for g in gradients)
     row = {
-        "wall_s": wall, "user_s": after.ru_utime - usage.ru_utime,
-        "sys_s": after.ru_stime - usage.ru_stime, "peak_mb": (peak - before) / 1024 - held / 2**20,
-        "loss": float(loss.detach()), "norms": [float(g.double().norm()) for g in gradients],
+        "wall_s": wall,
+        "user_s": after.ru_utime - usage.ru_utime,
+        "sys_s": after.ru_stime - usage.ru_stime,
+        "peak_mb": (peak - before) / 1024 - held / 2**20,
+        "loss": float(loss.detach()),
+        "norms": [float(g.double().norm()) for g in gradients],
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
-    }  # fmt: skip
+    }
     print(json.dumps(row))
 
 
@@ -151,10 +154,14 @@ def middle(values):
 
 def report(rows, args):
     flop = 6 * args.n * args.h * args.v
-    print(f"N={args.n} H={args.h} V={args.v} {args.dtype} {args.device}, {args.repeats} repeats, "
-          f"{args.threads} thread(s); useful GFLOP/s counts 6NHV")  # fmt: skip
-    print(f"{'':14}{'wall s':>24}{'user s':>9}{'sys s':>8}{'peak MB':>9}{'GFLOP/s':>9}"
-          + "".join(f"{'/ ' + name:>16}" for name in ARMS[:3]))  # fmt: skip
+    print(
+        f"N={args.n} H={args.h} V={args.v} {args.dtype} {args.device}, {args.repeats} repeats, "
+        f"{args.threads} thread(s); useful GFLOP/s counts 6NHV"
+    )
+    print(
+        f"{'':14}{'wall s':>24}{'user s':>9}{'sys s':>8}{'peak MB':>9}{'GFLOP/s':>9}"
+        + "".join(f"{'/ ' + name:>16}" for name in ARMS[:3])
+    )
     for arm in ARMS:
         if not rows[arm]:
             print(f"{arm:14}not installed: pip install --no-deps {NEEDS[arm][1]}")
@@ -173,8 +180,10 @@ def report(rows, args):
                 memory = statistics.median(a["peak_mb"] / b["peak_mb"] for a, b in pairs)
                 cell += f", {memory:.2f}"
             ratios += f"{cell:>16}"
-        print(f"{arm:14}{middle([r['wall_s'] for r in runs]):>24}{user:9.2f}{system:8.2f}"
-              f"{peak:9.0f}{flop / wall / 1e9:9.0f}{ratios}")  # fmt: skip
+        print(
+            f"{arm:14}{middle([r['wall_s'] for r in runs]):>24}{user:9.2f}{system:8.2f}"
+            f"{peak:9.0f}{flop / wall / 1e9:9.0f}{ratios}"
+        )
     print("ratios: wall, peak memory beyond the gradients")
 
 

@@ -34,8 +34,13 @@ def timed(world, n: int, depth: int) -> dict:
     loops, started = [fixed_loop()], time.process_time()
     synthesize_questions(world, n, "timed", hops={depth: 1})
     seconds = time.process_time() - started
-    return {"questions": n, "depth": depth, "cpu_s": round(seconds, 2),
-            "a_second": round(n / seconds), "loop_s": [*loops, fixed_loop()]}  # fmt: skip
+    return {
+        "questions": n,
+        "depth": depth,
+        "cpu_s": round(seconds, 2),
+        "a_second": round(n / seconds),
+        "loop_s": [*loops, fixed_loop()],
+    }
 
 
 def fixed_loop() -> float:
@@ -59,8 +64,11 @@ def verified(tasks, graph) -> dict:
 def described(tasks, graph) -> dict:
     queries = [from_text(task.query) for task in tasks]
     work = quantiles([effort(query, graph) for query in queries], n=10)
-    kinds = Counter(type(part).__name__ for query in queries
-                    for part in {type(p): p for p in walk(query)}.values())  # fmt: skip
+    kinds = Counter(
+        type(part).__name__
+        for query in queries
+        for part in {type(p): p for p in walk(query)}.values()
+    )
     return {
         "different": len({to_text(canonical(query)) for query in queries}),
         "answers": len({task.answer for task in tasks}),
@@ -71,7 +79,7 @@ def described(tasks, graph) -> dict:
         "questions_with": dict(sorted(kinds.items())),
         "pages_p10_p50_p90": [work[0], work[4], work[8]],
         "digest": hashlib.sha256("".join(t.id + t.question for t in tasks).encode()).hexdigest(),
-    }  # fmt: skip
+    }
 
 
 def orders(graph, n: int = 300) -> dict:
@@ -86,8 +94,10 @@ def orders(graph, n: int = 300) -> dict:
             for _ in range(2):
                 query = query and expand(query, graph, rng, order)
             found += [query] if query else []
-        rows[order] = {"constant_constant": sum(constant_edges(q, graph) for q in found) / n,
-                       "constant_target": sum(map(target_edges, found)) / n}  # fmt: skip
+        rows[order] = {
+            "constant_constant": sum(constant_edges(q, graph) for q in found) / n,
+            "constant_target": sum(map(target_edges, found)) / n,
+        }
     return rows
 
 
@@ -100,8 +110,13 @@ def main():
     args, rows = parser.parse_args(), []
     for name in args.worlds:
         world = load_world(name)
-        row = {"world": name, "version": world.version, "nodes": len(world.graph),
-               "facts": len(world.graph.facts), "timed": timed(world, args.timed, args.depth)}
+        row = {
+            "world": name,
+            "version": world.version,
+            "nodes": len(world.graph),
+            "facts": len(world.graph.facts),
+            "timed": timed(world, args.timed, args.depth),
+        }
         tasks = synthesize_questions(world, args.questions, 0, depth=args.depth, split="train")
         row |= {"verified": verified(tasks, world.graph)} | described(tasks, world.graph)
         rows.append(row | {"edges_after_expansion": orders(world.graph)})

@@ -46,9 +46,15 @@ def run_engine(engine, prompts, stop_ids, max_tokens, seed):
 def run_transformers(model, prompts, stop_ids, max_tokens, seed, batch):
     torch.manual_seed(seed)
     config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max_tokens,
-        eos_token_id=stop_ids, pad_token_id=PAD, bos_token_id=None,
-    )  # fmt: skip
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max_tokens,
+        eos_token_id=stop_ids,
+        pad_token_id=PAD,
+        bos_token_id=None,
+    )
     total = 0
     for first in range(0, len(prompts), batch):
         part = prompts[first : first + batch]

@@ -157,8 +157,16 @@ def compare(arms, args):
                     share = args.scale / SLOWER.get((name, kind), 1)
                     calls = max(concurrency, round(BLOCKS[kind] * share))
                     found = block(arms[name], code, expected, calls, concurrency)
-                    rows.append({"arm": name, "code": kind, "concurrency": concurrency,
-                                 "round": turn, "calls": calls, **found})  # fmt: skip
+                    rows.append(
+                        {
+                            "arm": name,
+                            "code": kind,
+                            "concurrency": concurrency,
+                            "round": turn,
+                            "calls": calls,
+                            **found,
+                        }
+                    )
     return rows
 
 
@@ -180,18 +188,26 @@ def summarize(rows):
         latencies = [value for r in own for value in r["latencies_ms"]]
         speed = [a["calls_s"] / b["calls_s"] for a, b in zip(own, base, strict=True)]
         # Little CPU time is measured in ticks of 10 ms: at least one tick.
-        cpu = [b["cpu_ms"] / max(a["cpu_ms"], 10 / a["calls"])
-               for a, b in zip(own, base, strict=True)]  # fmt: skip
+        cpu = [
+            b["cpu_ms"] / max(a["cpu_ms"], 10 / a["calls"]) for a, b in zip(own, base, strict=True)
+        ]
         rates = [r["calls_s"] for r in own]
-        summary.append({
-            "code": kind, "concurrency": concurrency, "arm": ARMS[index],
-            "calls": len(latencies), "calls_s": statistics.median(rates),
-            "calls_s_range": [min(rates), max(rates)], "p50_ms": quantile(latencies, 0.5),
-            "p99_ms": quantile(latencies, 0.99),
-            "cpu_ms": statistics.median(r["cpu_ms"] for r in own),
-            "times_subprocess": statistics.median(speed), "times_range": [min(speed), max(speed)],
-            "cpu_times_less": statistics.median(cpu),
-        })  # fmt: skip
+        summary.append(
+            {
+                "code": kind,
+                "concurrency": concurrency,
+                "arm": ARMS[index],
+                "calls": len(latencies),
+                "calls_s": statistics.median(rates),
+                "calls_s_range": [min(rates), max(rates)],
+                "p50_ms": quantile(latencies, 0.5),
+                "p99_ms": quantile(latencies, 0.99),
+                "cpu_ms": statistics.median(r["cpu_ms"] for r in own),
+                "times_subprocess": statistics.median(speed),
+                "times_range": [min(speed), max(speed)],
+                "cpu_times_less": statistics.median(cpu),
+            }
+        )
     return summary
 
 
@@ -207,7 +223,8 @@ def queue_many(sandbox, count):
         def done(_):
             answers[index] += 1
             ended.append((index, time.perf_counter() - start))
-        return done  # fmt: skip
+
+        return done
 
     futures = []
     for index in range(count):
@@ -222,18 +239,29 @@ def queue_many(sandbox, count):
     waits = [seconds for _, seconds in ended]
     service = [result.duration_s * 1000 for result in results]
     return {
-        "calls": count, "wrong": 0, "lost": 0, "answered_twice": 0, "calls_s": count / wall,
-        "wait_p50_s": quantile(waits, 0.5), "wait_p99_s": quantile(waits, 0.99),
-        "code_p50_ms": quantile(service, 0.5), "code_p99_ms": quantile(service, 0.99),
+        "calls": count,
+        "wrong": 0,
+        "lost": 0,
+        "answered_twice": 0,
+        "calls_s": count / wall,
+        "wait_p50_s": quantile(waits, 0.5),
+        "wait_p99_s": quantile(waits, 0.99),
+        "code_p50_ms": quantile(service, 0.5),
+        "code_p99_ms": quantile(service, 0.99),
         # Two workers end calls nearly in the order in which they were queued.
         "most_places_from_order": max(abs(i - place) for place, (i, _) in enumerate(ended)),
-    }  # fmt: skip
+    }
 
 
 MIXED = (
-    "print('x' * 500_000)", "1 / 0", "x = bytearray(60_000_000)", "raise MemoryError",
-    "open('f', 'wb').write(bytes(5_000_000))", CODES["sympy"][0], "import os\nos.abort()",
-)  # fmt: skip
+    "print('x' * 500_000)",
+    "1 / 0",
+    "x = bytearray(60_000_000)",
+    "raise MemoryError",
+    "open('f', 'wb').write(bytes(5_000_000))",
+    CODES["sympy"][0],
+    "import os\nos.abort()",
+)
 
 
 def resident_mb(process):
@@ -250,15 +278,23 @@ def watch_memory(workers, count):
     with Sandbox(workers=workers, timeout_s=10.0) as sandbox:
         warm(sandbox)
         for first in range(0, count, step):
-            sandbox.map([generator.choice(MIXED) if generator.random() < 0.05 else f"print({i})"
-                         for i in range(first, min(first + step, count))])  # fmt: skip
+            sandbox.map(
+                [
+                    generator.choice(MIXED) if generator.random() < 0.05 else f"print({i})"
+                    for i in range(first, min(first + step, count))
+                ]
+            )
             own = psutil.Process()
             kept = own.children(recursive=True)
-            samples.append({
-                "calls": min(first + step, count), "parent_mb": resident_mb(own),
-                "children_mb": sum(map(resident_mb, kept)), "processes": len(kept),
-                "files": own.num_fds(),
-            })  # fmt: skip
+            samples.append(
+                {
+                    "calls": min(first + step, count),
+                    "parent_mb": resident_mb(own),
+                    "children_mb": sum(map(resident_mb, kept)),
+                    "processes": len(kept),
+                    "files": own.num_fds(),
+                }
+            )
     early = samples[len(samples) // 10 : len(samples) // 3] or samples
     late = samples[-len(early) :]
     growth = {
@@ -285,14 +321,18 @@ def fuzz(workers, count):
 
 def report(summary, level):
     print(f"isolation of sandbox: {level}; ratios against subprocess, medians (least-most)")
-    print(f"{'code':7}{'at once':>8}  {'':12}{'calls/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>8}"
-          f"{'times calls/s':>24}{'times less CPU':>16}")  # fmt: skip
+    print(
+        f"{'code':7}{'at once':>8}  {'':12}{'calls/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>8}"
+        f"{'times calls/s':>24}{'times less CPU':>16}"
+    )
     for row in summary:
         low, high = row["times_range"]
         times = f"{row['times_subprocess']:.1f} ({low:.1f}-{high:.1f})"
-        print(f"{row['code']:7}{row['concurrency']:8}  {row['arm']:12}{row['calls_s']:9.1f}"
-              f"{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['cpu_ms']:8.2f}{times:>24}"
-              f"{row['cpu_times_less']:16.1f}")  # fmt: skip
+        print(
+            f"{row['code']:7}{row['concurrency']:8}  {row['arm']:12}{row['calls_s']:9.1f}"
+            f"{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['cpu_ms']:8.2f}{times:>24}"
+            f"{row['cpu_times_less']:16.1f}"
+        )
 
 
 def versions():
@@ -305,13 +345,17 @@ def versions():
 
 def show_parts(result):
     if queue := result.get("queue"):
-        print(f"queue: {queue['calls']} calls, 0 lost, 0 twice, {queue['calls_s']:.0f}/s, wait p50 "
-              f"{queue['wait_p50_s']:.2f} s, p99 {queue['wait_p99_s']:.2f} s")  # fmt: skip
+        print(
+            f"queue: {queue['calls']} calls, 0 lost, 0 twice, {queue['calls_s']:.0f}/s, wait p50 "
+            f"{queue['wait_p50_s']:.2f} s, p99 {queue['wait_p99_s']:.2f} s"
+        )
     if memory := result.get("memory"):
         last, growth = memory["samples"][-1], memory["growth"]
-        print(f"memory: {memory['calls']} calls, parent {last['parent_mb']:.0f} MB "
-              f"({growth['parent_mb']:+.1f}), templates {last['children_mb']:.0f} MB "
-              f"({growth['children_mb']:+.1f}), open files {growth['files']:+.0f}")  # fmt: skip
+        print(
+            f"memory: {memory['calls']} calls, parent {last['parent_mb']:.0f} MB "
+            f"({growth['parent_mb']:+.1f}), templates {last['children_mb']:.0f} MB "
+            f"({growth['children_mb']:+.1f}), open files {growth['files']:+.0f}"
+        )
     if found := result.get("fuzz"):
         print(f"fuzz: {found['calls']} programs, {found['statuses']}")
 
@@ -328,9 +372,11 @@ def main():
     args = parser.parse_args()
     result = {
         "command": " ".join(["python tests/benchmarks/bench_sandbox.py", *sys.argv[1:]]),
-        "versions": versions(), "machine": platform.machine(), "cpus": os.cpu_count(),
+        "versions": versions(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
         "load_before": os.getloadavg(),
-    }  # fmt: skip
+    }
     if args.rounds:
         with contextlib.ExitStack() as stack:
             arms, best = make_arms(stack, args.workers)

@@ -33,14 +33,17 @@ def measure(solver: Solver, tasks, world) -> dict:
     kept, report = Funnel().run(episodes)
     rates = [seeking(e, required(from_text(e.task.query), world.graph)) for e in kept]
     return {
-        "solved": round(len(calls) / len(tasks), 4), "calls_p50": statistics.median(calls),
-        "calls_p90": calls[int(0.9 * len(calls))], "calls_max": calls[-1],
+        "solved": round(len(calls) / len(tasks), 4),
+        "calls_p50": statistics.median(calls),
+        "calls_p90": calls[int(0.9 * len(calls))],
+        "calls_max": calls[-1],
         "wrong": sum(e.answer is not None and not e.correct for e in episodes),
-        "kept": len(kept), "rejected": {s: r["reasons"] for s, r in report.items() if r["reasons"]},
+        "kept": len(kept),
+        "rejected": {s: r["reasons"] for s, r in report.items() if r["reasons"]},
         "isr": round(statistics.mean(isr for isr, _ in rates), 3),
         "ise": round(statistics.mean(ise for _, ise in rates), 3),
         "cpu_s_a_question": round(seconds / len(tasks), 4),
-    }  # fmt: skip
+    }
 
 
 def main():
@@ -55,9 +58,10 @@ def main():
     rows = {}
     with Toolbox(world, calculator=True) as toolbox:
         for name, options in {
-            "batches_of_5": {}, "one_page_a_call": {"batch": 1},
+            "batches_of_5": {},
+            "one_page_a_call": {"batch": 1},
             "with_mistakes": {"mistakes": MISTAKES},
-        }.items():  # fmt: skip
+        }.items():
             rows[name] = measure(Solver(toolbox, args.calls, **options), tasks, world)
     print(json.dumps(vars(args) | {"version": world.version, "rows": rows}, indent=1))
 

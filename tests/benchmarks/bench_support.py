@@ -73,8 +73,11 @@ def arm(m: int, config: Config, world, toolbox) -> dict:
     outcomes, _, _ = ask(agent, tasks, list(range(len(tasks))), config)
     for kind in ("python", "search"):
         some = [o for o in outcomes if o.kind == kind]
-        row |= {f"{kind}_n": len(some), f"{kind}_greedy": sum(o.greedy for o in some),
-                f"{kind}_sampled": sum(sum(o.samples) for o in some)}  # fmt: skip
+        row |= {
+            f"{kind}_n": len(some),
+            f"{kind}_greedy": sum(o.greedy for o in some),
+            f"{kind}_sampled": sum(sum(o.samples) for o in some),
+        }
     return row | {"cpu_s": round(time.process_time() - started, 1)}
 
 
@@ -87,8 +90,12 @@ def main():
     parser.add_argument("--eval-questions", type=int, default=100, help="of each kind")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    settings = dict(rl_steps=args.steps, rl_questions=args.questions,
-                    eval_questions=args.eval_questions, eval_samples=4)  # fmt: skip
+    settings = dict(
+        rl_steps=args.steps,
+        rl_questions=args.questions,
+        eval_questions=args.eval_questions,
+        eval_samples=4,
+    )
     old = json.loads(args.out.read_text()) if args.out.exists() else {"settings": settings}
     if old["settings"] != settings:
         parser.error(f"{args.out} was made with {old['settings']}: delete it or give another --out")

@@ -27,8 +27,11 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
     generated, segments, turns = (np.zeros(tokens, kind) for kind in (bool, np.uint8, np.uint16))
     at, turn, results = 40, 0, []
     while at < tokens:
-        for segment, size in ((Segment.THINK, rng.integers(150, 800)), (Segment.TOOL_CALL, 50),
-                              (Segment.TOOL_RESPONSE, rng.integers(150, 800))):  # fmt: skip
+        for segment, size in (
+            (Segment.THINK, rng.integers(150, 800)),
+            (Segment.TOOL_CALL, 50),
+            (Segment.TOOL_RESPONSE, rng.integers(150, 800)),
+        ):
             part = slice(at, min(tokens, at + int(size)))
             segments[part], turns[part] = segment, turn
             if segment == Segment.TOOL_RESPONSE:
@@ -47,15 +50,29 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
     sampled = np.where(generated, ids[every, drawn], rng.integers(12, vocabulary, tokens))
     entropies = rng.exponential(0.4, tokens).astype(np.float32) * generated
     return Trajectory(
-        id=f"long-{seed}", task_id="long", group_id="long", world_version="none", policy_version=0,
-        token_ids=sampled.astype(np.int32), generated=generated,
-        logprobs=np.where(generated, logp[every, drawn], np.float32(0)), entropies=entropies,
-        segments=segments, turns=turns, versions=np.zeros(tokens, np.int32),
+        id=f"long-{seed}",
+        task_id="long",
+        group_id="long",
+        world_version="none",
+        policy_version=0,
+        token_ids=sampled.astype(np.int32),
+        generated=generated,
+        logprobs=np.where(generated, logp[every, drawn], np.float32(0)),
+        entropies=entropies,
+        segments=segments,
+        turns=turns,
+        versions=np.zeros(tokens, np.int32),
         routed_experts=rng.integers(0, 64, (tokens, layers, experts)).astype(np.uint16),
-        tool_results=results, termination=Termination.LENGTH, answer=None, reward=None,
-        reward_parts={}, messages=[], metadata={"question": "How long is long?"}, top_ids=ids,
+        tool_results=results,
+        termination=Termination.LENGTH,
+        answer=None,
+        reward=None,
+        reward_parts={},
+        messages=[],
+        metadata={"question": "How long is long?"},
+        top_ids=ids,
         top_logprobs=logp,
-    )  # fmt: skip
+    )
 
 
 def main():
@@ -73,8 +90,10 @@ def main():
     save_trajectories(folder / "long.parquet", [one])
     start = time.perf_counter()
     page = viewer.write_page(folder / "long.html", folder / "long.parquet", policy)
-    print(f"{args.tokens} tokens, experts of {args.layers} layers x {args.experts}: page of "
-          f"{page.stat().st_size / 1e6:.1f} MB written in {time.perf_counter() - start:.2f} s")
+    print(
+        f"{args.tokens} tokens, experts of {args.layers} layers x {args.experts}: page of "
+        f"{page.stat().st_size / 1e6:.1f} MB written in {time.perf_counter() - start:.2f} s"
+    )
     drawn, steps = [], []
     for _ in range(args.repeats):
         with Browser() as browser:
@@ -82,8 +101,10 @@ def main():
             drawn.append(browser.js("performance.getEntriesByName('drawn')[0].startTime") / 1e3)
             steps.append(browser.js(STEP) / 1e3)
     for name, values in (("drawn", drawn), ("turn", steps)):
-        print(f"{name}: median {statistics.median(values):.3f} s, worst {max(values):.3f} s "
-              f"of {len(values)} browsers")
+        print(
+            f"{name}: median {statistics.median(values):.3f} s, worst {max(values):.3f} s "
+            f"of {len(values)} browsers"
+        )
     if args.out:
         found = {name: getattr(args, name) for name in ("tokens", "layers", "experts")}
         found |= {"page_mb": round(page.stat().st_size / 1e6, 1), "drawn_s": drawn, "turn_s": steps}

@@ -40,8 +40,15 @@ from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
 from drlib.synthesis.cpt import (
-    KEPT, Teacher, higher_order, length_stages, plans, reasoning, sample, with_replay,
-)  # fmt: skip
+    KEPT,
+    Teacher,
+    higher_order,
+    length_stages,
+    plans,
+    reasoning,
+    sample,
+    with_replay,
+)
 from drlib.synthesis.memory import Memory
 from drlib.synthesis.oracle import Demonstrator, Faults
 from drlib.synthesis.questions import SearchQuestions, python_task
@@ -135,8 +142,17 @@ def pretrain(arm: str, model, config, data, pools, pad_id) -> list[float]:
         own = shuffled(pools[step >= STAGE_SHARE * STEPS], key)
         return with_replay(own, data.stream(key, REPLAY), REPLAY_SHARE, random.Random(key))
 
-    return train(model, config, draw, pad_id, steps=STEPS, batch_tokens=BATCH, lrs=LRS,
-                 warmup=WARMUP, decay_share=DECAY)  # fmt: skip
+    return train(
+        model,
+        config,
+        draw,
+        pad_id,
+        steps=STEPS,
+        batch_tokens=BATCH,
+        lrs=LRS,
+        warmup=WARMUP,
+        decay_share=DECAY,
+    )
 
 
 def cold_start(model, steps, config, data, pool, held_out, pad_id) -> tuple[list, list]:
@@ -148,12 +164,19 @@ def cold_start(model, steps, config, data, pool, held_out, pad_id) -> tuple[list
             seen.append([step, mean_loss(model, held_out, pad_id)])
         key = f"cold-{config.seed}-{step}-{shard}"
         replay = data.stream(key, REPLAY)
-        return with_replay(shuffled(pool, key), replay, config.sft_replay_share,
-                           random.Random(key))  # fmt: skip
+        return with_replay(shuffled(pool, key), replay, config.sft_replay_share, random.Random(key))
 
-    losses = train(model, config, draw, pad_id, steps=steps, batch_tokens=SFT_BATCH,
-                   lrs=(config.sft_muon_lr, config.sft_adam_lr), warmup=WARMUP,
-                   decay_share=1.0)  # fmt: skip
+    losses = train(
+        model,
+        config,
+        draw,
+        pad_id,
+        steps=steps,
+        batch_tokens=SFT_BATCH,
+        lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        warmup=WARMUP,
+        decay_share=1.0,
+    )
     return losses, [*seen, [steps, mean_loss(model, held_out, pad_id)]]
 
 
@@ -178,13 +201,22 @@ def one_seed(seed: int, runs: Path, world, arms) -> dict:
     stream = data.stream("held-out-general", REPLAY)
     general = [next(stream) for _ in range(HELD_OUT)]
     kinds = sorted({row.kind for row in rows})
-    counts = {kind: [sum(row.kind == kind for row in rows),
-                     sum(row.kind == kind and row.judge == KEPT for row in rows)]
-              for kind in kinds}  # fmt: skip
-    out = {"seed": seed, "rows_made_and_kept": counts,
-           "samples_by_length_stage": [*map(len, pools)],
-           "tokens_by_length_stage": [sum(map(len, p)) for p in pools],
-           "pool": len(pool), "held_out_demonstrations": len(held_out), "arms": {}}  # fmt: skip
+    counts = {
+        kind: [
+            sum(row.kind == kind for row in rows),
+            sum(row.kind == kind and row.judge == KEPT for row in rows),
+        ]
+        for kind in kinds
+    }
+    out = {
+        "seed": seed,
+        "rows_made_and_kept": counts,
+        "samples_by_length_stage": [*map(len, pools)],
+        "tokens_by_length_stage": [sum(map(len, p)) for p in pools],
+        "pool": len(pool),
+        "held_out_demonstrations": len(held_out),
+        "arms": {},
+    }
     for arm in arms:
         model, _ = load_policy(base)
         row = {"general_before": mean_loss(model, general, pad_id)}
@@ -195,11 +227,16 @@ def one_seed(seed: int, runs: Path, world, arms) -> dict:
         for steps in SFT_STEPS:
             own = copy.deepcopy(model)
             losses, seen = cold_start(own, steps, config, data, pool, held_out, pad_id)
-            row["cold_starts"].append({
-                "steps": steps, "loss": float(np.mean(losses[-LAST:])), "curve": curve(losses),
-                "held_out_loss": seen[-1][1], "held_out_curve": seen,
-                "general_after": mean_loss(own, general, pad_id),
-            })  # fmt: skip
+            row["cold_starts"].append(
+                {
+                    "steps": steps,
+                    "loss": float(np.mean(losses[-LAST:])),
+                    "curve": curve(losses),
+                    "held_out_loss": seen[-1][1],
+                    "held_out_curve": seen,
+                    "general_after": mean_loss(own, general, pad_id),
+                }
+            )
             print(seed, arm, row["general_after_cpt"], row["cold_starts"][-1], flush=True)
         out["arms"][arm] = row
     out["cpu_seconds"] = round(time.process_time() - started)
@@ -215,10 +252,29 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    names = ("WORLDS", "QUESTIONS", "K", "N", "SHORT", "STAGE_SHARE", "REPLAY_SHARE", "STEPS",
-             "BATCH", "LRS", "WARMUP", "DECAY", "SFT_STEPS", "SFT_BATCH", "LAST", "HELD_OUT")
-    result = {"command": "PYTHONPATH=. python tests/benchmarks/make_cpt.py",
-              "settings": {n.lower(): globals()[n] for n in names}, "rows": []}  # fmt: skip
+    names = (
+        "WORLDS",
+        "QUESTIONS",
+        "K",
+        "N",
+        "SHORT",
+        "STAGE_SHARE",
+        "REPLAY_SHARE",
+        "STEPS",
+        "BATCH",
+        "LRS",
+        "WARMUP",
+        "DECAY",
+        "SFT_STEPS",
+        "SFT_BATCH",
+        "LAST",
+        "HELD_OUT",
+    )
+    result = {
+        "command": "PYTHONPATH=. python tests/benchmarks/make_cpt.py",
+        "settings": {n.lower(): globals()[n] for n in names},
+        "rows": [],
+    }
     world = load_world(Config().world)
     for seed in args.seeds:
         result["rows"].append(one_seed(seed, args.runs, world, args.arms))

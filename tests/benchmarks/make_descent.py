@@ -37,34 +37,58 @@ def describe(tokenizer, trajectories) -> list[dict]:
     rows, texts = [], [tokenizer.decode(t.token_ids) for t in trajectories]
     for t in trajectories:
         right, begins = t.metadata["right_answer"], np.flatnonzero(np.diff(t.generated * 1) > 0) + 1
-        turns = begins[begins <= min(np.flatnonzero(
-            t.generated & (t.segments == Segment.ANSWER)), default=len(t))]  # fmt: skip
+        turns = begins[
+            begins
+            <= min(np.flatnonzero(t.generated & (t.segments == Segment.ANSWER)), default=len(t))
+        ]
         seen = [t.token_ids[:n][t.segments[:n] == Segment.TOOL_RESPONSE] for n in turns]
         # an early answer ends the curve, and not all last turns say the right one
         says = len(turns) == len(begins) and right in tokenizer.decode(t.token_ids[begins[-1] :])
         words = pg.own_words(tokenizer, t, right) if says else None
-        rows.append({"id": t.id, "question": t.metadata["question"], "answer": right,
-                     "reward": t.reward, "tokens": len(t), "responses": responses(t),
-                     "words": words, "turns": turns.tolist(),
-                     "shown": [bool(re.search(rf"\b{re.escape(right)}\b", tokenizer.decode(ids)))
-                               for ids in seen]})  # fmt: skip
+        rows.append(
+            {
+                "id": t.id,
+                "question": t.metadata["question"],
+                "answer": right,
+                "reward": t.reward,
+                "tokens": len(t),
+                "responses": responses(t),
+                "words": words,
+                "turns": turns.tolist(),
+                "shown": [
+                    bool(re.search(rf"\b{re.escape(right)}\b", tokenizer.decode(ids)))
+                    for ids in seen
+                ],
+            }
+        )
     for i, row in enumerate(rows):
         kind = next((k for k in KINDS if k in (row["words"] or "")), "no words")
-        row["other"] = next((o["answer"] for o in rows[i + 1 :] + rows[:i] if o["words"] and kind in
-                             o["words"] and o["answer"] not in texts[i]), None)  # fmt: skip
+        row["other"] = next(
+            (
+                o["answer"]
+                for o in rows[i + 1 :] + rows[:i]
+                if o["words"] and kind in o["words"] and o["answer"] not in texts[i]
+            ),
+            None,
+        )
     return rows
 
 
 def measure(ask, tokenizer, t, row, forks_T, number) -> dict:
     """Losses by bridge and changes by class, of one trajectory under one policy."""
     cut, says_T = ask(), np.zeros(len(t), bool)
-    found = {"ends": cut.ends_P.tolist(), "cut": flat(cut.losses_P),
-             "cut, no thoughts": flat(ask(think=False).losses_P)}  # fmt: skip
+    found = {
+        "ends": cut.ends_P.tolist(),
+        "cut": flat(cut.losses_P),
+        "cut, no thoughts": flat(ask(think=False).losses_P),
+    }
     if words := row["words"]:
         how = dict(bridge=words, segments=())
-        found |= {"words": flat(ask(**how).losses_P),
-                  "words, no thoughts": flat(ask(think=False, **how).losses_P),
-                  "words, other": flat(ask(answer=row["other"], **how).losses_P)}  # fmt: skip
+        found |= {
+            "words": flat(ask(**how).losses_P),
+            "words, no thoughts": flat(ask(think=False, **how).losses_P),
+            "words, other": flat(ask(answer=row["other"], **how).losses_P),
+        }
         sizes = [len(tokenizer.encode(x, add_special_tokens=False)) for x in (words, row["answer"])]
         says_T[row["turns"][-1] + sizes[0] :][: sizes[1]] = True
     classes = {"fork after a response": forks_T & ~says_T, "says the answer": says_T}
@@ -83,19 +107,36 @@ def main():
         marked = reflection.reflection_tokens(table, 8, share=0.2, scope="batch")
         for i, (t, row) in enumerate(zip(some, rows)):
             forks_T = np.isin(np.arange(len(t)), table.position[marked & (table.row == i)])
-            row[name] = measure(partial(pg.pseudo_gradient, model, tokenizer, t), tokenizer, t, row,
-                                forks_T, i)  # fmt: skip
-        few = [(t, row, *(tokenizer.encode(row[key], add_special_tokens=False) for key in
-               ("answer", "words"))) for t, row in zip(some, rows) if row["words"]][:8]  # fmt: skip
+            row[name] = measure(
+                partial(pg.pseudo_gradient, model, tokenizer, t), tokenizer, t, row, forks_T, i
+            )
+        few = [
+            (
+                t,
+                row,
+                *(
+                    tokenizer.encode(row[key], add_special_tokens=False)
+                    for key in ("answer", "words")
+                ),
+            )
+            for t, row in zip(some, rows)
+            if row["words"]
+        ][:8]
         for at, place in ((0, "question"), (-1, "responses")):
+
             def loss(model, at=at, few=few):
-                return np.mean([pg.answer_losses(model, t.token_ids, [row["turns"][at]], *ids)
-                                for t, row, *ids in few])  # fmt: skip
+                return np.mean(
+                    [
+                        pg.answer_losses(model, t.token_ids, [row["turns"][at]], *ids)
+                        for t, row, *ids in few
+                    ]
+                )
 
             out["landscape"][f"{name}, {place}"] = flat(pg.landscape(model, loss, GRID, seed=0))
         tables = routing.specialisation(some, model.config.num_experts) | {
             "load": routing.load_by_segment(some, model.config.num_experts),
-            "entropy": routing.router_entropies(model, some)}  # fmt: skip
+            "entropy": routing.router_entropies(model, some),
+        }
         out["routing"][name] = {key: flat(values) for key, values in tables.items()}
     out["routing"]["agreement"] = flat(routing.checkpoint_agreement(*scored.values()))
     rollouts = ",\n".join(json.dumps(row) for row in out.pop("rollouts"))

@@ -45,10 +45,13 @@ def rollouts(model, tokenizer, config, tasks, toolbox):
     agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
     done = agent.run(tasks, temperature=1.0, seed=config.eval_seed)
     return [
-        replace(t, reward=outcome(t),
-                tool_results=[replace(result, latency_s=0.0) for result in t.tool_results])
+        replace(
+            t,
+            reward=outcome(t),
+            tool_results=[replace(result, latency_s=0.0) for result in t.tool_results],
+        )
         for t in done
-    ]  # fmt: skip
+    ]
 
 
 def lifts(trajectories) -> list[dict]:
@@ -79,13 +82,21 @@ def main():
                 model, chat = load_policy(stages.folder(stage, config, args.runs) / "policy")
                 made = rollouts(model, chat, config, tasks, tools)
                 again = list(rescore(model.eval(), made))
-                gaps = np.concatenate([np.abs(a.entropies - b.entropies)[a.generated]
-                                       for a, b in zip(made, again)])  # fmt: skip
+                gaps = np.concatenate(
+                    [np.abs(a.entropies - b.entropies)[a.generated] for a, b in zip(made, again)]
+                )
                 gap = float(gaps.max())
-                rows.append({"seed": seed, "stage": stage, "recomputed_within": gap,
-                             "tokens_beyond_1e-4": int((gaps > 1e-4).sum()),
-                             "right": float(np.mean([t.reward for t in made])),
-                             "summary": summary(token_statistics(made)), "lifts": lifts(made)})
+                rows.append(
+                    {
+                        "seed": seed,
+                        "stage": stage,
+                        "recomputed_within": gap,
+                        "tokens_beyond_1e-4": int((gaps > 1e-4).sum()),
+                        "right": float(np.mean([t.reward for t in made])),
+                        "summary": summary(token_statistics(made)),
+                        "lifts": lifts(made),
+                    }
+                )
                 print(seed, stage, f"largest difference {gap:.1e}", flush=True)
                 if stage in STAGES[:2]:
                     save_trajectories(args.out / f"seed{seed}_{stage}.parquet", made)
