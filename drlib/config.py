@@ -90,7 +90,7 @@ class Config:
     # evaluation
     eval_questions: int = 200  # of each kind
     eval_samples: int = 8
-    eval_seed: int = 58214  # drawn after the recipe was fixed
+    eval_seed: int = 574959  # drawn before the last change of the recipe, in a commit of its own
 
     @staticmethod
     def load(profile: str, **overrides) -> "Config":
