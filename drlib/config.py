@@ -54,6 +54,7 @@ class Config:
     sft_replay_share: float = 0.3
     sft_continued_steps: int = 1100  # the control: as much compute as RL has
     # reinforcement learning
+    rl_start: str = ""  # a policy's folder to start from instead of the stage sft
     rl_steps: int = 100
     rl_questions: int = 48  # a step
     rl_group: int = 8  # rollouts a question
@@ -145,6 +146,9 @@ PROFILES: dict[str, dict] = {
         "sft_steps": 8,
         "sft_batch_tokens": 2048,
         "sft_continued_steps": 8,
+        # This profile's own cold start has learned nothing yet: from it every rollout is over-long,
+        # every group is dead, and no step has a gradient.
+        "rl_start": "figures/reference/tour/policy_sft",
         "rl_steps": 3,
         "rl_questions": 8,
         "rl_group": 4,

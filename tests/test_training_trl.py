@@ -17,7 +17,7 @@ from drlib.config import Config
 from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.gradient import learn, loss_config
+from drlib.training.gradient import Share, learn, loss_config
 from drlib.training.grpo import advantages_of
 from drlib.training.run import Ranks
 from drlib.training.trl import DeepResearchGRPOTrainer
@@ -167,7 +167,7 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, t
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = learn(model, rollouts, advantages, weights, config, Ranks(), PAD)
+    row = learn(model, [Share(rollouts, advantages, weights)], config, Ranks(), PAD)
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)

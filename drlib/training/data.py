@@ -149,8 +149,17 @@ def policy_tools(config: Config, runs: Path):
 def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
     """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
     run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
-    model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
-    return run, model, *policy_tools(config, runs)[1:]
+    tokenizer, *others = policy_tools(config, runs)
+    if before in stages.inputs_of(name, config):
+        model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
+        return run, model, *others
+    model, own = load_policy(stages.start_folder(config))
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the policy of rl_start={config.rl_start!r} has another vocabulary than the world "
+            f"{config.world!r}: start from one that was trained on this world"
+        )
+    return run, model, *others
 
 
 def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:

@@ -19,10 +19,13 @@ from pathlib import Path
 
 import yaml
 
+import drlib
 from drlib.config import Config
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
-FORMAT = 4  # raise when a stage's code changes what it makes from the same settings
+ROOT = Path(drlib.__file__).parents[1]
+WEIGHTS = "model.safetensors"
+FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,28 @@ def config_of(name: str, config: Config) -> Config:
     return config.derive(rl_reward="random") if name.endswith("rl_random_reward") else config
 
 
+def inputs_of(name: str, config: Config) -> tuple[str, ...]:
+    """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
+    if config.rl_start and stage(name).module == HERE + "grpo":
+        return ("world",)
+    return stage(name).inputs
+
+
+def start_folder(config: Config) -> Path:
+    """The policy's folder that `rl_start` names, relative to the repository unless absolute."""
+    path = ROOT / config.rl_start
+    if not (path / WEIGHTS).exists():
+        raise ValueError(f"rl_start={config.rl_start!r}: there is no policy in {path}")
+    return path
+
+
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
-    inputs = {i: settings_of(i, config) for i in stage(name).inputs}
+    inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
     own = config_of(name, config).pick(*stage(name).settings)
+    if "rl_start" in own and own["rl_start"]:
+        weights = (start_folder(config) / WEIGHTS).read_bytes()
+        own["rl_start"] = hashlib.sha256(weights).hexdigest()
     return {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
 
 
@@ -98,7 +119,7 @@ def needed(name: str, config: Config, runs: Path) -> list[str]:
     """The stages that must still be built for `name`, in order."""
     if RunFolder.complete(folder(name, config, runs)):
         return []
-    before = [s for i in stage(name).inputs for s in needed(i, config, runs)]
+    before = [s for i in inputs_of(name, config) for s in needed(i, config, runs)]
     return [*dict.fromkeys(before), name]
 
 
