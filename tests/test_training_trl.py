@@ -245,6 +245,30 @@ def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
     assert batch["num_items_in_batch"] == 2 * (sum(LENGTHS) - LENGTHS[4])
 
 
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_turn_that_ends_at_the_answer_s_tag_is_whole_without_an_end_token(
+    filtered, checkpoint, tmp_path
+):
+    """Every completion lacks an end token; the first four end at "t7", which is said to end one."""
+    completions = [[3, 4, 7], [7], [5, 6, 7], [4, 7], [3, 4], [7, 3], [5, 6], [8]]
+    seen, ends = [], ("t6 t7", "t7") if filtered else ()
+
+    def all_count(rollouts):
+        seen.append(rollouts.truncated_N.tolist())
+        return torch.ones(8), torch.ones(8, dtype=torch.bool)
+
+    made = trainer(checkpoint, tmp_path, reward, rollout_filter=all_count, ends=ends)
+    made._calculate_rewards([{}] * 8, ["p"] * 8, ["c"] * 8, completions)
+    assert seen == [[False] * 4 + [True] * 4 if filtered else [True] * 8]
+
+
+def test_the_answer_s_closing_tag_ends_a_completion_by_default(checkpoint, tmp_path):
+    made = trainer(checkpoint, tmp_path, reward)
+    made._tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
+    whole, cut = (list(map(ord, text)) for text in ("<answer>x</answer>", "<answer>x</answer> and"))
+    assert made._ended(whole) and not made._ended(cut) and not made._ended([])
+
+
 CASES = {
     "recipe": (LossConfig(), {}),
     "double-sided": (LossConfig(clip="double_sided", aggregate="sequence"), {}),
