@@ -31,9 +31,9 @@ from torch import Tensor
 
 from drlib.analysis.rendering import is_right
 from drlib.analysis.segments import gaps
+from drlib.checks import require
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
-from drlib.rl.checks import require
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 
 FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model

@@ -32,8 +32,8 @@ import numpy as np
 import yaml
 
 from drlib.analysis.entropy import STATUSES, TokenTable, high_entropy
+from drlib.checks import require
 from drlib.evals.metrics import RESAMPLES, Interval
-from drlib.rl.checks import require
 from drlib.trajectory import Segment
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from drlib.rl.checks import require
+from drlib.checks import require
 
 Interval = tuple[float, float, float]  # estimate, low, high
 Scores = Mapping[str, Sequence[float]]  # the answers' scores of each question, at least one each
