@@ -16,7 +16,7 @@ import numpy as np
 from drlib.analysis.rendering import is_right
 from drlib.checks import require
 from drlib.config import Config
-from drlib.evals.metrics import RESAMPLES, Interval
+from drlib.evals.metrics import Interval, percentile_interval
 from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
 from drlib.files import read_json_lines
 from drlib.training import stages
@@ -101,13 +101,15 @@ def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
 def _ratio(results: Results, *stages: str) -> Interval:
     """Of a stage's sums, errors over calls; with a second stage, over that one's."""
     tables = [_calls(results, stage) for stage in stages]
-    n, counts = len(tables[0]), [np.array([t[name] for name in sorted(tables[0])]) for t in tables]
-    picks = np.vstack([np.arange(n), np.random.default_rng(0).integers(n, size=(RESAMPLES, n))])
+    questions = sorted(tables[0])
+    parts_QC = np.array([np.concatenate([t[name] for t in tables]) for name in questions])
+
+    def ratio(sums_RC: np.ndarray) -> np.ndarray:
+        rate, *over = (sums_RC[:, c] / sums_RC[:, c + 1] for c in range(0, sums_RC.shape[1], 2))
+        return rate / over[0] if over else rate
+
     with np.errstate(divide="ignore", invalid="ignore"):
-        values, *over = (np.divide(*counts_Q2[picks].sum(1).T) for counts_Q2 in counts)
-        values = values / over[0] if over else values
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return float(values[0]), float(low), float(high)
+        return percentile_interval(parts_QC, ratio, seed=0)
 
 
 def percent(interval: Interval, sign: str = "") -> str:
