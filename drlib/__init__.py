@@ -16,6 +16,8 @@ config
     The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
 format
     How a turn writes a tool call or an answer, and the strict parser of both.
+endpoint
+    The one client of language models behind OpenAI-compatible servers.
 worlds
     What can be looked up: pages with links, a full-text index, a graph of facts; real ones (Unicode
     CLDR, Python's library, a folder, a Kiwix file, a data set) and fictional ones.

@@ -24,6 +24,7 @@ ROOMS = (
     "trajectory",
     "config",
     "format",
+    "endpoint",
     "worlds",
     "sandbox",
     "tools",
@@ -51,7 +52,8 @@ ONLY = {
     "nbclient": ("lab/",),
     "papermill": ("lab/",),
     "traitlets": ("lab/",),  # comes with ipykernel
-    "httpx": ("tools/", "worlds/triples.py"),
+    "httpx": ("tools/",),
+    "openai": ("endpoint.py",),
     "pypdf": ("worlds/reading.py",),
     "openpyxl": ("worlds/reading.py",),
     "trafilatura": ("worlds/reading.py",),
