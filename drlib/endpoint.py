@@ -38,14 +38,19 @@ class ChatEndpoint:
     """
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 60.0, api_key: str = ""):
-        import openai  # lazily: it takes a second, and most worlds and questions need no model
+        # lazily: they take a second, and most worlds and questions need no model
+        import httpx2
+        import openai
 
         if not _is_address(url):
             raise EndpointError(f"{url!r} is not an http(s) address")
         self.url = url.rstrip("/")
         self.model = model
         self._timeout_s = timeout_s
-        self._openai = openai
+        self._late = (TimeoutError, openai.APITimeoutError, httpx2.TimeoutException)
+        self._refused = openai.APIStatusError
+        # of the request; of a reply that breaks off
+        self._broken = (openai.APIConnectionError, httpx2.HTTPError)
         # the package takes these from the environment, which means another server by them
         unsaid = ["OpenAI-Organization", "OpenAI-Project"]
         unsaid += [] if api_key else ["Authorization"]
@@ -70,19 +75,19 @@ class ChatEndpoint:
         def work() -> None:
             try:
                 done.set_result(self._exchange(messages, options, deadline))
-            except BaseException as error:  # noqa: BLE001 (handed over to the caller, whatever it is)
+            except BaseException as error:  # noqa: BLE001 - handed over to the caller
                 done.set_exception(error)
 
         # neither the system's look-up of a name nor dripped headers know a time-out
         threading.Thread(target=work, daemon=True).start()
         try:
             body = done.result(timeout=self._timeout_s)
-        except (TimeoutError, self._openai.APITimeoutError):
+        except self._late:
             raise EndpointTimeout(f"timeout: no end within {self._timeout_s} s") from None
-        except self._openai.APIStatusError as error:
+        except self._refused as error:
             reason = error.response.reason_phrase
             raise EndpointError(f"HTTP {error.status_code} {reason}") from None
-        except self._openai.APIConnectionError as error:
+        except self._broken as error:
             cause = error.__cause__ or error
             raise EndpointError(f"{type(cause).__name__}: {cause}") from None
         try:

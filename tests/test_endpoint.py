@@ -38,6 +38,9 @@ class Server(BaseHTTPRequestHandler):
     def gone(self):
         self.reply(b"{}", status=404)
 
+    def cut(self):
+        self.reply(b'{"choices": ', **{"Content-Length": 1000})
+
     def moved(self):
         self.reply(b"", status=307, Location="/good/v1/chat/completions")
 
@@ -106,7 +109,12 @@ def test_a_reply_that_is_no_completion_is_none(server, kind):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("gone", "HTTP 404 Not Found"), ("moved", "HTTP 307"), ("long", "more than 1000000 bytes")],
+    [
+        ("gone", "HTTP 404 Not Found"),
+        ("moved", "HTTP 307"),
+        ("long", "more than 1000000 bytes"),
+        ("cut", "RemoteProtocolError"),
+    ],
 )
 def test_a_server_that_fails_is_told_and_asked_once(server, kind, reason):
     with pytest.raises(EndpointError, match=reason):

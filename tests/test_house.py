@@ -54,6 +54,7 @@ ONLY = {
     "traitlets": ("lab/",),  # comes with ipykernel
     "httpx": ("tools/",),
     "openai": ("endpoint.py",),
+    "httpx2": ("endpoint.py",),
     "pypdf": ("worlds/reading.py",),
     "openpyxl": ("worlds/reading.py",),
     "trafilatura": ("worlds/reading.py",),
