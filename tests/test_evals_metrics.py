@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from drlib.evals.metrics import bootstrap_difference, bootstrap_mean, wilson_interval
+from drlib.evals.metrics import (
+    bootstrap_difference,
+    bootstrap_mean,
+    percentile_interval,
+    resample,
+    wilson_interval,
+)
 
 
 def test_wilson_solves_its_defining_equation():
@@ -73,3 +79,25 @@ def test_a_paired_difference_is_sharper_than_two_intervals():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("draw", ["rows", "counts"])
+def test_resampled_sums_have_the_mean_and_the_spread_of_the_rows(draw):
+    rows_MC = np.random.default_rng(2).random((50, 2))
+    sums_RC = resample(rows_MC, lambda sums: sums, 0, 4000, draw=draw)
+    assert sums_RC.shape == (4000, 2)
+    spread_C = rows_MC.std(axis=0) * np.sqrt(50)
+    assert np.abs(sums_RC.mean(axis=0) - rows_MC.sum(axis=0)).max() < 4 * spread_C.max() / 60
+    assert sums_RC.std(axis=0) == pytest.approx(spread_C, rel=0.05)
+    correlation = np.corrcoef(sums_RC.T)[0, 1]  # rows are drawn as a whole
+    assert correlation == pytest.approx(np.corrcoef(rows_MC.T)[0, 1], abs=0.06)
+
+
+def test_a_draw_without_a_value_does_not_count():
+    errors_and_calls = np.array([[0.0, 0.0], [1.0, 2.0]])  # some draws hold no call at all
+
+    def rate(sums_RC):
+        with np.errstate(invalid="ignore"):
+            return sums_RC[:, 0] / sums_RC[:, 1]
+
+    assert percentile_interval(errors_and_calls, rate, seed=0) == (0.5, 0.5, 0.5)

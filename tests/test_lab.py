@@ -16,12 +16,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from drlib import lab
 from drlib.config import Config
+from drlib.files import WriteError
 from drlib.lab import ROOT, hygiene, launching, notebooks
 from drlib.lab.__main__ import _parser, main
 from drlib.lab.display import REFERENCE
 from drlib.lab.launching import steps_done
 from drlib.lab.reference import _command
-from drlib.training.run import RunFolderError
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
 PROGRAM = """
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:
-        with pytest.raises(RunFolderError, match="05_line.png.*is the disk full"):
+        with pytest.raises(WriteError, match="05_line.png.*is the disk full"):
             lab.save_figure(figure(), "05_line")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)

@@ -8,17 +8,17 @@ Intervals are 95% and clustered by question (eight samples of one question are n
 questions). Left out: tests of hypotheses, and everything that trains.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from drlib.analysis.rendering import is_right
+from drlib.checks import require
 from drlib.config import Config
-from drlib.evals.metrics import RESAMPLES, Interval
+from drlib.evals.metrics import Interval, percentile_interval
 from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
-from drlib.rl.checks import require
+from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
@@ -41,7 +41,7 @@ class TourRun:
         curves: dict[str, dict[int, list[dict]]] = {}
         for path in sorted(folder.glob("seed*_*.jsonl")):
             seed, _, stage = path.stem.removeprefix("seed").partition("_")
-            curves.setdefault(stage, {})[int(seed)] = read_rows(path)
+            curves.setdefault(stage, {})[int(seed)] = read_json_lines(path)
         kept = {path.stem.rpartition("_")[::2]: path for path in folder.glob("*_*.parquet")}
         return TourRun(results, curves, kept)
 
@@ -66,11 +66,6 @@ class TourRun:
         there = (stage, decoding) in self.kept
         require(there, f"no trajectories {stage}/{decoding}: there are {sorted(self.kept)}")
         return load_trajectories(self.kept[stage, decoding])
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a JSON-lines file, such as the reference run's curves."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def pass_name(results: Results) -> str:
@@ -106,13 +101,15 @@ def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
 def _ratio(results: Results, *stages: str) -> Interval:
     """Of a stage's sums, errors over calls; with a second stage, over that one's."""
     tables = [_calls(results, stage) for stage in stages]
-    n, counts = len(tables[0]), [np.array([t[name] for name in sorted(tables[0])]) for t in tables]
-    picks = np.vstack([np.arange(n), np.random.default_rng(0).integers(n, size=(RESAMPLES, n))])
+    questions = sorted(tables[0])
+    parts_QC = np.array([np.concatenate([t[name] for t in tables]) for name in questions])
+
+    def ratio(sums_RC: np.ndarray) -> np.ndarray:
+        rate, *over = (sums_RC[:, c] / sums_RC[:, c + 1] for c in range(0, sums_RC.shape[1], 2))
+        return rate / over[0] if over else rate
+
     with np.errstate(divide="ignore", invalid="ignore"):
-        values, *over = (np.divide(*counts_Q2[picks].sum(1).T) for counts_Q2 in counts)
-        values = values / over[0] if over else values
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return float(values[0]), float(low), float(high)
+        return percentile_interval(parts_QC, ratio, seed=0)
 
 
 def percent(interval: Interval, sign: str = "") -> str:

@@ -9,15 +9,18 @@ over training seeds (there are three).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
-from drlib.rl.checks import require
+from drlib.checks import require
 
 Interval = tuple[float, float, float]  # estimate, low, high
 Scores = Mapping[str, Sequence[float]]  # the answers' scores of each question, at least one each
+Statistic = Callable[[np.ndarray], np.ndarray]  # sums [R, C] to values [R, ...]
 RESAMPLES = 2000
+CHUNK = 100  # draws of counts at a time: they and what comes of them are held in memory
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -60,7 +63,41 @@ def _question_means(values_by_question: Scores) -> dict[str, float]:
 
 
 def _bootstrap(means: Mapping[str, float], seed: int) -> Interval:
-    means_Q = np.array([means[question] for question in sorted(means)])
-    picks = np.random.default_rng(seed).integers(len(means_Q), size=(RESAMPLES, len(means_Q)))
-    low, high = np.quantile(means_Q[picks].mean(axis=1), [0.025, 0.975])
-    return float(means_Q.mean()), float(low), float(high)
+    means_Q1 = np.array([[means[question]] for question in sorted(means)])
+    return percentile_interval(means_Q1, lambda sums_R1: sums_R1[:, 0] / len(means_Q1), seed)
+
+
+def percentile_interval(parts_MC: np.ndarray, statistic: Statistic, seed: int) -> Interval:
+    """A statistic of sums over M questions, with its percentile interval.
+
+    parts_MC: what each question adds to C sums. statistic: sums [R, C] to values [R]; a draw whose
+    value is NaN (such as a ratio of nothing) does not count.
+    """
+    value = statistic(parts_MC.sum(axis=0, keepdims=True))[0]
+    low, high = np.nanquantile(resample(parts_MC, statistic, seed), [0.025, 0.975])
+    return float(value), float(low), float(high)
+
+
+def resample(
+    parts_MC: np.ndarray,
+    statistic: Statistic,
+    seed: int,
+    resamples: int = RESAMPLES,
+    *,
+    draw: Literal["rows", "counts"] = "rows",
+) -> np.ndarray:
+    """The bootstrap: a statistic of the sums of M rows drawn with replacement, `resamples` times.
+
+    parts_MC: the rows, what each question or trajectory adds to C sums. statistic: sums [R, C] to
+    values [R, ...]; what comes back is all of them, [resamples, ...]. draw: M "rows" one by one, or
+    at once the "counts" of how often each is drawn, which needs less memory for many rows. Both
+    give the same distribution from other random numbers.
+    """
+    rows, rng = len(parts_MC), np.random.default_rng(seed)
+    if draw == "rows":
+        picks_RM = rng.integers(rows, size=(resamples, rows))
+        return statistic(parts_MC[picks_RM].sum(axis=1))
+    even_M = np.full(rows, 1 / rows)
+    sizes = np.diff([*range(0, resamples, CHUNK), resamples])
+    counts = (rng.multinomial(rows, even_M, size) for size in sizes)
+    return np.concatenate([statistic(counts_RM @ parts_MC) for counts_RM in counts])

@@ -18,9 +18,10 @@ from pathlib import Path
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
 from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
+from drlib.files import write_whole
 from drlib.training import stages
 from drlib.training.data import read_episodes
-from drlib.training.run import git, read_manifest, write_atomically
+from drlib.training.run import git, read_manifest
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
@@ -109,8 +110,8 @@ class Results:
         head = {"command": self.command, "profile": self.profile, "made": self.made}
         lines = ",\n".join(json.dumps(r) for r in self.rows)
         text = f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
-        write_atomically(folder / "results.json", lambda p: p.write_text(text))
-        write_atomically(folder / "outcomes.json", lambda p: p.write_text(_packed(self.outcomes)))
+        write_whole(folder / "results.json", text)
+        write_whole(folder / "outcomes.json", _packed(self.outcomes))
 
     @staticmethod
     def load(folder: Path) -> Results:

@@ -21,6 +21,7 @@ import yaml
 
 import drlib
 from drlib.config import Config
+from drlib.files import WriteError
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
 ROOT = Path(drlib.__file__).parents[1]
@@ -158,7 +159,7 @@ def main(builders: dict[str, Callable]) -> None:
         builders[args.stage](config_of(args.stage, config), path, ranks)
         if ranks.first:
             print(path)
-    except (ValueError, RunFolderError) as fault:
+    except (ValueError, WriteError, RunFolderError) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
