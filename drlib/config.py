@@ -10,7 +10,10 @@ file, on a command line and in a README table. A typo must never run with a defa
 import dataclasses
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args, get_type_hints
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout: figures/, notebooks/, runs/
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drlib.config import ROOT
 from drlib.files import append_json_line, read_json_lines, write_whole
 
 SHARDS = 2
@@ -192,7 +193,7 @@ class RunFolder:
 
 def git(*arguments: str) -> str:
     """What git says of the folder that holds this package; "" where it is no git checkout."""
-    command = ["git", "-C", str(Path(__file__).resolve().parents[2]), *arguments]
+    command = ["git", "-C", str(ROOT), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -19,12 +19,10 @@ from pathlib import Path
 
 import yaml
 
-import drlib
-from drlib.config import Config
+from drlib.config import ROOT, Config
 from drlib.files import WriteError
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
-ROOT = Path(drlib.__file__).parents[1]
 WEIGHTS = "model.safetensors"
 FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 
