@@ -51,6 +51,7 @@ LIGHT = (
     "drlib.trajectory",
     "drlib.config",
     "drlib.format",
+    "drlib.endpoint",
     "drlib.worlds",
     "drlib.sandbox",
     "drlib.tools",
