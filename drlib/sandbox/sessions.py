@@ -44,16 +44,17 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from drlib.sandbox import bounds, cleanup, holding, layers, notices, seccomp
+from drlib.sandbox import bounds, child, cleanup, holding, layers, notices, seccomp
 from drlib.sandbox.notices import Question
 
 STATES = 16  # that one session can hold
-START_SECONDS = 30.0  # for the first process to lock itself in
+LOCK_IN_SECONDS = 30.0  # for the first process to lock itself in
 TURN_SECONDS = 2.0  # for a state to fork and both to wait; one that code has broken never does
 COPY_SECONDS = 1.0  # for the copy of a runner to come to wait
-_NEEDED = layers.CAP_KILL, layers.CAP_SYS_PTRACE  # by the keeper: to end them, to look at them
-# and for a process that it starts, until that one has locked itself in:
-_GIVEN_ON = layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT
+# Powers of the keeper: to end processes and to look at them,
+_NEEDED = (layers.CAP_KILL, layers.CAP_SYS_PTRACE)
+# and for a process that it starts, until that one has locked itself in.
+_GIVEN_ON = (layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT)
 
 
 class SessionLost(Exception):
@@ -72,16 +73,18 @@ class State:
     memory: int
 
 
-def open_session(template) -> int:
-    """Fork a keeper, send the caller the other end of its socket, and return its process id."""
+def open_session(confinement, channel: socket.socket) -> int:
+    """In the template process: fork a keeper, send the caller the other end of its socket over
+    `channel`, and return the keeper's process id."""
     ours, theirs = socket.socketpair()
-    if pid := layers.fork(template.before_fork):
+    pid = layers.fork(confinement.before_fork)
+    if pid:
         with ours, theirs:
-            socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
+            socket.send_fds(channel, [b"S"], [theirs.fileno()])
         return pid
     try:
         theirs.close()
-        keeper = Keeper(template, ours)
+        keeper = Keeper(confinement, ours)
         keeper.start()
         keeper.serve()
     except Exception:  # noqa: BLE001 - whatever it was, the caller replays
@@ -91,11 +94,12 @@ def open_session(template) -> int:
 
 
 class Keeper:
-    """Owns the states of one session; `template` becomes this process's own copy of it."""
+    """Owns the states of one session. What holds them in is the template's, whose copy this process
+    is; only their filter is another, for they ask before they fork."""
 
-    def __init__(self, template, channel: socket.socket) -> None:
-        self.template, self.channel = template, channel
-        template.pid = os.getpid()
+    def __init__(self, confinement, channel: socket.socket) -> None:
+        self.confinement = confinement
+        self.channel = channel
         # By a number that is never given twice: a caller that still names a state which is lost
         # must not come upon another's.
         self.states: dict[int, State] = {}
@@ -107,20 +111,22 @@ class Keeper:
         """Lock in and make the first state; `SessionLost` where that is not possible here."""
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         asking = seccomp.SeccompFilter(ask=True)  # read from a file that is out of reach later
+        keeper = os.getpid()
         self._lock_in()
         line, theirs = holding.new_line()
         first = layers.fork(())
         if not first:
-            self.template.filter = asking
-            holding.be_first(self.template, theirs.fileno(), self.null)
+            holding.be_first(self.confinement, asking, keeper, theirs.fileno(), self.null)
         theirs.close()
         self.listener = self._listener_of(first, line)
         self.poller.register(self.listener, select.POLLIN)
         question = self._next_question(time.monotonic() + TURN_SECONDS)
         if question is None:
             raise SessionLost("the first state does not wait")
-        (outer,) = cleanup.children()
-        self.mapped, self.own = bounds.mapped_files(outer), bounds.own_memory(outer)
+        (outer,) = cleanup.child_numbers()
+        # No code has run in it: what others have beside this, they have taken themselves.
+        self.mapped = bounds.mapped_files(outer)
+        self.own = bounds.own_memory(outer)
         state = self._fit(question, outer, None, self.silent)
         if state is None:
             why = bounds.why_unfit(outer, self.folder, self.mapped, self.silent)
@@ -130,17 +136,17 @@ class Keeper:
     def _lock_in(self) -> None:
         """Mount the work folder, then keep only what a keeper needs: to read /proc, to end its
         processes, and to let those that it starts lock themselves in."""
-        template, channel = self.template, self.channel.fileno()
+        channel = self.channel.fileno()
         os.closerange(3, channel)  # the template's
-        os.closerange(channel + 1, holding.HIGH)
-        layers.take(template.mount)
-        self.folder = template.root + template.work
+        os.closerange(channel + 1, child.HIGH)
+        layers.take(self.confinement.mount)
+        self.folder = self.confinement.root + self.confinement.work
         self.space = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         self.as_new = self._look_at_folder()
         self.null = os.open(os.devnull, os.O_RDWR)
         self.silent = [os.fstat(self.null).st_ino] * 3  # the streams of a process without files
         # What the code may touch, since what it starts can have no more than it has itself.
-        read, list_only = template.packages.readable()
+        read, list_only = self.confinement.packages.readable()
         box = os.path.dirname(self.folder)
         ruleset = layers.landlock_ruleset([*read, "/proc"], list_only, box)
         layers.take(
@@ -155,7 +161,7 @@ class Keeper:
     def _listener_of(self, first: int, line: socket.socket) -> int:
         """The descriptor on which the questions of `first`, and of all that it forks, are asked."""
         with line:  # its end tells the process to go on
-            line.settimeout(START_SECONDS)
+            line.settimeout(LOCK_IN_SECONDS)
             word = line.recv(4096)
             if word != b"1":
                 raise SessionLost(f"the first state could not lock itself in: {word[1:]}")
@@ -164,7 +170,8 @@ class Keeper:
     def serve(self) -> None:
         """Answer calls until the caller closes the session, or a cell has written a file."""
         while (asked := notices.receive_request(self.channel)) is not None:
-            request, fds = asked[0], struct.unpack(f"{len(asked[1]) // 4}i", asked[1])
+            request, rights = asked
+            fds = struct.unpack(f"{len(rights) // 4}i", rights)
             if fds:
                 reply = self.call(request, fds)
             else:
@@ -238,7 +245,7 @@ class Keeper:
         """Watch the runner to its end or to the end of its time: how it ended, and of its copy, if
         it was to be kept and does wait, the question and the number in /proc."""
         began = time.monotonic()
-        end = began + self.template.config["timeout_s"]
+        end = began + self.confinement.config["timeout_s"]
         # Whether it has said that its cell is done and it will fork; whether it has forked.
         done = forked = False
         copy, deadline = None, end
@@ -272,7 +279,7 @@ class Keeper:
         os.close(runner.process)
         _, status, usage = os.wait4(runner.pid, 0)
         cause = "" if in_time else "timeout"
-        return self.template.account(cause, status, usage, duration, outputs), copy
+        return self.confinement.account(cause, status, usage, duration, outputs), copy
 
     def _is_alone(self, runner: State) -> bool:
         try:
@@ -306,11 +313,12 @@ class Keeper:
         finally:
             os.close(process)
         known = {runner.outer, *(state.outer for state in self._all())}
-        family = self._children_of(runner) + cleanup.children()
-        return outer if question.forks and outer in family and outer not in known else 0
+        family = self._children_of(runner) + cleanup.child_numbers()
+        is_copy = question.forks and outer in family and outer not in known
+        return outer if is_copy else 0
 
     def _children_of(self, runner: State) -> list[int]:
-        return cleanup.children(f"{runner.outer}/task/{runner.outer}")
+        return cleanup.child_numbers(f"{runner.outer}/task/{runner.outer}")
 
     def _all(self) -> list[State]:
         return list(self.states.values())
@@ -344,7 +352,7 @@ class Keeper:
             process = os.pidfd_open(question.pid)
         except (OSError, ValueError):  # it has died, or just does
             return None
-        room = (self.template.config["memory_mb"] << 20) - others
+        room = (self.confinement.config["memory_mb"] << 20) - others
         if memory > room or not self._silence(question):
             os.close(process)
             return None
@@ -364,7 +372,7 @@ class Keeper:
         # A dead one may be waited for below, and its number be another's then.
         states = {state.outer for state in self._all() if not _readable(state.process, 0.0)}
         cleanup.kill_children(keep=states)
-        if not set(cleanup.children()) <= states:
+        if not set(cleanup.child_numbers()) <= states:
             raise SessionLost("a process could not be ended")
 
     def _is_untouched(self) -> bool:
