@@ -58,8 +58,8 @@ BRICKS = {
         "session: a mapped output",
     ),
     "no file in the folder of a session": Brick(
-        "sessions.py",
-        "return self._look_at_folder() == self.as_new",
+        "bounds.py",
+        "return self._look() == self._as_new",
         "return True",
         "session: a new file",
     ),

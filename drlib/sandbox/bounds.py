@@ -160,6 +160,23 @@ def _is_nameless(path: str, folder: str) -> bool:
     return path.startswith(folder + "/") and path.endswith(_GONE)
 
 
+class FolderWatch:
+    """Whether a folder that is a file system of its own is as it was when this was made: no file is
+    there, with or without a name, and none has been."""
+
+    def __init__(self, folder: str) -> None:
+        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._as_new = self._look()
+
+    def untouched(self) -> bool:
+        return self._look() == self._as_new
+
+    def _look(self) -> tuple[int, ...]:
+        room = os.fstatvfs(self._fd)
+        times = os.fstat(self._fd)
+        return room.f_ffree, room.f_bfree, times.st_mtime_ns, times.st_ctime_ns
+
+
 def count_tasks(uid: int) -> int:
     """Threads that user `uid` has now: RLIMIT_NPROC counts them all, not only a child's."""
     if not os.path.isdir("/proc"):

@@ -247,7 +247,8 @@ class Front(Runner):
         """Cancel what waits and give up what is under way."""
         with self._lock:
             self._closed.set()
-            waiting, self._waiting = self._waiting, deque()
+            waiting = self._waiting
+            self._waiting = deque()
             senders = self._senders - {threading.current_thread()}
         for job in waiting:
             job.cancel()

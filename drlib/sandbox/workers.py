@@ -332,7 +332,8 @@ class Workers:
         """Cancel what waits, stop what runs, end every process; may be called twice."""
         with self.lane:
             self.closing = True
-            waiting, self.jobs = self.jobs, deque()
+            waiting = self.jobs
+            self.jobs = deque()
             for template in self.templates.values():
                 template.process.terminate()
             for place in (*self.resting, self.spares, self.memory):

@@ -1,4 +1,4 @@
-"""Parts of `bench_sandbox.py` that load one sandbox: calls queued at once, memory, random programs."""
+"""Parts of `bench_sandbox.py` that load one sandbox: many calls at once, memory, random code."""
 
 import math
 import random
