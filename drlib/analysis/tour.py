@@ -4,19 +4,17 @@
 trajectories that were kept. It is read from the committed reference run or gathered from the stages
 of a local one.
 
-Intervals are 95% and clustered by question (eight samples of one question are not eight
-questions). Left out: tests of hypotheses, and everything that trains.
+Intervals are 95%, over seeds and questions (`evals.metrics`); a run of one seed can only speak of
+its questions, and says so. Left out: tests of hypotheses, and everything that trains.
 """
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from drlib.analysis.rendering import is_right
 from drlib.config import Config
-from drlib.evals.metrics import RESAMPLES, Interval
+from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
 from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
 from drlib.rl.checks import require
 from drlib.training import stages
@@ -84,35 +82,23 @@ accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> In
 
 
 def error_rate(results: Results, stage: str) -> Interval:
-    """Failed calls per call of the sampled rollouts, with its interval by question."""
-    return _ratio(results, stage)
+    """Failed calls per call of the sampled rollouts, with its interval.
+
+    ValueError: the stage was not evaluated, or made no call.
+    """
+    failed_SQ, calls_SQ = results.calls(stage)
+    return rate_interval(failed_SQ, calls_SQ)
 
 
 def error_ratio(results: Results, stage: str, over: str) -> Interval:
-    """`error_rate(stage)` divided by `error_rate(over)`, paired by question."""
-    return _ratio(results, stage, over)
+    """`error_rate(stage)` divided by `error_rate(over)`, paired by seed and question.
 
-
-def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
-    """(failed calls, calls) of each question."""
-    table: dict[str, np.ndarray] = {}
-    for (name, _), outcomes in results.outcomes.items():
-        for o in outcomes if name == stage else ():
-            table[o.task] = table.get(o.task, np.zeros(2)) + (o.errors, o.calls)
-    require(bool(table), f"stage {stage!r} was not evaluated: there are {results.stages}")
-    return table
-
-
-def _ratio(results: Results, *stages: str) -> Interval:
-    """Of a stage's sums, errors over calls; with a second stage, over that one's."""
-    tables = [_calls(results, stage) for stage in stages]
-    n, counts = len(tables[0]), [np.array([t[name] for name in sorted(tables[0])]) for t in tables]
-    picks = np.vstack([np.arange(n), np.random.default_rng(0).integers(n, size=(RESAMPLES, n))])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values, *over = (np.divide(*counts_Q2[picks].sum(1).T) for counts_Q2 in counts)
-        values = values / over[0] if over else values
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return float(values[0]), float(low), float(high)
+    ValueError: a stage was not evaluated, not with the other's seeds, or made no call, or no call
+    of `over` failed.
+    """
+    same = results.by_seed(stage).keys() == results.by_seed(over).keys()
+    require(same, f"{stage!r} and {over!r} were evaluated with different seeds")
+    return relative_rate_interval(*results.calls(stage), *results.calls(over))
 
 
 def percent(interval: Interval, sign: str = "") -> str:
@@ -122,7 +108,13 @@ def percent(interval: Interval, sign: str = "") -> str:
 
 
 def seeds(n: int) -> str:
+    """The number with its noun, for labels: 3 seeds."""
     return f"{n} seed{'s' * (n > 1)}"
+
+
+def drawn_over(n: int) -> str:
+    """What an interval of a run of n seeds was drawn over, in words."""
+    return f"{seeds(n)} and questions" if n > 1 else "questions, one seed"
 
 
 SHORT = {
@@ -170,8 +162,8 @@ def table(results: Results) -> str:
     best = pass_name(results)
     decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
     lines = [
-        f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
-        f"n questions: n greedy, {k} n sampled",
+        f"held-out answers, % right [95% interval over {drawn_over(len(results.seeds))}];",
+        f"n: greedy answers, every seed's to the same questions; {k} n are sampled",
     ]
     for title, kind, hops in BLOCKS:
         lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
@@ -182,7 +174,11 @@ def table(results: Results) -> str:
                 n = n or results.count(stage, kind, "sample", hops)[1]
                 name = SHORT.get(stage, TITLES[stage])
                 lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
-    lines += ["", "The demonstrator was asked its own easy training questions."]
+    lines += [
+        "",
+        "The demonstrator was asked its own easy training questions, and is not trained:",
+        "its interval is over answers alone.",
+    ]
     return "\n".join(lines)
 
 
