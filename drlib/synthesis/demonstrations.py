@@ -100,8 +100,7 @@ def _grounded(episode: Episode) -> bool:
     """
     shown = observations(episode)
     worked = [result.ok for result in episode.tool_results] or [
-        not text.startswith("Error:") for text in shown
-    ]  # of a chat row
+        not text.startswith("Error:") for text in shown]  # of a chat row
     for call, text, ok in zip(_calls(episode), shown, worked):
         asked = " ".join(str(x) for name, x in call.arguments.items() if name != "goal")
         told = (normalise_answer(t) for t in (_HEADER.sub("", text), asked))
