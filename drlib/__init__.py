@@ -3,13 +3,21 @@
 This is the map. Rooms stand in the order in which data flows through them, and a module imports
 only from rooms above its own (tests/test_house.py holds this).
 
+files
+    The one writer of whole files or none; the one writer and the one reader of JSON lines.
+checks
+    One-line checks of arguments, whose messages say what is wrong.
+task
+    A question with its verified answer, and the one place that says whether an answer is right.
 trajectory
     The one record that every stage reads and writes: the token ids of a rollout, which of them the
     policy generated and with what log-probability, the tool results, how it ended, its reward.
-chat
-    The tokenizer, the one chat template of all stages, the strict parser of tool calls and answers.
 config
     The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
+format
+    How a turn writes a tool call or an answer, and the strict parser of both.
+endpoint
+    The one client of language models behind OpenAI-compatible servers.
 worlds
     What can be looked up: pages with links, a full-text index, a graph of facts; real ones (Unicode
     CLDR, Python's library, a folder, a Kiwix file, a data set) and fictional ones.
@@ -19,6 +27,8 @@ sandbox
 tools
     What an agent can call (search, visit, python, google_scholar, parse_file, calculator), over a
     world or live sources, with limits, caches, fail-over, and observations that never raise.
+chat
+    The tokenizer, the one chat template of all stages, what each token is part of.
 synthesis
     Questions whose answers the graph proves, in the ways of the Tongyi family, and their quality;
     demonstrations by a solver that works through the tools alone; pre-training text.
@@ -37,8 +47,6 @@ evals
     Held-out accuracy with intervals, pass@k, what a skeptic asks for.
 analysis
     Functions on trajectory files, figures, notebook widgets.
-ask
-    One question from the terminal.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table`.
@@ -46,3 +54,5 @@ lab
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.
 """
+
+__version__ = "0.1.0"

@@ -18,7 +18,6 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -27,8 +26,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
+
+from drlib.files import whole_file
 
 
 class Termination(StrEnum):
@@ -201,18 +200,6 @@ _LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no suc
 _ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to: it becomes `path` when the block ends, and an error leaves
-    neither."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one Parquet row a trajectory, under the final name only when all is on disk.
 
@@ -304,7 +291,12 @@ def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Itera
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """All trajectories of a file; errors as `iter_trajectories`."""
+    """All trajectories of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is truncated, damaged or holds something else; the message says which.
+    """
     return list(iter_trajectories(path))
 
 
@@ -324,41 +316,3 @@ def _from_batch(batch: pa.RecordBatch, without: Sequence[str]) -> Iterator[Traje
         row["tool_results"] = [ToolResult(**result) for result in row["tool_results"]]
         row["termination"] = Termination(row["termination"])
         yield Trajectory(**row)
-
-
-# ---------------------------------------------------------------- batches
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B trajectories, padded on the right to T tokens."""
-
-    input_ids_BT: Tensor  # int64, `pad_id` after the end
-    attention_mask_BT: Tensor  # int64, 0 at padding
-    generated_BT: Tensor  # bool, False at padding
-    logprobs_BT: Tensor  # float32, 0 at padding
-    segments_BT: Tensor  # uint8, Segment.TEMPLATE at padding
-    lengths_B: Tensor  # int64, tokens without padding
-
-
-def collate(trajectories: Sequence[Trajectory], pad_id: int) -> Batch:
-    """Padded tensors of trajectories, in their order. ValueError when there are none."""
-    if not trajectories:
-        raise ValueError("no trajectories to collate; skip the step when a batch is empty")
-    lengths_B = torch.tensor([len(t) for t in trajectories])
-    shape = (len(trajectories), int(lengths_B.max()))
-
-    def padded(name: str, dtype: torch.dtype, fill: int) -> Tensor:
-        out_BT = torch.full(shape, fill, dtype=dtype)
-        for row_T, trajectory in zip(out_BT, trajectories):
-            row_T[: len(trajectory)] = torch.from_numpy(getattr(trajectory, name))
-        return out_BT
-
-    return Batch(
-        input_ids_BT=padded("token_ids", torch.int64, pad_id),
-        attention_mask_BT=(torch.arange(shape[1]) < lengths_B[:, None]).long(),
-        generated_BT=padded("generated", torch.bool, 0),
-        logprobs_BT=padded("logprobs", torch.float32, 0),
-        segments_BT=padded("segments", torch.uint8, int(Segment.TEMPLATE)),
-        lengths_B=lengths_B,
-    )

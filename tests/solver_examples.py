@@ -1,7 +1,7 @@
 """A hand-made world of 150 towns for the tests of the solver and of demonstrations."""
 
 from drlib.synthesis.queries import Proj, to_text
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store

@@ -17,7 +17,7 @@ from drlib.chat import ChatIds, train_tokenizer
 from drlib.policy.engine import Completion, LocalEngine
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.batches import pack, score, spread
 from drlib.training.data import PHRASES, world_texts

@@ -21,7 +21,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from drlib.analysis.entropy import outcome, rescore, responses, token_statistics, token_texts
 from drlib.analysis.inputs import read_rollouts, segments_of, tool_results
-from drlib.chat import END, load_tokenizer
+from drlib.chat import load_tokenizer
+from drlib.format import END
 from drlib.policy.moe import load_policy
 from drlib.trajectory import Segment, Termination, load_trajectories
 from tests.test_house import ROOT

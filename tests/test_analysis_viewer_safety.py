@@ -16,7 +16,7 @@ import pytest
 
 from drlib.analysis import viewer, widgets
 from drlib.chat import train_tokenizer
-from drlib.training.run import RunFolderError
+from drlib.files import WriteError
 from drlib.trajectory import ToolResult
 from tests.test_analysis_viewer import (  # the fixtures too
     TOUR,
@@ -106,7 +106,7 @@ def test_equal_trajectories_give_equal_bytes(tmp_path, rollouts, tokenizer):
     assert first == again and first.decode().count("@@") == 0
     assert viewer.page(rollouts, tokenizer, title=path.name).encode() == first
     (tmp_path / "taken").mkdir()
-    with pytest.raises(RunFolderError, match="taken"):
+    with pytest.raises(WriteError, match="taken"):
         viewer.write_page(tmp_path / "taken", path, tokenizer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "b.html", "taken"]
 

@@ -62,6 +62,19 @@ def test_accuracy_holds_seeds_and_questions(results):
     assert high - low > 0.9  # two seeds that differ so much leave nearly everything open
 
 
+def test_questions_weigh_the_same_whatever_their_samples_and_their_order():
+    one = [
+        outcome("a", "search", 1, True, [True] * 6),
+        outcome("b", "search", 1, False, [False]),
+        outcome("c", "search", 1, False, [False, True]),
+    ]
+    found = Results("x", "ci", [], {("rl", 0): one}).accuracy("rl", "search", "sample")
+    assert found[0] == pytest.approx(0.5)
+    copies = [outcome(o.task, o.kind, o.hops, o.greedy, o.samples * 50) for o in one[::-1]]
+    again = Results("x", "ci", [], {("rl", 0): copies}).accuracy("rl", "search", "sample")
+    assert again == found, "copies of an answer are no news"
+
+
 def test_gain_is_paired_by_seed_and_question(results):
     """Only seed 0 has both stages: b gains one, c nothing."""
     mean, low, high = results.gain("rl", "sft", "search", "sample")

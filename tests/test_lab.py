@@ -14,9 +14,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from drlib import lab
+from drlib.files import WriteError
 from drlib.lab import launching, notebooks
 from drlib.lab.launching import steps_done
-from drlib.training.run import RunFolderError
 from tests.lab_programs import (
     program,  # noqa: F401 (a fixture)
     running,
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:
-        with pytest.raises(RunFolderError, match="05_line.png.*is the disk full"):
+        with pytest.raises(WriteError, match="05_line.png.*is the disk full"):
             lab.save_figure(figure(), "05_line")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)

@@ -17,13 +17,14 @@ from drlib.analysis.entropy import overlap, rescore, summary, token_statistics
 from drlib.analysis.reflection import reflection_lift
 from drlib.chat import ChatIds
 from drlib.config import Config
-from drlib.evals.evaluate import right, rows_of
+from drlib.evals.evaluate import rows_of
 from drlib.evals.metrics import relative_rate_interval
 from drlib.evals.results import Results
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions, split_answers
+from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.batches import pack, score, spread
 from drlib.worlds import load_world
@@ -132,7 +133,7 @@ def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(
     tasks = chain_questions(world, 24, 7, "test", hops={3: 1.0})
     assert all(side[t.answer] == "test" and t.hops == 3 for t in tasks)
     solved = {
-        name: sum(right(t, q) for t, q in zip(agent.run(tasks, temperature=0.0), tasks))
+        name: sum(is_correct(t.answer, q) for t, q in zip(agent.run(tasks, temperature=0.0), tasks))
         for name, (_, agent) in made.items()
     }
     assert solved["rl"] >= 8 and solved["rl"] > solved["sft"], solved

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rl_examples import a_format_error, a_tool_result, a_trajectory, changed
 
-from drlib.chat import FORMAT_REASONS
+from drlib.format import FORMAT_REASONS
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.filtering import (
     FOREIGN_REASONS,
@@ -22,8 +22,7 @@ from drlib.rl.filtering import (
 )
 from drlib.rl.losses import policy_loss
 from drlib.rl.rewards import REWARDS, exact_match, make_reward, random_reward
-from drlib.synthesis.answers import answers_match, normalise_answer
-from drlib.synthesis.questions import Task
+from drlib.task import Task, answers_match, normalise_answer
 from drlib.trajectory import Segment, Termination
 
 TASK = Task("t-1", "What is the capital?", "Côte d’Or", "search", "w", aliases=("Cote d'Or", "12"))

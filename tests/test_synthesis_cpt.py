@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from drlib.chat import ChatIds, ToolCall, load_tokenizer, parse, render_answer, render_call
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.format import ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample
 from drlib.synthesis.cpt import (
     CHOICE,
@@ -29,7 +30,8 @@ from drlib.synthesis.cpt import (
     with_replay,
 )
 from drlib.synthesis.memory import Memory
-from drlib.synthesis.questions import SearchQuestions, Task, is_correct
+from drlib.synthesis.questions import SearchQuestions
+from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.worlds import fictional_world, load_world
 from drlib.worlds.fictional import Names

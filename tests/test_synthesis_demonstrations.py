@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from drlib.chat import parse, render_answer, render_call
+from drlib.format import parse, render_answer, render_call
 from drlib.synthesis.demonstrations import (
     STAGES,
     Funnel,
@@ -25,8 +25,8 @@ from drlib.synthesis.demonstrations import (
 )
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj
-from drlib.synthesis.questions import Task
 from drlib.synthesis.solver import Solver
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, Trajectory
 from tests.solver_examples import MILLS, ON_5, task, tiny

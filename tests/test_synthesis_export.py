@@ -10,13 +10,13 @@ import json
 import pytest
 from datasets import Dataset, load_dataset
 
-from drlib.chat import parse
+from drlib.format import parse
 from drlib.synthesis import export
 from drlib.synthesis.demonstrations import Funnel
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Or, Proj, evaluate, from_text, to_text
-from drlib.synthesis.questions import Task
 from drlib.synthesis.solver import Solver
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library

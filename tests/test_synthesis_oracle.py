@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from drlib.chat import Answer, ChatIds, ToolCall, parse
+from drlib.chat import ChatIds
+from drlib.format import Answer, ToolCall, parse
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
 from drlib.synthesis.oracle import Demonstrator, Faults, Oracle, read_fact

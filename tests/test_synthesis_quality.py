@@ -35,7 +35,7 @@ from drlib.synthesis.queries import (
     from_text,
     to_text,
 )
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
 

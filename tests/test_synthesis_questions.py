@@ -18,11 +18,11 @@ from drlib.synthesis.questions import (
     chain_questions,
     chains,
     has_shortcut,
-    is_correct,
     python_task,
     search_task,
     split_answers,
 )
+from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.worlds import Names, fictional_world, load_world
 from drlib.worlds.world import Entity, World

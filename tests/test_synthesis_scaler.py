@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drlib.chat import END, Answer, ChatIds, ToolCall, parse, render_call, train_tokenizer
+from drlib.chat import ChatIds, train_tokenizer
+from drlib.format import END, Answer, ToolCall, parse, render_call
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.scaler import (
     DOMAINS,

@@ -22,7 +22,7 @@ from drlib.policy.moe import PolicyShape, build_policy
 from drlib.rl import stability
 from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
 from drlib.training.gradient import check_switches, learn, loss_config, micro_batches, record

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drlib.chat import ChatIds, render_answer, render_call, train_tokenizer
+from drlib.chat import ChatIds, train_tokenizer
+from drlib.format import render_answer, render_call
 from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.synthesis.actions import Sample, episode_sample
 from drlib.synthesis.demonstrations import from_trajectories, managed
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.training.sft_trl import IGNORED, sft_dataset, train, trainer_of
 from drlib.trajectory import Termination, Trajectory
 

@@ -16,8 +16,9 @@ import torch
 
 from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
+from drlib.files import WriteError, write_whole
 from drlib.training import data, grpo, pretrain, sft, stages
-from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics, write_atomically
+from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
 
 SMALL = {
@@ -288,6 +289,6 @@ def test_failed_write_keeps_the_old_file(tmp_path):
         partial.write_text("new")
         raise OSError("No space left on device")
 
-    with pytest.raises(RunFolderError, match="manifest.json.*disk full"):
-        write_atomically(path, fails)
+    with pytest.raises(WriteError, match="manifest.json.*disk full"):
+        write_whole(path, fails)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -20,7 +19,6 @@ from drlib.trajectory import (
     Termination,
     ToolResult,
     Trajectory,
-    collate,
     iter_trajectories,
     load_trajectories,
     save_trajectories,
@@ -269,19 +267,3 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new(limit, tmp
 def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(OSError, match="cannot write trajectories to .*nowhere"):
         save_trajectories(tmp_path / "nowhere" / "t.parquet", [record()])
-
-
-def test_collate_pads_on_the_right():
-    batch = collate([record(3), record(1)], pad_id=7)
-    assert batch.input_ids_BT.tolist() == [[10, 11, 12], [10, 7, 7]]
-    assert batch.attention_mask_BT.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch.generated_BT.tolist() == [[False, False, True], [True, False, False]]
-    assert batch.logprobs_BT.tolist() == [[0, 0, -0.5], [-0.5, 0, 0]]
-    assert batch.segments_BT.tolist() == [[4, 4, 4], [4, 6, 6]]
-    assert batch.lengths_B.tolist() == [3, 1]
-    assert (batch.input_ids_BT.dtype, batch.generated_BT.dtype) == (torch.int64, torch.bool)
-
-
-def test_collate_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="no trajectories to collate"):
-        collate([], pad_id=0)

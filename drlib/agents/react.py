@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drlib.chat import Answer, ChatIds, ToolCall, parse, segment_tokens
+from drlib.chat import ChatIds, segment_tokens
+from drlib.format import Answer, ToolCall, parse
 from drlib.policy.engine import Completion, LocalEngine, SamplingParams
-from drlib.synthesis import Task
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, ToolResult, Trajectory
 from drlib.worlds import World

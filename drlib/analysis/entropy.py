@@ -31,9 +31,10 @@ from torch import Tensor
 
 from drlib.analysis.rendering import is_right
 from drlib.analysis.segments import gaps
+from drlib.checks import require
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.replay import record_routes
-from drlib.rl.checks import require
+from drlib.rl.divergences import top_entropy_mask
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 
 FIXED = 0.672  # nats: the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model
@@ -372,14 +373,14 @@ def high_entropy(
 
 
 def top_share(values: np.ndarray, share: float) -> np.ndarray:
-    """Indices of the ceil(share n) largest values; of equal ones the first."""
-    n = len(values)
-    k = min(n, math.ceil(share * n - 1e-9))  # 0.2 * 15 is 3.0000000000000004
-    if k == 0:
+    """Indices of the ceil(share n) largest values of a float column, in order; of equal ones the
+    first: as `rl.divergences.top_entropy_mask` chooses the tokens that learn."""
+    if share == 0:
         return np.empty(0, np.int64)
-    least = np.partition(values, n - k)[n - k]
-    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
-    return np.sort(np.concatenate([above, equal[: k - len(above)]]))
+    values_1N = torch.from_numpy(np.ascontiguousarray(values))[None]
+    everywhere_1N = torch.ones_like(values_1N, dtype=torch.bool)
+    chosen_1N = top_entropy_mask(values_1N, everywhere_1N, share)
+    return np.flatnonzero(chosen_1N[0].numpy())
 
 
 def overlap(base: TokenTable, other: TokenTable, share: float = 0.2, bins: int = 10) -> dict:

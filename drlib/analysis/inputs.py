@@ -38,8 +38,10 @@ from jinja2 import TemplateError
 
 from drlib.analysis.entropy import token_texts
 from drlib.analysis.segments import mark_people, segments_of
-from drlib.chat import END, Answer, ToolCall, load_any_tokenizer, parse, render_call
-from drlib.rl.checks import require
+from drlib.chat import load_any_tokenizer
+from drlib.checks import require
+from drlib.files import iter_json_lines
+from drlib.format import END, Answer, ToolCall, parse, render_call
 from drlib.trajectory import Termination, ToolResult, Trajectory, iter_trajectories
 
 FORMATS = {  # the fields of a row, and whose they are; the first that fits is taken
@@ -334,19 +336,13 @@ def _rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{path} is truncated or no Parquet file ({error})") from error
         return
-    with open(path, "rb") as file:
-        for n, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                    if isinstance(body := row.get("response"), dict):  # with its request or alone
-                        row = (row.get("request") or {}) | (body.get("body") or body)
-                except (ValueError, AttributeError) as error:
-                    raise ValueError(
-                        f"{path}, line {n} is no JSON object ({error}): each line "
-                        "must be one; was the file cut off?"
-                    ) from error
-                yield n, row
+    for n, row in iter_json_lines(path):
+        try:
+            if isinstance(body := row.get("response"), dict):  # with its request or alone
+                row = (row.get("request") or {}) | (body.get("body") or body)
+        except AttributeError as error:
+            raise ValueError(f"{path}, line {n} is no JSON object ({error})") from error
+        yield n, row
 
 
 def _trajectories(path: Path, name: str, tokenizer) -> Iterator[Trajectory]:

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drlib.rl.checks import require
+from drlib.checks import require
 from drlib.training.batches import portions
 from drlib.trajectory import Segment, Trajectory
 
-BRIDGE = "</think><answer>"  # of our format (`drlib.chat`)
+BRIDGE = "</think><answer>"  # of our format (`drlib.format`)
 RESPONSE = "tool response"  # the class of changes that observations make
 
 

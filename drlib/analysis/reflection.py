@@ -32,8 +32,8 @@ import numpy as np
 import yaml
 
 from drlib.analysis.entropy import STATUSES, TokenTable, high_entropy
-from drlib.evals.metrics import RESAMPLES, Interval
-from drlib.rl.checks import require
+from drlib.checks import require
+from drlib.evals.metrics import RESAMPLES, Interval, resample
 from drlib.trajectory import Segment
 
 
@@ -52,17 +52,14 @@ def cluster_interval(
     groups = min(len(parts_MC), RESAMPLES)
     starts = np.arange(groups) * len(parts_MC) // groups
     parts = np.add.reduceat(np.asarray(parts_MC, np.float64), starts)
-    n, rng = len(parts), np.random.default_rng(seed)
+    n = len(parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
-        draws = [
-            statistic(rng.multinomial(n, np.full(n, 1 / n), size) @ parts)
-            for size in np.diff([*range(0, resamples, 100), resamples])
-        ]
+        draws = resample(parts, statistic, seed, resamples)
     z, f = NormalDist().inv_cdf(0.975), n - 1
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     beyond = NormalDist().cdf(-math.sqrt(n / f) * t)
-    ordered = np.sort(np.concatenate(draws), axis=0)  # NaN, where a draw has no value, comes last
+    ordered = np.sort(draws, axis=0)  # NaN, where a draw has no value, comes last
     last = np.maximum((~np.isnan(ordered)).sum(0) - 1, 0)
     ends = [np.floor(beyond * last), np.ceil((1 - beyond) * last)]
     ends = [np.take_along_axis(ordered, np.asarray(e, int)[None], 0)[0] for e in ends]

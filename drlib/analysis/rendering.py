@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drlib.synthesis.answers import answers_match
+from drlib.task import is_accepted
 from drlib.trajectory import Trajectory
 
 TINTS = {
@@ -104,8 +104,7 @@ def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]
 
 def is_right(trajectory: Trajectory) -> bool:
     """Whether its answer is the right one that its metadata names."""
-    right = trajectory.metadata["right_answer"]
-    return trajectory.answer is not None and answers_match(trajectory.answer, right)
+    return is_accepted(trajectory.answer, [trajectory.metadata["right_answer"]])
 
 
 def verdict(trajectory: Trajectory) -> str:

@@ -33,7 +33,7 @@ from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import png_bytes
 from drlib.analysis.rendering import markup, visible
 from drlib.chat import load_any_tokenizer
-from drlib.rl.checks import require
+from drlib.checks import require
 from drlib.trajectory import Trajectory
 
 STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from drlib.checks import require
 from drlib.policy.replay import agreement, router_entropy
-from drlib.rl.checks import require
 from drlib.trajectory import Segment, Trajectory
 
 

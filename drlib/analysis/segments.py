@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drlib.chat import START, mark_segments
+from drlib.chat import mark_segments
+from drlib.format import START
 from drlib.trajectory import Segment
 
 _MARK = re.compile(

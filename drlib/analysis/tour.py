@@ -8,15 +8,15 @@ Intervals are 95%, over seeds and questions (`evals.metrics`); a run of one seed
 its questions, and says so. Left out: tests of hypotheses, and everything that trains.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drlib.analysis.rendering import is_right
+from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
 from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
-from drlib.rl.checks import require
+from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
@@ -39,7 +39,7 @@ class TourRun:
         curves: dict[str, dict[int, list[dict]]] = {}
         for path in sorted(folder.glob("seed*_*.jsonl")):
             seed, _, stage = path.stem.removeprefix("seed").partition("_")
-            curves.setdefault(stage, {})[int(seed)] = read_rows(path)
+            curves.setdefault(stage, {})[int(seed)] = read_json_lines(path)
         kept = {path.stem.rpartition("_")[::2]: path for path in folder.glob("*_*.parquet")}
         return TourRun(results, curves, kept)
 
@@ -64,11 +64,6 @@ class TourRun:
         there = (stage, decoding) in self.kept
         require(there, f"no trajectories {stage}/{decoding}: there are {sorted(self.kept)}")
         return load_trajectories(self.kept[stage, decoding])
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a JSON-lines file, such as the reference run's curves."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def pass_name(results: Results) -> str:

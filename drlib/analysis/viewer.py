@@ -27,8 +27,8 @@ from drlib.analysis.entropy import Source, outcome, responses, status_of, token_
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS, UNSEEN, visible
 from drlib.chat import load_any_tokenizer
-from drlib.rl.checks import require
-from drlib.training.run import write_atomically
+from drlib.checks import require
+from drlib.files import write_whole
 from drlib.trajectory import Termination, Trajectory
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(f"viewer.{end}") for end in ("html", "js"))
@@ -86,8 +86,7 @@ def write_page(out: str | Path, source: Source, tokenizer=None, **how) -> Path:
 
 def save(out: str | Path, text: str) -> Path:
     """Write a page, whole or not at all."""
-    write_atomically(Path(out), lambda partial: partial.write_bytes(text.encode()))
-    return Path(out)
+    return write_whole(out, text)
 
 
 def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:

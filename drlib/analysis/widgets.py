@@ -23,8 +23,8 @@ from drlib.synthesis.checks import effort, faults
 from drlib.synthesis.demonstrations import Solver
 from drlib.synthesis.engine import OPERATORS
 from drlib.synthesis.queries import depth, evaluate, from_text, to_text
-from drlib.synthesis.questions import Task
 from drlib.synthesis.wording import render
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 

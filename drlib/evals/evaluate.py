@@ -12,15 +12,17 @@ from pathlib import Path
 
 from drlib.agents.react import ReAct
 from drlib.config import Config
+from drlib.files import read_json_lines, write_json_lines, write_whole
 from drlib.policy.engine import LocalEngine
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import Task, chain_questions, is_correct
+from drlib.synthesis.questions import chain_questions
+from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import begin
 from drlib.training.grpo import limits_of
-from drlib.training.run import Ranks, write_atomically
-from drlib.trajectory import Trajectory, save_trajectories
+from drlib.training.run import Ranks
+from drlib.trajectory import save_trajectories
 from drlib.worlds import World
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
@@ -64,8 +66,8 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
                 task.id,
                 task.kind,
                 task.hops,
-                right(first, task),
-                [right(t, task) for t in tries],
+                is_correct(first.answer, task),
+                [is_correct(t.answer, task) for t in tries],
                 len(failed),
                 sum(failed),
                 len(failed_first),
@@ -74,10 +76,6 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
             )
         )
     return outcomes, greedy, sampled[::k]
-
-
-def right(trajectory: Trajectory, task: Task) -> bool:
-    return trajectory.answer is not None and is_correct(trajectory.answer, task)
 
 
 def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
@@ -127,16 +125,14 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     outcomes = [outcome for _, outcome in sorted(ranks.gather(list(zip(mine, outcomes))))]
     if ranks.first:
         rows = rows_of(outcomes, of, config.seed)
-        lines = "".join(json.dumps(vars(o)) + "\n" for o in outcomes)
-        write_atomically(run.path / "outcomes.jsonl", lambda p: p.write_text(lines))
-        write_atomically(run.path / "rows.json", lambda p: p.write_text(json.dumps(rows, indent=0)))
+        write_json_lines(run.path / "outcomes.jsonl", map(vars, outcomes))
+        write_whole(run.path / "rows.json", json.dumps(rows, indent=0))
     run.finish({"questions": len(outcomes)})
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
     """The outcomes of a finished evaluation."""
-    lines = (folder / "outcomes.jsonl").read_text().splitlines()
-    return [Outcome(**json.loads(line)) for line in lines]
+    return [Outcome(**row) for row in read_json_lines(folder / "outcomes.jsonl")]
 
 
 if __name__ == "__main__":

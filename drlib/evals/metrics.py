@@ -18,15 +18,16 @@ Left out: tests of hypotheses (an interval says more), corrections for many comp
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from drlib.rl.checks import require
+from drlib.checks import require
 
 Interval = tuple[float, float, float]  # estimate, low, high
-Scores = Mapping[str, Sequence[float]]  # the answers' scores of each question, at least one each
+Statistic = Callable[[np.ndarray], np.ndarray]  # sums [R, C] to values [R, ...]
 RESAMPLES = 2000
+CHUNK = 100  # draws of counts at a time: they and what comes of them are held in memory
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -40,39 +41,6 @@ def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float
     low = 0.0 if correct == 0 else max(0.0, (centre - half) / scale)
     high = 1.0 if correct == n else min(1.0, (centre + half) / scale)
     return low, high
-
-
-def bootstrap_mean(values_by_question: Scores, seed: int) -> Interval:
-    """Mean of the questions' means, with its percentile interval; each question weighs the same.
-    ValueError: there are no questions, a question has no values, or a value is not finite."""
-    return _bootstrap(_question_means(values_by_question), seed)
-
-
-def bootstrap_difference(a_by_question: Scores, b_by_question: Scores, seed: int) -> Interval:
-    """Mean of a - b over the questions, with its interval; both resampled together, by question.
-    Errors as `bootstrap_mean`; also ValueError when the questions differ."""
-    a_means, b_means = _question_means(a_by_question), _question_means(b_by_question)
-    if odd := a_means.keys() ^ b_means.keys():
-        raise ValueError(f"a pair needs the same questions; {min(odd)!r} is in one only")
-    return _bootstrap({name: a_means[name] - b_means[name] for name in a_means}, seed)
-
-
-def _question_means(values_by_question: Scores) -> dict[str, float]:
-    require(bool(values_by_question), "there are no questions to average over")
-    means = {}
-    for question, values in values_by_question.items():
-        scores = np.asarray(values, dtype=float)
-        if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
-            raise ValueError(f"question {question!r} needs finite scores, got {values!r}")
-        means[question] = math.fsum(scores) / len(scores)
-    return means
-
-
-def _bootstrap(means: Mapping[str, float], seed: int) -> Interval:
-    means_Q = np.array([means[question] for question in sorted(means)])
-    picks = np.random.default_rng(seed).integers(len(means_Q), size=(RESAMPLES, len(means_Q)))
-    low, high = np.quantile(means_Q[picks].mean(axis=1), [0.025, 0.975])
-    return float(means_Q.mean()), float(low), float(high)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -193,3 +161,23 @@ def _inside_0_and_1(share: float, half: float, questions: int) -> Interval:
     centre = share + scale / 2
     reach = math.sqrt(half**2 + scale**2 / 4)
     return share, (centre - reach) / (1 + scale), (centre + reach) / (1 + scale)
+
+
+# ---------------------------------------------------------------------------------------------
+# of any statistic
+
+
+def resample(
+    parts_MC: np.ndarray, statistic: Statistic, seed: int, resamples: int = RESAMPLES
+) -> np.ndarray:
+    """The bootstrap: a statistic of the sums of M rows drawn with replacement, `resamples` times.
+
+    parts_MC: the rows, what each trajectory adds to C sums. statistic: sums [R, C] to values
+    [R, ...]; what comes back is all of them, [resamples, ...]. What is drawn is how often each row
+    counts, which needs less memory than the rows.
+    """
+    rows, rng = len(parts_MC), np.random.default_rng(seed)
+    even_M = np.full(rows, 1 / rows)
+    sizes = np.diff([*range(0, resamples, CHUNK), resamples])
+    counts = (rng.multinomial(rows, even_M, size) for size in sizes)
+    return np.concatenate([statistic(counts_RM @ parts_MC) for counts_RM in counts])

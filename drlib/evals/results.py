@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
 from drlib.evals.metrics import Interval, difference_interval, share_interval, wilson_interval
-from drlib.rl.checks import require
+from drlib.files import write_whole
 from drlib.training import stages
 from drlib.training.data import read_episodes
-from drlib.training.run import write_atomically
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
@@ -86,8 +86,8 @@ class Results:
         head = {"command": self.command, "profile": self.profile}
         lines = ",\n".join(json.dumps(r) for r in self.rows)
         text = f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
-        write_atomically(folder / "results.json", lambda p: p.write_text(text))
-        write_atomically(folder / "outcomes.json", lambda p: p.write_text(_packed(self.outcomes)))
+        write_whole(folder / "results.json", text)
+        write_whole(folder / "outcomes.json", _packed(self.outcomes))
 
     @staticmethod
     def load(folder: Path) -> Results:

@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from drlib.files import write_whole
+
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
 STYLE = ROOT / "drlib" / "drlib.mplstyle"
@@ -75,10 +77,7 @@ def save_figure(fig, name: str) -> Path:
 
     Equal content gives equal bytes, and a failure leaves no half-written picture.
     """
-    from drlib.training.run import write_atomically  # lazily: it brings torch
-
     if not FIGURE_NAME.fullmatch(name):
         raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
     path = Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures") / f"{name}.png"
-    write_atomically(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))
-    return path
+    return write_whole(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))

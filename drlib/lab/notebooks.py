@@ -21,6 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from drlib.config import Config, nearest
+from drlib.files import write_whole
 from drlib.lab.display import ROOT
 
 FOLDER = ROOT / "notebooks"
@@ -148,15 +149,13 @@ def refresh(path: Path) -> bool:
     """Execute in the ci profile and store normalised outputs; whether the file changed."""
     import nbformat
 
-    from drlib.training.run import write_atomically
-
     with tempfile.TemporaryDirectory() as scratch, private_jupyter(DRLIB_HEADLESS="1"):
         copy = Path(scratch) / path.name
         _execute(path, copy, {}, "nothing was written", execution_timeout=CELL_TIMEOUT_S)
         text = nbformat.writes(normalised(read(copy))) + "\n"
     if text == path.read_text(encoding="utf-8"):
         return False
-    write_atomically(path, lambda p: p.write_text(text, encoding="utf-8"))
+    write_whole(path, text)
     return True
 
 

@@ -10,7 +10,6 @@ so a number there can neither be typed nor grow old.
 """
 
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -20,11 +19,12 @@ import torch
 from drlib.analysis import tour
 from drlib.config import Config
 from drlib.evals.results import EVALUATED, TITLES, Results, gather
+from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.launching import ensure
 from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages
-from drlib.training.run import read_metrics, write_atomically
+from drlib.training.run import read_metrics
 
 THIN = 10  # supervised curves keep every tenth step
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -73,8 +73,7 @@ def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
         {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
         for row in rows
     ]
-    text = "".join(json.dumps(row) + "\n" for row in rounded)
-    write_atomically(out / f"seed{config.seed}_{name}.jsonl", lambda p: p.write_text(text))
+    write_json_lines(out / f"seed{config.seed}_{name}.jsonl", rounded)
 
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:
@@ -166,5 +165,5 @@ def refresh_readme(readme: Path, folder: Path) -> bool:
     new = with_block(text, results_block(Results.load(folder)))
     if new == text:
         return False
-    write_atomically(readme, lambda p: p.write_text(new, encoding="utf-8"))
+    write_whole(readme, new)
     return True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import require
+from drlib.checks import require
 
 
 class _Groups(NamedTuple):

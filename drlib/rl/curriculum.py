@@ -16,7 +16,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drlib.rl.checks import require, within
+from drlib.checks import require, within
 from drlib.rl.staleness import Machine
 
 FLOOR = 0.04

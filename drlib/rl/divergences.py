@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import one_of, require, within
+from drlib.checks import one_of, require, within
 
 MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 ESTIMATORS = ("k1", "k2", "k3")
@@ -143,12 +143,18 @@ def top_entropy_mask(
     shape = (1, -1) if scope == "batch" and mask_BT.numel() else mask_BT.shape
     mask_RK = mask_BT.reshape(shape)
     entropies_RK = entropies_BT.reshape(shape).masked_fill(~mask_RK, -torch.inf)
-    order_RK = entropies_RK.sort(dim=1, descending=True, stable=True).indices
-    counts = [[math.ceil(Fraction(str(share)) * n)] for n in mask_RK.sum(dim=1).tolist()]
-    counts_R1 = torch.tensor(counts, device=order_RK.device).reshape(-1, 1)  # also without rows
-    rank_K = torch.arange(mask_RK.shape[1], device=order_RK.device)
+    counts = [math.ceil(Fraction(str(share)) * n) for n in mask_RK.sum(dim=1).tolist()]
+    if not any(counts):
+        return torch.zeros_like(mask_BT)
+    counts_R1 = torch.tensor(counts, device=mask_BT.device)[:, None]
+    # the least entropy that is chosen in each row, and how many of those that tie with it
+    top_RJ = entropies_RK.topk(max(counts), dim=1).values
+    least_R1 = top_RJ.gather(1, (counts_R1 - 1).clamp(min=0))
+    above_RK = entropies_RK > least_R1
+    tied_RK = (entropies_RK == least_R1) & mask_RK
+    room_R1 = counts_R1 - above_RK.sum(dim=1, keepdim=True)
     # a boolean mask: an integer one would index tokens 0 and 1, as an early public version did
-    chosen_RK = torch.zeros_like(mask_RK).scatter(1, order_RK, rank_K < counts_R1)
+    chosen_RK = above_RK | (tied_RK & (tied_RK.cumsum(dim=1) <= room_R1))
     return chosen_RK.reshape(mask_BT.shape)
 
 

@@ -31,15 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import Coefficient, Count, check_fields, finite, require
+from drlib.checks import Coefficient, Count, check_fields, finite, require
+from drlib.format import FOREIGN_REASONS, FOREIGN_TAGS
 from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
 
 Real = Annotated[float, "[-inf, inf]"]
-FOREIGN_TAGS = ("<tool_response>", "</tool_response>", "<|im_start|>")
-# what the agent answers to such a turn (`drlib.chat.FORMAT_REASONS`; that room loads transformers)
-FOREIGN_REASONS = ("policy wrote a tool response.", "policy wrote a chat marker.")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import Coefficient, Count, check_fields, require
+from drlib.checks import Coefficient, Count, check_fields, require
 from drlib.rl.divergences import (
     check_tokens,
     check_weights,

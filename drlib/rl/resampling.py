@@ -22,8 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from drlib.checks import finite, one_of, require, within
 from drlib.rl.advantages import group_mean
-from drlib.rl.checks import finite, one_of, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 

@@ -16,9 +16,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from drlib.rl.checks import require
-from drlib.synthesis.answers import normalise_answer
-from drlib.synthesis.questions import Task, is_correct
+from drlib.checks import require
+from drlib.task import Task, is_correct, normalise_answer
 from drlib.trajectory import Termination, Trajectory
 
 
@@ -41,7 +40,7 @@ def exact_match() -> Reward:
             return RewardResult(None)
         accepted = all(normalise_answer(text) for text in (task.answer, *task.aliases))
         require(accepted, f"task {task.id} accepts an empty answer; give it a real one")
-        right = trajectory.answer is not None and is_correct(trajectory.answer, task)
+        right = is_correct(trajectory.answer, task)
         return RewardResult(float(right), {"exact_match": float(right)})
 
     return reward

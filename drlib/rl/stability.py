@@ -21,7 +21,7 @@ from typing import Annotated
 
 import torch
 
-from drlib.rl.checks import Coefficient, Count, Positive, finite, require, within
+from drlib.checks import Coefficient, Count, Positive, finite, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401
 from drlib.trajectory import Termination, Trajectory

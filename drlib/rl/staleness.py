@@ -23,7 +23,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from drlib.rl.checks import check_fields, require, within
+from drlib.checks import check_fields, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 

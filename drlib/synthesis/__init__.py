@@ -1,6 +1,6 @@
 """Questions and demonstrations made from a world."""
 
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.questions import Task, chain_questions, is_correct
+from drlib.synthesis.questions import chain_questions
 
-__all__ = ["Task", "chain_questions", "is_correct", "synthesize_questions"]
+__all__ = ["chain_questions", "synthesize_questions"]

@@ -21,7 +21,8 @@ from types import SimpleNamespace
 
 from drlib.chat import ChatIds
 from drlib.synthesis.oracle import Oracle
-from drlib.synthesis.questions import SearchQuestions, Task, python_task
+from drlib.synthesis.questions import SearchQuestions, python_task
+from drlib.task import Task
 from drlib.trajectory import ToolResult
 from drlib.worlds import Names, World, fictional_world
 from drlib.worlds.fictional import invent_name

@@ -22,11 +22,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from drlib.chat import END, Answer, ChatIds, ToolCall, parse, render_answer, render_call
+from drlib.chat import ChatIds
+from drlib.format import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample, join
 from drlib.synthesis.memory import Memory
 from drlib.synthesis.oracle import FIRST, NEXT
-from drlib.synthesis.questions import Task, is_correct
+from drlib.task import Task, is_correct
 
 KEPT = "kept"  # the judge's word for a row that is used; any other is the reason against it
 CHOICE = "I will choose option "

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from drlib.chat import END, Answer, FormatError, ToolCall, parse
-from drlib.synthesis.answers import answers_match, normalise_answer
+from drlib.format import END, Answer, FormatError, ToolCall, parse
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Query, evaluate, from_text
-from drlib.synthesis.questions import Task
 from drlib.synthesis.solver import Solver, name_list  # noqa: F401
 from drlib.synthesis.wording import says
+from drlib.task import Task, answers_match, normalise_answer
 from drlib.trajectory import Trajectory
 from drlib.worlds.graph import Graph
 
@@ -100,7 +99,8 @@ def _grounded(episode: Episode) -> bool:
     """
     shown = observations(episode)
     worked = [result.ok for result in episode.tool_results] or [
-        not text.startswith("Error:") for text in shown]  # of a chat row
+        not text.startswith("Error:") for text in shown
+    ]  # of a chat row
     for call, text, ok in zip(_calls(episode), shown, worked):
         asked = " ".join(str(x) for name, x in call.arguments.items() if name != "goal")
         told = (normalise_answer(t) for t in (_HEADER.sub("", text), asked))

@@ -42,8 +42,9 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.queries import depth as depth_of
-from drlib.synthesis.questions import Split, Task
+from drlib.synthesis.questions import Split
 from drlib.synthesis.wording import TEMPLATES, render
+from drlib.task import Task
 from drlib.worlds.graph import Graph, inverse
 
 HUB, SOME = 50, 40  # a condition that more things fulfil is no clue; conditions looked at a title

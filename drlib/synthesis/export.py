@@ -18,13 +18,13 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from drlib.chat import ToolCall, parse
+from drlib.files import iter_json_lines, write_json_lines
+from drlib.format import ToolCall, parse
 from drlib.synthesis.demonstrations import from_trajectories, required
 from drlib.synthesis.formal import from_triples, to_triples
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import depth, from_text, to_text
-from drlib.synthesis.questions import Task
-from drlib.trajectory import whole_file
+from drlib.task import Task
 
 
 def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
@@ -87,29 +87,14 @@ def write(rows: Sequence[dict], path: str | Path) -> Dataset:
     ValueError: no rows."""
     if not rows:
         raise ValueError(f"no rows for {path}: a data set needs one at least")
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_json_lines(path, rows)
     return Dataset.from_list(list(rows))
-
-
-def write_whole(path: str | Path, text: str) -> Path:
-    """`text` as the file `path`, whole or not at all; its folder is made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return path
 
 
 def read(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
     """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
     rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+    for number, row in iter_json_lines(path):
         known = row if isinstance(row, dict) else {}
         if missing := [name for name in fields if known.get(name) in (None, "", [])]:
             raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}")

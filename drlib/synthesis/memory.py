@@ -11,14 +11,14 @@ then all sources count, and the earliest time. What the memory holds does not de
 in which it was told. Left out: entities that are not named (pronouns, spelling variants).
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from drlib.trajectory import ToolResult, whole_file
+from drlib.files import iter_json_lines, write_json_lines
+from drlib.trajectory import ToolResult
 
 FACT = "The {relation} of {entity} is {value}."
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -116,23 +116,23 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """JSONL, a line a statement; the file takes its name when it is complete."""
         rows = [{"entity": e, **s._asdict()} for e in self.entities for s in self.about(e)]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with whole_file(Path(path)) as partial:
-            partial.write_text(text, encoding="utf-8")
+        write_json_lines(path, rows)
 
     def load(self, path: str | Path) -> "Memory":
         """Adds what a file holds; returns itself. ValueError names a line that is no statement, or
         has no end: the file was cut. Then nothing is added."""
+        content = Path(path).read_bytes()
+        if content and not content.endswith(b"\n"):
+            last = content.count(b"\n") + 1
+            raise ValueError(f"{path}, line {last} is no statement (it is cut off)")
         rows = []
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        for number, row in iter_json_lines(path):
             try:
-                row = json.loads(line)
                 said, sources = [row["entity"], row["text"]], list(row["sources"])
                 texts = {type(text) for text in (*said, *sources, row["time"])} == {str}
                 good = texts and all(" ".join(text.split()) for text in (*said, *sources))
-                if number == len(lines) or not (good and isinstance(row["sources"], list)):
-                    raise ValueError("it is cut off, or a part is empty or of the wrong type")
+                if not (good and isinstance(row["sources"], list)):
+                    raise ValueError("a part is empty or of the wrong type")
                 rows += [
                     (*said, source, row["time"], row.get("fact") is True) for source in sources
                 ]

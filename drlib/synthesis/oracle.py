@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drlib.chat import render_answer, render_call
-from drlib.synthesis.questions import Task, is_correct
+from drlib.format import render_answer, render_call
+from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
@@ -39,7 +39,7 @@ class Episode:
 
     @property
     def correct(self) -> bool:
-        return self.answer is not None and is_correct(self.answer, self.task)
+        return is_correct(self.answer, self.task)
 
     def call(self, thought: str, name: str, arguments: dict) -> str:
         """One tool turn; returns the observation's text."""

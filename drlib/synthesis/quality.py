@@ -22,9 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from drlib.synthesis.answers import normalise_answer
+from drlib.files import read_json_lines, write_whole
 from drlib.synthesis.checks import faults
-from drlib.synthesis.export import write_whole
 from drlib.synthesis.queries import (
     SqlEngine,
     canonical,
@@ -36,8 +35,8 @@ from drlib.synthesis.queries import (
     to_text,
     walk,
 )
-from drlib.synthesis.questions import Task
 from drlib.synthesis.wording import says
+from drlib.task import Task, normalise_answer
 from drlib.worlds.graph import Graph
 
 # "wrong answer": the query has other answers; "told": the question's text says the answer
@@ -182,11 +181,10 @@ def _grams(text: str, n: int) -> set[str]:
 
 def _texts_of(path: Path) -> Iterable[str]:
     """The texts of a benchmark file: every string of its JSON, else its lines."""
+    if path.suffix == ".jsonl":
+        return [found for row in read_json_lines(path) for found in _strings(row)]
     text = path.read_text(encoding="utf-8-sig")
-    if path.suffix not in (".json", ".jsonl"):
-        return text.splitlines()
-    whole = [text] if path.suffix == ".json" else text.splitlines()
-    return [found for row in whole if row.strip() for found in _strings(json.loads(row))]
+    return [*_strings(json.loads(text))] if path.suffix == ".json" else text.splitlines()
 
 
 def _strings(value) -> Iterable[str]:

@@ -12,12 +12,11 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import sympy
 
-from drlib.synthesis.answers import answers_match
+from drlib.task import Task
 from drlib.worlds import World
 
 MAX_HOPS = 3
@@ -29,33 +28,6 @@ SEARCH_WORDINGS = (
     "Tell me the {relations} of {start}.",
 )
 Split = Literal["train", "test"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A question with its verified answer."""
-
-    id: str
-    question: str
-    answer: str
-    kind: Literal["search", "python"]
-    world: str
-    hops: int = 0  # look-ups; a python task has none
-    start: str = ""
-    relations: tuple[str, ...] = ()  # the chain from `start`, first look-up first
-    code: str = ""  # a correct program
-    aliases: tuple[str, ...] = ()
-    query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
-
-    @property
-    def skill(self) -> str:
-        """What the curriculum counts by: `h1`..`h3`, or the kind of sum."""
-        return f"h{self.hops}" if self.kind == "search" else self.id.split("-")[1]
-
-
-def is_correct(answer: str, task: Task) -> bool:
-    """Whether `answer` is the task's answer or an alias of it."""
-    return any(answers_match(answer, right) for right in (task.answer, *task.aliases))
 
 
 class Chain(NamedTuple):

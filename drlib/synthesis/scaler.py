@@ -33,7 +33,7 @@ from math import comb
 import networkx as nx
 import numpy as np
 
-from drlib.chat import Answer, ToolCall, parse, render_answer, render_call
+from drlib.format import Answer, ToolCall, parse, render_answer, render_call
 from drlib.tools.definitions import Parameter, Tool
 
 TAU = 0.6  # cosine above which two tools are joined; 0.48 to 0.68 give the six domains exactly

@@ -28,7 +28,7 @@ from drlib.synthesis.queries import (
     from_text,
     numbers,
 )
-from drlib.synthesis.questions import Task
+from drlib.task import Task
 from drlib.tools.toolbox import SEPARATOR, Toolbox
 from drlib.worlds.graph import inverse
 from drlib.worlds.library import next_part, read_facts

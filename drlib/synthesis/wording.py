@@ -10,12 +10,11 @@ text is kept only if nothing that can be checked was lost or given away (WebShap
 a model write the question and trust it). Left out: a check that no relation changed its meaning.
 """
 
-import json
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -28,8 +27,6 @@ from drlib.synthesis.queries import (
     constants,
     evaluate,
 )
-from drlib.tools.backends import ToolFault
-from drlib.tools.fetch import check_status, exchange, web_address
 from drlib.worlds.graph import VALUE, Graph
 
 FRAMES = (  # a question for one thing, a question for a number
@@ -163,25 +160,14 @@ def rewrite(
     its aliases, never shown to the model. keep: texts that must stay beside the constants (the
     `names` of an obfuscated question). A failing endpoint costs nothing but the reason.
     """
-    sent = {
-        "model": model,
-        "temperature": 0,
-        "messages": [{"role": "user", "content": PROMPT + question}],
-    }
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        _, _, body = exchange(
-            web_address(endpoint.rstrip("/") + "/chat/completions"),
-            time.monotonic() + timeout_s,
-            headers,
-            lambda status, headers: check_status(status, headers, model),
-            json=sent,
-        )
-        text = " ".join(json.loads(body)["choices"][0]["message"]["content"].split())
-    except ToolFault as fault:
+        chat = ChatEndpoint(endpoint, model, timeout_s=timeout_s, api_key=key)
+        said = chat.ask([{"role": "user", "content": PROMPT + question}], temperature=0)
+    except EndpointError as fault:
         return question, f"the endpoint failed: {fault}"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+    if said is None:
         return question, "the endpoint's reply is no chat completion"
+    text = " ".join(said.split())
     reason = flaw(text, question, [*constants(query), *keep], answers)
     return question if reason else text, reason
 

@@ -6,12 +6,12 @@ fixed pool of an imperfect teacher's attempts at *easy* questions (sums, one and
 real tools; nothing is filtered here, so that the pool's own success rate can be reported.
 """
 
-import json
 import random
 from pathlib import Path
 
 from drlib.chat import ChatIds, load_tokenizer, train_tokenizer
 from drlib.config import Config
+from drlib.files import read_json_lines, write_json_lines
 from drlib.policy.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.oracle import (
@@ -24,16 +24,11 @@ from drlib.synthesis.oracle import (
     Demonstrator,
     Faults,
 )
-from drlib.synthesis.questions import (
-    PYTHON_KINDS,
-    SEARCH_WORDINGS,
-    SearchQuestions,
-    Task,
-    python_task,
-)
+from drlib.synthesis.questions import PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, python_task
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.run import Ranks, RunFolder, write_atomically
+from drlib.training.run import Ranks, RunFolder
 from drlib.worlds import Names, World, fictional_world, load_world
 
 PHRASES = (
@@ -128,15 +123,14 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
                     "messages": e.messages,
                 }
             )
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(run.path / "episodes.jsonl", lambda p: p.write_text(text, encoding="utf-8"))
+    write_json_lines(run.path / "episodes.jsonl", rows)
     return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})
 
 
 def read_episodes(path: Path, keep: str) -> list[dict]:
     """The pool's rows: all of them (`keep="none"` filters nothing) or the correct ones."""
-    lines = (path / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if row["correct"] or keep == "none"]
+    rows = read_json_lines(path / "episodes.jsonl")
+    return [row for row in rows if row["correct"] or keep == "none"]
 
 
 def policy_tools(config: Config, runs: Path):

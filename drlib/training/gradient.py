@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from drlib.checks import require
 from drlib.config import Config
-from drlib.rl.checks import require
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
 from drlib.training.run import Ranks

@@ -35,13 +35,8 @@ from drlib.rl.resampling import drop_equal_groups, resample_on_correct
 from drlib.rl.rewards import make_reward
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import (
-    PYTHON_KINDS,
-    SearchQuestions,
-    Task,
-    is_correct,
-    python_task,
-)
+from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
+from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import begin, finish

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drlib.trajectory import whole_file
+from drlib.files import append_json_line, read_json_lines, write_whole
 
 SHARDS = 2
 MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt"
@@ -85,16 +85,6 @@ class Ranks:
             dist.barrier()
 
 
-def write_atomically(path: Path, write) -> None:
-    """`write(temporary path)`, then rename; a failure leaves no file and names the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with whole_file(path) as partial:
-            write(partial)
-    except (OSError, RuntimeError) as fault:  # torch.save reports a full disk as RuntimeError
-        raise RunFolderError(f"could not write {path}: {fault}; is the disk full?") from fault
-
-
 class RunFolder:
     """The folder of one stage while it is being built.
 
@@ -132,7 +122,7 @@ class RunFolder:
             self._done, extra = state["step"], state["extra"]
         if self.ranks.first and log.exists():  # a line a step
             kept = b"".join(log.read_bytes().splitlines(True)[: self._done])
-            write_atomically(log, lambda p: p.write_bytes(kept))
+            write_whole(log, kept)
         self.ranks.barrier()
         return extra
 
@@ -151,8 +141,7 @@ class RunFolder:
             for step in range(self._done, self._done if "stopped" in metrics else steps):
                 metrics = take(step)
                 if self.ranks.first:
-                    with open(self.path / METRICS, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(metrics) + "\n")
+                    append_json_line(self.path / METRICS, metrics)
                 last = step + 1 == steps or "stopped" in metrics
                 stop = self.ranks.sum({"asked": len(asked)})["asked"] > 0
                 if stop or last or (step + 1) % every == 0:
@@ -170,7 +159,7 @@ class RunFolder:
         if self.ranks.first:
             model, optimizers = (part.state_dict() for part in self._trained)
             state = {"step": step, "model": model, "extra": extra, "optimizers": optimizers}
-            write_atomically(self.path / CHECKPOINT, lambda p: torch.save(state, p))
+            write_whole(self.path / CHECKPOINT, lambda p: torch.save(state, p))
         self.ranks.barrier()
 
     def finish(self, metrics: dict) -> dict:
@@ -184,7 +173,7 @@ class RunFolder:
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
             }
             text = json.dumps(manifest, indent=1, sort_keys=True)
-            write_atomically(self.path / MANIFEST, lambda p: p.write_text(text))
+            write_whole(self.path / MANIFEST, text)
             shutil.rmtree(self.final, ignore_errors=True)  # half a folder: it has no manifest
             os.replace(self.path, self.final)
         self.ranks.barrier()
@@ -196,4 +185,4 @@ def read_metrics(folder: Path) -> list[dict]:
     path = folder / METRICS
     if not path.exists():
         raise RunFolderError(f"no {path}: has the stage been run?")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path)

@@ -20,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from drlib.config import Config
+from drlib.files import WriteError
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
 FORMAT = 4  # raise when a stage's code changes what it makes from the same settings
@@ -137,7 +138,7 @@ def main(builders: dict[str, Callable]) -> None:
         builders[args.stage](config_of(args.stage, config), path, ranks)
         if ranks.first:
             print(path)
-    except (ValueError, RunFolderError) as fault:
+    except (ValueError, WriteError, RunFolderError) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)

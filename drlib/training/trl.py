@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from drlib.checks import require
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.checks import require
 from drlib.rl.losses import (
     LossConfig,
     kept_tokens,

@@ -11,18 +11,18 @@ Left out: names of one thing that are written differently.
 
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
-
+from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
 from drlib.worlds.store import MORE, Document, Part, Skip, Store, one_line
 
-PATIENCE, WORKERS, MAX_REPLY, LONGEST = 3, 8, 1_000_000, 80  # files, requests, bytes, characters
+PATIENCE = 3  # files that fail in a row
+WORKERS = 8  # requests at a time
+LONGEST = 80  # characters of a name or a relation
 SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
 KEYS = ("subject", "relation", "object", "evidence")
 OWN = ("link", "section", "heading", "table", "mentioned in", MORE)  # the world's relations
@@ -52,9 +52,8 @@ class Endpoint:
         if bool(url) != bool(model):
             raise ValueError(f"give endpoint=URL ({url!r}) and model=NAME ({model!r}) together")
         self.url, self.model, self.counts = url.rstrip("/"), model, Counter()
-        self._timeout_s, self._failed = timeout_s, 0
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(timeout=timeout_s, headers=headers)
+        self._failed = 0
+        self._chat = ChatEndpoint(url, model, timeout_s=timeout_s, api_key=api_key) if url else None
 
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
         """`store.update` with a source of triples for each source, and one of entities' pages,
@@ -86,7 +85,7 @@ class Endpoint:
                 replies = list(pool.map(self._ask, [document.text for document in documents]))
         except Skip:  # the file itself, which says so
             return Part()
-        except httpx.HTTPError as error:
+        except EndpointError as error:
             self._failed += 1
             raise Skip(f"{self.url}: {type(error).__name__}: {error}") from None
         self._failed, facts, nodes = 0, set(), set()
@@ -99,23 +98,16 @@ class Endpoint:
         return Part((), sorted(nodes), sorted(facts))
 
     def _ask(self, text: str) -> object:
-        """The JSON of a reply, None for junk; httpx.HTTPError."""
-        body, end = b"", time.monotonic() + self._timeout_s
-        order = {
-            "model": self.model,
-            "temperature": 0,
-            "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}],
-        }
-        with self._client.stream("POST", f"{self.url}/chat/completions", json=order) as reply:
-            reply.raise_for_status()
-            for piece in reply.iter_bytes():
-                body += piece
-                if time.monotonic() > end or len(body) > MAX_REPLY:
-                    raise httpx.ReadTimeout(f"no end within {self._timeout_s} s, {MAX_REPLY} bytes")
+        """The JSON of a reply, None for junk; EndpointError when there is no reply."""
+        asked = [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}]
+        words = self._chat.ask(asked, temperature=0)
         try:
-            words = json.loads(body)["choices"][0]["message"]["content"]
-            return json.loads(words[words.index("[") : words.rindex("]") + 1])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return (
+                None
+                if words is None
+                else json.loads(words[words.index("[") : words.rindex("]") + 1])
+            )
+        except (ValueError, RecursionError):
             return None
 
     def _quoted(self, text: str, rows: object) -> list[Fact]:

@@ -24,6 +24,7 @@ from drlib.analysis.pseudo_gradient import support_set
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import ask, held_out
+from drlib.files import write_whole
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
 from drlib.rl.curriculum import Curriculum
@@ -32,7 +33,7 @@ from drlib.tools import Toolbox
 from drlib.training.gradient import learn
 from drlib.training.grpo import FINAL_LR, SKILLS, Questions, advantages_of, limits_of, rollout
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import Ranks, write_atomically
+from drlib.training.run import Ranks
 from drlib.worlds import Names, load_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,7 @@ def main():
             rows.append(arm(m, config.derive(seed=seed), world, toolbox))
             lines = ",\n".join(json.dumps(row) for row in rows)
             text = f'{{"settings": {json.dumps(settings)}, "rows": [\n{lines}\n]}}\n'
-            write_atomically(args.out, lambda path: path.write_text(text))
+            write_whole(args.out, text)
             print(json.dumps(rows[-1]), flush=True)
 
 

@@ -35,6 +35,7 @@ import torch
 
 from drlib.chat import ChatIds
 from drlib.config import Config
+from drlib.files import write_whole
 from drlib.lab import ensure
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
@@ -56,7 +57,7 @@ from drlib.tools import Toolbox
 from drlib.training.batches import pack, portions, score, spread
 from drlib.training.data import demonstration_tasks, read_episodes
 from drlib.training.pretrain import train_supervised
-from drlib.training.run import RunFolder, read_metrics, write_atomically
+from drlib.training.run import RunFolder, read_metrics
 from drlib.training.sft import shuffled
 from drlib.worlds import Names, fictional_world, load_world
 
@@ -279,7 +280,7 @@ def main():
     for seed in args.seeds:
         result["rows"].append(one_seed(seed, args.runs, world, args.arms))
         text = json.dumps(result, indent=1)
-        write_atomically(args.out / "results.json", lambda p: p.write_text(text + "\n"))
+        write_whole(args.out / "results.json", text + "\n")
 
 
 if __name__ == "__main__":

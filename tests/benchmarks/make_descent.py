@@ -19,8 +19,8 @@ import torch
 from drlib.analysis import pseudo_gradient as pg
 from drlib.analysis import reflection, routing
 from drlib.analysis.entropy import rescore, responses, token_statistics
+from drlib.files import write_whole
 from drlib.policy.moe import load_policy
-from drlib.training.run import write_atomically
 from drlib.trajectory import Segment, load_trajectories
 
 ROOT = Path(__file__).resolve().parents[2] / "figures/reference"
@@ -141,7 +141,7 @@ def main():
     out["routing"]["agreement"] = flat(routing.checkpoint_agreement(*scored.values()))
     rollouts = ",\n".join(json.dumps(row) for row in out.pop("rollouts"))
     text = f'{json.dumps(out)[:-1]}, "rollouts": [\n{rollouts}\n]}}\n'
-    write_atomically(ROOT / "entropy" / "descent.json", lambda path: path.write_text(text))
+    write_whole(ROOT / "entropy" / "descent.json", text)
 
 
 if __name__ == "__main__":

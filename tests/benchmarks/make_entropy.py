@@ -25,13 +25,13 @@ from drlib.analysis.reflection import reflection_lift
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import held_out
+from drlib.files import write_whole
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.grpo import limits_of
-from drlib.training.run import write_atomically
 from drlib.trajectory import load_trajectories, save_trajectories
 from drlib.worlds import load_world
 
@@ -111,7 +111,7 @@ def main():
     assert all(len(load_trajectories(p)) for p in args.out.glob("*.parquet"))
     command = "PYTHONPATH=. python tests/benchmarks/make_entropy.py"
     text = json.dumps({"command": command, "rows": rows}, indent=0)
-    write_atomically(args.out / "lifts.json", lambda p: p.write_text(text + "\n"))
+    write_whole(args.out / "lifts.json", text + "\n")
 
 
 if __name__ == "__main__":

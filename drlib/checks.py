@@ -1,5 +1,7 @@
-"""Checks of arguments that the modules of this room share, so that each is one line where it is
-used. Messages are made whether they are needed or not: they must not fail on good arguments."""
+"""Checks of arguments, shared by all rooms so that each check is one line where it is used.
+
+Messages are made whether they are needed or not: they must not fail on good arguments.
+"""
 
 import math
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -17,6 +19,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def finite(value: float, name: str) -> float:
+    """`value` as a float; ValueError with `name` when it is NaN or infinite."""
     require(math.isfinite(value), f"{name} is {value}; find the step that broke before going on")
     return float(value)
 
@@ -30,6 +33,7 @@ def within(value: float, interval: str, name: str) -> None:
 
 
 def one_of(value: Any, known: tuple, name: str) -> None:
+    """ValueError, listing what is known, unless `value` is one of `known`."""
     listed = ", ".join(f'"{choice}"' for choice in known[:-1]) + f' or "{known[-1]}"'
     require(value in known, f"{name} must be {listed}, got {value!r}")
 
