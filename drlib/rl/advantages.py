@@ -159,3 +159,11 @@ def _divide(centred_N: Tensor, std: Tensor, epsilon: float) -> Tensor:
 def _finish(advantages_N: Tensor, groups: _Groups, rewards_N: Tensor) -> Tensor:
     alone_N = groups.count_N < 2
     return advantages_N.masked_fill(~groups.valid_N | alone_N, 0.0).to(rewards_N.dtype)
+
+
+ADVANTAGES = {
+    "leave_one_out": leave_one_out,
+    "group_mean": group_mean,
+    "group_normalized": group_normalized,
+    "batch_normalized": batch_normalized,
+}

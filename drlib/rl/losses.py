@@ -414,3 +414,6 @@ def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
     if advantages.dim() == 1:
         advantages, used_BT = advantages[:, None], used_BT.any(dim=1, keepdim=True)
     return in_loss("advantages_B", advantages.detach().to(used_BT.device), used_BT)
+
+
+CLIPS = ("ppo", "double_sided", "cispo", "none")
