@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from drlib.config import Config
+from tests.conftest import ALONE
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
@@ -37,6 +37,7 @@ ROOMS = (
     "evals",
     "analysis",
     "lab",
+    "cli",
 )
 MODULES = sorted((ROOT / "drlib").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -120,7 +121,7 @@ def test_imports_only_from_rooms_above(path):
         return
     assert room in ROOMS, f"{relative(path)} is in no room of the map"
     for line, name in imports(path):
-        if name.split(".")[0] != "drlib":
+        if name.split(".")[0] != "drlib" or name == "drlib.__version__":
             continue
         other = (name.split(".") + [""])[1]
         assert other in ROOMS, f"{relative(path)}:{line} imports {name}"
@@ -299,98 +300,5 @@ def test_the_tests_run_on_one_thread_offline_and_with_inline_figures():
     assert "MPLBACKEND" not in os.environ or os.environ["MPLBACKEND"].startswith("module://")
 
 
-# ---------------------------------------------------------------------------------------------
-# make, with an interpreter that only writes down what it is asked to do
-
-INTERPRETER = """#!/bin/sh
-echo "$*|${VIRTUAL_ENV-}${PYTHONPATH-}${MPLBACKEND-}" >> "$PWD/calls"
-case "$*" in
-  -c*) exit "$(cat "$PWD/wrong" 2>/dev/null || echo 0)" ;;
-  "-m venv --clear .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-  "-m pip"*) test ! -e "$PWD/offline" ;;
-  "-m pytest tests") test ! -e "$PWD/broken" ;;
-esac
-"""
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """A folder with a space in its name that make can set up, and `make(*arguments)` in it."""
-    folder = tmp_path / "a clone"
-    folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        (folder / name).write_text((ROOT / name).read_text())
-    python = folder / "fake python"
-    python.write_text(INTERPRETER)
-    python.chmod(0o755)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    leaks = {"VIRTUAL_ENV": "/other", "PYTHONPATH": "/other", "MPLBACKEND": "Agg"}
-
-    def make(*arguments):
-        command = ["make", *arguments, f"PYTHON={python}"]
-        environment = clean | leaks
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-    return folder, make
-
-
-def calls(folder):
-    lines = (folder / "calls").read_text().splitlines()
-    return [line.rpartition("|")[0] for line in lines if not line.startswith("-c")]
-
-
-def stamps(folder):
-    return list((folder / ".venv").glob(".drlib-*"))
-
-
-def test_make_sets_up_once_and_again_when_the_pins_change(clone):
-    folder, make = clone
-    first = make("setup")
-    assert first.returncode == 0 and "installing the pinned packages" in first.stdout
-    install = "-m pip install --quiet --disable-pip-version-check -c constraints.txt -e .[lab]"
-    assert calls(folder) == ["-m venv --clear .venv", install]
-    assert len(stamps(folder)) == 1
-    make("setup")
-    assert len(calls(folder)) == 2
-    (folder / "constraints.txt").write_text("torch==2.12.0\n")
-    make("setup")
-    assert calls(folder)[2:] == [install]  # the environment itself is kept
-    assert len(stamps(folder)) == 1
-
-
-def test_nothing_of_an_unrelated_environment_leaks_in(clone):
-    folder, make = clone
-    make("test")
-    assert {line.rpartition("|")[2] for line in (folder / "calls").read_text().splitlines()} == {""}
-
-
-def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
-    folder, make = clone
-    (folder / "offline").touch()
-    assert make("run").returncode != 0
-    assert stamps(folder) == [] and not any("drlib.lab" in call for call in calls(folder))
-    (folder / "offline").unlink()
-    assert make("run").returncode == 0
-    assert calls(folder)[-1] == "-m drlib.lab run 00 -f notebooks/params/laptop.yaml"
-
-
-def test_a_wrong_python_is_named_with_the_remedy(clone):
-    folder, make = clone
-    (folder / "wrong").write_text("1")
-    result = make("run")
-    assert result.returncode != 0
-    assert "drlib needs Python 3.11" in result.stderr and "fake python" in result.stderr
-    assert "make PYTHON=/path/to/python3.11" in result.stderr
-    assert not (folder / ".venv").exists()
-
-
-def test_make_test_runs_the_notebooks_even_when_the_library_fails(clone):
-    folder, make = clone
-    (folder / "broken").touch()
-    result = make("test")
-    assert result.returncode != 0 and "== failed: library" in result.stdout
-    steps = [call for call in calls(folder) if "pytest" in call]
-    assert steps[0] == "-m pytest tests"
-    assert steps[1].startswith("-m pytest -p tests.conftest --nbval ")
-    (folder / "broken").unlink()
-    assert make("test").returncode == 0
+def test_files_that_want_to_be_alone_exist():
+    assert {p.name for p in TESTS if p.name in ALONE} == set(ALONE)

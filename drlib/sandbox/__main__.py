@@ -20,7 +20,7 @@ SERVE_DEFAULTS = {
 }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Print the table of `probe()`, or serve."""
     parser = argparse.ArgumentParser(prog="python -m drlib.sandbox", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -32,7 +32,7 @@ def main() -> int:
             option, dest=name, type=type(value), default=value, help=f"default: {value}"
         )
     serve.add_argument("--min-level", choices=LEVELS[2:], default="standard")
-    asked = vars(parser.parse_args())
+    asked = vars(parser.parse_args(argv))
     if asked.pop("command") == "serve":
         from drlib.sandbox import service
 
