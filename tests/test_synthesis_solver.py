@@ -22,7 +22,7 @@ from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, 
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
 from drlib.tools.dependable import ReliabilityPolicy
-from drlib.tools.faults import Faults
+from drlib.tools.faults import FaultInjector
 from drlib.worlds import load_world
 from tests.solver_examples import MILLS, ON_5, task, tiny
 from tests.tool_examples import FakeClock
@@ -198,7 +198,7 @@ def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_depe
     retry = ReliabilityPolicy(attempts=6, breaker_failures=0, deadline_s=1000)
     simulated = reward(world, {})
     real, bare = (
-        reward(Faults({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
+        reward(FaultInjector({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
         for some in ({"search": retry, "visit": retry}, {})
     )
     assert simulated >= 0.95 and abs(real - simulated) <= 0.03
