@@ -29,7 +29,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         "            before += len(shard)\n            recorded",
         "            recorded",
-        (f"{LOOP}::test_an_update_raises_what_did_better_than_its_siblings",),
+        (f"{LOOP}::test_each_share_holds_the_advantages_of_its_own_rollouts",),
         "rollouts are pushed by other rollouts' rewards",
     ),
     Mutant(

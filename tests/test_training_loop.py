@@ -69,6 +69,17 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, pad_id
     assert change[push > 0].mean() > 0 > change[push < 0].mean()
 
 
+def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, pad_id, tmp_path):
+    """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
+    step = start.step(settings(), tmp_path / "run")
+    shares, _ = step._shares(batch, pad_id)
+    for share, shard in zip(shares, batch, strict=True):
+        alone, weights, _ = grpo.advantages_of(shard, settings())
+        assert share.trajectories == shard
+        assert torch.equal(share.advantages_N, alone) and torch.equal(share.weights_N, weights)
+    assert not torch.equal(shares[0].advantages_N, shares[1].advantages_N)
+
+
 def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
     """Only one rollout of one group is right: it is pushed up, its siblings down, the rest not."""
     everything = only_dead(batch)[0] + only_dead(batch)[1]

@@ -17,7 +17,7 @@ import torch
 from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import WriteError, write_whole
-from drlib.training import data, grpo, pretrain, sft, stages
+from drlib.training import build, data, grpo, pretrain, sft, stages
 from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
 from tests import loop_examples
@@ -57,14 +57,14 @@ def live(**changes) -> Config:
 def runs(tmp_path_factory):
     """Stages up to the cold start, built in this process."""
     runs, ranks = tmp_path_factory.mktemp("a folder with runs"), Ranks()
-    for name, build in (
+    for name, function in (
         ("world", data.build_world),
         ("untrained", pretrain.build_untrained),
         ("demonstrations", data.build_demonstrations),
         ("cpt", pretrain.pretrain),
         ("sft", sft.sft),
     ):
-        build(config(), stages.folder(name, config(), runs), ranks)
+        function(config(), stages.folder(name, config(), runs), ranks)
     return runs
 
 
@@ -78,7 +78,7 @@ def command(name, settings, runs, processes=1):
             f"--nproc-per-node={processes}",
             "-m",
         ]
-    return [*start, stages.stage(name).module, *stages.arguments(name, settings, runs)]
+    return [*start, build.MODULE, *stages.arguments(name, settings, runs)]
 
 
 def environment():
@@ -253,14 +253,6 @@ def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
     assert stages.folder("cpt", a, tmp_path) != stages.folder("cpt", config(seed=1), tmp_path)
     with pytest.raises(ValueError, match="known are"):
         stages.folder("midtraining", a, tmp_path)
-
-
-def test_unknown_setting_on_the_command_line(tmp_path):
-    call = [sys.executable, "-m", "drlib.training.grpo", "rl", f"--runs={tmp_path}"]
-    typo = subprocess.run([*call, "--set=rl_stepz=3"], capture_output=True, text=True)
-    assert typo.returncode == 1 and "did you mean 'rl_steps'" in typo.stderr
-    profile = subprocess.run([*call, "--profile=labtop"], capture_output=True, text=True)
-    assert profile.returncode == 1 and "did you mean 'laptop'" in profile.stderr
 
 
 def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):

@@ -161,7 +161,3 @@ def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
     if run.ranks.first:
         save_policy(model, chat.tokenizer, run.path / "policy")
     return run.finish(metrics)
-
-
-if __name__ == "__main__":
-    stages.main({"world": build_world, "demonstrations": build_demonstrations})

@@ -38,7 +38,6 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training import stages
 from drlib.training.data import begin, finish
 from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
@@ -113,7 +112,7 @@ def rollout(
     for i, trajectory in enumerate(trajectories):
         task = tasks[mine[i // tries]]
         result = reward(trajectory, task)
-        right = trajectory.answer is not None and is_correct(trajectory.answer, task)
+        right = is_correct(trajectory.answer, task)
         parts = {**result.parts, "correct": float(right)}
         trajectory.metadata["skill"] = task.skill
         rewarded.append(with_reward(trajectory, result.value, parts))
@@ -376,7 +375,3 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         step = Step(config, run, model, chat, toolbox, Questions(config, world, names))
         metrics = run.loop(step, config.rl_steps, config.checkpoint_every, step.extra)
     return finish(run, model, chat, metrics)
-
-
-if __name__ == "__main__":
-    stages.main({"rl": grpo, "rl_random_reward": grpo})
