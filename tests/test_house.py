@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "files",
     "checks",
+    "registry",
     "task",
     "trajectory",
     "config",
@@ -132,7 +133,7 @@ def test_imports_only_from_rooms_above(path):
 @pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) == "rl"], ids=relative)
 def test_rl_is_pure(path):
     """Tensors and records in, tensors and metrics out: no file, no process, no model library."""
-    ground = {"drlib.checks", "drlib.format", "drlib.task", "drlib.trajectory"}
+    ground = {f"drlib.{name}" for name in ("checks", "format", "registry", "task", "trajectory")}
     allowed = {"torch", "numpy", "drlib.rl", *ground}
     touching = {"os", "sys", "io", "pathlib", "shutil", "subprocess", "socket", "tempfile"}
     for line, name in imports(path):

@@ -130,4 +130,4 @@ def test_schemas_name_what_is_there(cldr, toolbox):
     assert [s["name"] for s in toolbox.schemas] == ["search", "visit", "python"]
     with Toolbox(cldr) as without:
         assert [s["name"] for s in without.schemas] == ["search", "visit"]
-    assert all(s["parameters"]["required"] for s in [tool.schema for tool in TOOLS])
+    assert all(s["parameters"]["required"] for s in [tool.schema for tool in TOOLS.values()])

@@ -55,7 +55,7 @@ def anything(rng, depth=0):
 def fitting(rng, name):
     """Arguments of the right form, with anything in them."""
     texts = [str(anything(rng, 3)) for _ in range(rng.randrange(1, 3))]
-    tool = next(tool for tool in TOOLS if tool.name == name)
+    tool = next(tool for tool in TOOLS.values() if tool.name == name)
     return {p.name: texts if p.many else texts[0] for p in tool.parameters}
 
 
@@ -76,7 +76,9 @@ def test_10_000_random_calls_give_typed_results_only(cldr):
     ):
         errors = set()
         for n in range(10_000):
-            name = rng.choice([tool.name for tool in TOOLS if tool.name != "python" or n % 8 == 0])
+            name = rng.choice(
+                [tool.name for tool in TOOLS.values() if tool.name != "python" or n % 8 == 0]
+            )
             right = rng.random() < 0.5
             arguments = fitting(rng, name) if right else anything(rng)
             name = anything(rng) if rng.random() < 0.05 else name

@@ -19,7 +19,7 @@ from drlib.tools import TOOLS, Toolbox, trl_environment
 from drlib.tools.backends import FunctionBackend
 from drlib.worlds import Entity, World, load_world
 
-SCHEMAS = [tool.schema for tool in TOOLS]
+SCHEMAS = [tool.schema for tool in TOOLS.values()]
 # as the prompts of the committed runs have them
 PROMPTS = [
     '{"name": "search", "description": "Search the world\'s pages. Give one or more queries.", '
@@ -72,7 +72,7 @@ def test_tongyi_s_tools_take_tongyi_s_arguments():
 
 def test_what_trl_derives_is_the_function_format(toolbox):
     derived = [get_json_schema(method) for method in methods(trl_environment(toolbox)())]
-    ours = sorted((tool.function for tool in TOOLS), key=lambda f: f["function"]["name"])
+    ours = sorted((tool.function for tool in TOOLS.values()), key=lambda f: f["function"]["name"])
     assert [json.dumps(f) for f in derived] == [json.dumps(f) for f in ours]
 
 
@@ -105,15 +105,15 @@ def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, mo
             per_device_train_batch_size=2,
         ),
     )
-    assert [tool.__name__ for tool in trainer.tools] == sorted(tool.name for tool in TOOLS)
-    definitions = {tool.name: tool.function for tool in TOOLS}
+    assert [tool.__name__ for tool in trainer.tools] == sorted(tool.name for tool in TOOLS.values())
+    definitions = {tool.name: tool.function for tool in TOOLS.values()}
     assert all(get_json_schema(tool) == definitions[tool.__name__] for tool in trainer.tools)
     calculator = next(tool for tool in trainer.tools if tool.__name__ == "calculator")
     assert calculator(expression="6 * 7") == "42"
 
 
 def test_both_formats_name_the_same_parameters():
-    for tool in TOOLS:
+    for tool in TOOLS.values():
         short, full = tool.schema, tool.function["function"]
         assert (short["name"], short["description"]) == (full["name"], full["description"])
         assert short["parameters"]["required"] == full["parameters"]["required"]
@@ -129,7 +129,7 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
         tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
         for tools in (
             methods(trl_environment(toolbox)()),
-            sorted((t.function for t in TOOLS), key=lambda f: f["function"]["name"]),
+            sorted((t.function for t in TOOLS.values()), key=lambda f: f["function"]["name"]),
         )
     ]
     assert rendered[0] == rendered[1] and "google_scholar" in rendered[0]

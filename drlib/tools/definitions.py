@@ -4,12 +4,17 @@ The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a 
 definition come the schema that stands in prompts (short: no text a parameter), the function format
 of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads a method's
 signature and docstring; what it derives is `Tool.function`, which therefore leaves out `minItems`.
+
+`TOOLS` has them by name. A tool of your own brings its code (`run`) and needs nothing else: once it
+is registered, every toolbox made from then on offers it.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from drlib.registry import Registry
 
 MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
 
@@ -36,11 +41,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Tool:
-    """What a policy is told about a tool."""
+    """What a policy is told about a tool, and its code where that needs no world and no sandbox.
+
+    run: called with the arguments by name, each a string or a list of strings; returns what the
+        policy reads. It must give the same for the same arguments (answers are cached) and say in
+        its text what is wrong with them; `drlib.tools.ToolFault` is for what is not the policy's
+        doing, such as a server that is down. None: the `Toolbox` knows how to run it.
+    """
 
     name: str
     description: str
     parameters: tuple[Parameter, ...]
+    run: Callable[..., str] | None = None
 
     @property
     def schema(self) -> dict:
@@ -64,6 +76,21 @@ class Tool:
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
+    def operands(self, arguments: Mapping[str, Any]) -> list:
+        """The operations of a call: each entry of its first argument; a tool with its own code
+        gets all of its arguments at once."""
+        if self.run is not None:
+            return [{p.name: arguments[p.name] for p in self.parameters}]
+        first = arguments[self.parameters[0].name]
+        return first if isinstance(first, list) else [first]
+
+    def answer(self, arguments: Mapping[str, Any], _world: Any = None) -> dict[str, str]:
+        """What `run` gives, in the form in which a toolbox takes it; TypeError unless a text."""
+        text = self.run(**arguments)
+        if not isinstance(text, str):
+            raise TypeError(f"tool {self.name}: run returned {type(text).__name__}, not a text")
+        return {"text": text}
+
     def misfit(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong with a call's arguments, "" for nothing."""
         for parameter in reversed(self.parameters):
@@ -86,7 +113,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
-TOOLS = (
+_BUILT_IN = (
     Tool("search", "Search the world's pages. Give one or more queries.", (_QUERY,)),
     Tool(
         "visit",
@@ -119,6 +146,9 @@ TOOLS = (
         ),
     ),
 )
+TOOLS = Registry("tool")
+for _tool in _BUILT_IN:
+    TOOLS.register(_tool.name, _tool)
 
 
 def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:

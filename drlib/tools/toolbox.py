@@ -104,8 +104,9 @@ class Toolbox(AbstractContextManager):
         backends = backends or {}
         policies = policies or {}
         self._here = _sources_here(world, sandbox, calculator)
+        self._here |= {name: tool.answer for name, tool in TOOLS.items() if tool.run is not None}
         there = {*self._here, *backends}
-        self.tools = {tool.name: tool for tool in TOOLS if tool.name in there}
+        self.tools = {name: tool for name, tool in TOOLS.items() if name in there}
         for name in {**backends, **policies}:
             if name not in self.tools:
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
@@ -170,10 +171,8 @@ class Toolbox(AbstractContextManager):
         if wrong:
             return _refused(name, arguments, wrong, "arguments")
 
-        # The first parameter holds what is to be looked up, read or run: one of it, or several.
-        operands = arguments[tool.parameters[0].name]
-        if not isinstance(operands, list):
-            operands = [operands]
+        # What is to be looked up, read or run: one of it, or several.
+        operands = tool.operands(arguments)
         until = self._clock.monotonic() + self._dependable[name].policy.deadline_s
         outcomes = [self._operate(name, operand, world, until) for operand in operands]
 
@@ -198,14 +197,14 @@ class Toolbox(AbstractContextManager):
         )
 
     def _operate(
-        self, tool: str, operand: str, world: World | None, until: float
+        self, tool: str, operand: str | dict, world: World | None, until: float
     ) -> OperationOutcome:
-        """One query, page, file or program, over at `until`."""
+        """One query, page, file or program, or one call of a registered tool, over at `until`."""
         reads_world = tool in ("search", "visit") and world is not None
         source = world.name if reads_world else tool
         if self.closed_book:
             return OperationOutcome(None, source, error="not_found")
-        arguments: dict[str, Any] = {OPERAND[tool]: operand}
+        arguments: dict[str, Any] = {OPERAND[tool]: operand} if tool in OPERAND else dict(operand)
         if tool in SEARCHES:
             arguments["k"] = self.results
         last = None
