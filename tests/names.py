@@ -11,6 +11,17 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# DESIGN, section 4: what notebooks to come and other packages rely on
+PROMISED = frozenset(
+    """
+    leave_one_out group_mean group_normalized batch_normalized LossConfig policy_loss classify
+    apply_filter resample_on_correct drop_equal_groups fill_with_live_groups KLController
+    ReferenceReset DriftDetector AdaptiveLearningRate StalenessFilter Reward RewardResult
+    token_logprobs Engine SamplingParams Completion Sandbox parse ToolCall Answer FormatError
+    train_tokenizer load_tokenizer load_world World synthesize_questions chain_questions
+    quality_report ReAct token_statistics fork_tokens reflection_lift pseudo_gradient
+    """.split()
+)
 
 
 def module_name(path: Path) -> str:
