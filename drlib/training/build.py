@@ -5,7 +5,6 @@ processes. Type `python -m drlib.training STAGE` instead: that builds what is mi
 """
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import yaml
 
 from drlib.config import ROOT, Config
 from drlib.files import WriteError
+from drlib.registry import load_plugins
 from drlib.training import stages
 from drlib.training.run import Interrupted, Ranks, RunFolderError
 
@@ -46,14 +46,7 @@ def config_from(args: argparse.Namespace) -> Config:
     changes = {
         name: yaml.safe_load(value) for name, _, value in (s.partition("=") for s in args.set)
     }
-    plugins = changes.get("plugins", "")
-    for name in filter(None, map(str.strip, plugins.split(","))):
-        try:
-            importlib.import_module(name)
-        except ImportError as fault:
-            raise ValueError(
-                f"plugins={plugins!r}: {name!r} cannot be imported: {fault}"
-            ) from fault
+    load_plugins(changes.get("plugins", ""))
     return Config.load(args.profile, **changes)
 
 
