@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.analysis_examples import rollout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -34,6 +33,7 @@ from drlib.chat import load_tokenizer
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import record_routes
 from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
+from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
 SMALL = dict(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.analysis_examples import rollout
 
 from drlib.analysis.entropy import token_statistics, token_texts
 from drlib.analysis.reflection import (
@@ -24,6 +23,7 @@ from drlib.analysis.reflection import (
 )
 from drlib.chat import load_tokenizer
 from drlib.trajectory import Segment, save_trajectories
+from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
 LOW, HIGH = 0.1, 2.0
