@@ -17,10 +17,7 @@ from drlib.lab.hygiene import problems
 from drlib.lab.notebooks import check_parameters, read, read_parameters, refresh
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = {
-    name: code
-    for name, code in re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S)
-}
+RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))
 
 
 def run(folder, *arguments, path=()):
@@ -55,7 +52,7 @@ def test_what_is_registered_outside_the_package_works_like_its_own(recipe, tmp_p
 def test_a_registered_stage_is_built_after_what_it_needs(tmp_path):
     written(tmp_path, "my_stages")
     command = ["-m", "drlib.training", "pages", "--profile=ci", f"--runs={tmp_path / 'runs'}"]
-    command += ["--set=plugins=my_stages", "--set=vocabulary=600"]
+    command += ["--set=plugins=my_stages"]
     out = run(tmp_path, *command, path=[tmp_path])
     assert [line.split()[1] for line in out.splitlines() if "==" in line] == ["world:", "pages:"]
     folder = Path(out.splitlines()[-1])
