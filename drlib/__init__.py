@@ -52,6 +52,8 @@ analysis
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table`.
+cli
+    The `drlib` command: run, train, evaluate, report, sandbox; each hands over to a room's program.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

@@ -111,7 +111,7 @@ class Config:
         "leave_one_out", "the estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
     )
     rl_clip: str = setting(
-        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.losses:CLIPS"
+        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.clips:CLIPS"
     )
     rl_level: Literal["token", "sequence"] = setting("token", "what the ratio is of", "rl")
     rl_aggregate: Literal["token", "sequence", "constant"] = setting(

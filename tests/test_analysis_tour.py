@@ -161,6 +161,19 @@ def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
     assert len(rl) == 3 and re.match(r"after RL +87.5 \[.+\] +75.0 \[.+\] +100.0 \[.+\] +4$", rl[0])
     assert re.search(r"demonstrator +40.0 \[27.6, 53.8\] +50$", text, re.M)
     assert "pass@8" in text and text.count("untrained") == 3
+    assert text.startswith("held-out answers, % right [95% interval over questions, one seed]")
+
+
+def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(results):
+    one = tour.accuracy(results, "rl", "search", "sample")
+    for stage, worse in (("rl", [4, 0, 5, 0, 2, 1]), ("sft_continued", [0] * 6)):
+        results.outcomes[stage, 1] = asked([8, 8, 8, 4], worse)
+        results.rows.extend(rows_of(results.outcomes[stage, 1], stage, 1))
+    two = tour.accuracy(results, "rl", "search", "sample")
+    assert two[1] < one[1] and two[2] - two[1] > one[2] - one[1]
+    assert "[95% interval over 2 seeds and questions]" in tour.table(results)
+    block = readme.results_block(results)
+    assert "the whole line from 2 seeds; 95% intervals over 2 seeds and questions" in block
 
 
 def test_smoothing_looks_back_only_and_skips_what_is_missing():

@@ -55,6 +55,7 @@ def test_python_prints_and_its_exceptions_are_observations(toolbox):
         ("search", {"query": []}, "list of strings"),
         ("search", {"query": [3]}, "list of strings"),
         ("search", {}, "list of strings"),
+        ("search", {"query": ["Norway"] * 11}, "query may have 10 entries at most"),
         ("visit", {"url": ["cldr:Norway"]}, "needs goal"),
         ("python", {"code": 3}, "needs code"),
         ("browse", {}, "no tool 'browse'; tools: search, visit, python"),

@@ -55,7 +55,7 @@ def cluster_interval(
     n = len(parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
-        draws = resample(parts, statistic, seed, resamples, draw="counts")
+        draws = resample(parts, statistic, seed, resamples)
     z, f = NormalDist().inv_cdf(0.975), n - 1
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     beyond = NormalDist().cdf(-math.sqrt(n / f) * t)

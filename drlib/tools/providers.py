@@ -202,7 +202,8 @@ class Provider:
 def _page(url: str, body: bytes) -> dict[str, str]:
     head, mark, text = decode(body).partition("\nMarkdown Content:\n")
     if not mark:  # the head is missing where the server is set up otherwise
-        head, text = "", head
+        text = head
+        head = ""
     if not text.strip():
         raise ValueError
     title = head.partition("Title:")[2].partition("\n")[0].strip()

@@ -21,6 +21,7 @@ import yaml
 from drlib.config import ROOT, Config, declared_for
 from drlib.training.run import RunFolder, RunFolderError
 
+GRPO = "drlib.training.grpo:grpo"
 FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
 
@@ -77,12 +78,11 @@ def find(name: str) -> Stage:
     return STAGES[name]
 
 
-HERE = "drlib.training."
-register(Stage("world", HERE + "data:build_world", parallel=False))
+register(Stage("world", "drlib.training.data:build_world", parallel=False))
 register(
     Stage(
         "untrained",
-        HERE + "pretrain:build_untrained",
+        "drlib.training.pretrain:build_untrained",
         ("world",),
         parallel=False,
         title="untrained",
@@ -91,7 +91,7 @@ register(
 register(
     Stage(
         "demonstrations",
-        HERE + "data:build_demonstrations",
+        "drlib.training.data:build_demonstrations",
         ("world",),
         parallel=False,
         title="the demonstrator",
@@ -100,7 +100,7 @@ register(
 register(
     Stage(
         "cpt",
-        HERE + "pretrain:pretrain",
+        "drlib.training.pretrain:pretrain",
         ("untrained",),
         steps="cpt_steps",
         title="after pre-training",
@@ -109,7 +109,7 @@ register(
 register(
     Stage(
         "sft",
-        HERE + "sft:sft",
+        "drlib.training.sft:sft",
         ("cpt", "demonstrations"),
         steps="sft_steps",
         title="after SFT",
@@ -119,7 +119,7 @@ register(
 register(
     Stage(
         "sft_continued",
-        HERE + "sft:sft",
+        "drlib.training.sft:sft",
         ("sft",),
         arguments={"name": "sft_continued"},
         steps="sft_continued_steps",
@@ -127,11 +127,15 @@ register(
         colour="C1",
     )
 )
-register(Stage("rl", HERE + "grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"))
+register(
+    Stage(
+        "rl", "drlib.training.grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"
+    )
+)
 register(
     Stage(
         "rl_random_reward",
-        HERE + "grpo:grpo",
+        "drlib.training.grpo:grpo",
         ("sft",),
         reads="rl",
         fixed={"rl_reward": "random"},
@@ -159,7 +163,7 @@ def config_of(name: str, config: Config) -> Config:
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
     """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
-    starts = find(name).build == HERE + "grpo:grpo" and config.whole().rl_start
+    starts = find(name).build == GRPO and config.whole().rl_start
     return ("world",) if starts else find(name).inputs
 
 
