@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "filter: out of the baseline too",
         "drlib/rl/filtering.py",
-        'in_baseline = config.baseline == "all"\n    if at_limit',
-        'in_baseline = config.baseline != "all"\n    if at_limit',
+        'in_baseline = config.baseline == "all"\n\n    # an unanswered',
+        'in_baseline = config.baseline != "all"\n\n    # an unanswered',
         (FILTERING,),
         "a group forgets its failures",
     ),

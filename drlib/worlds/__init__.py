@@ -36,17 +36,21 @@ def _tour(_rest: str, index_path: Path | None = None, **options) -> World:
     return World(tour.entities(), "cldr", index_path, **options)
 
 
-def _library(kind: str) -> Callable[..., Library]:
-    """The loader of a module of this room, which is imported at its first use."""
+def _later(place: str) -> Callable[..., Library]:
+    """The loader "module:function", imported at its first use."""
+    module, _, function = place.partition(":")
 
     def load(rest: str, index_path: Path | None = None, **options) -> Library:
-        return import_module(f"drlib.worlds.{kind}").load(rest, index_path, **options)
+        return getattr(import_module(module), function)(rest, index_path, **options)
 
     return load
 
 
-for _name in ("cldr", "pydocs", "folder:PATH", "zim:PATH", "hub:NAME"):
-    WORLDS.register(_name, _library(_name.partition(":")[0]))
+WORLDS.register("cldr", _later("drlib.worlds.cldr:load"))
+WORLDS.register("pydocs", _later("drlib.worlds.pydocs:load"))
+WORLDS.register("folder:PATH", _later("drlib.worlds.folder:load"))
+WORLDS.register("zim:PATH", _later("drlib.worlds.zim:load"))
+WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
 
 
 def load_world(
