@@ -1,5 +1,6 @@
 # make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
-# make test       set up .venv if needed, then all tests and every notebook
+# make lab        set up .venv if needed, then JupyterLab on the notebooks
+# make test       set up .venv if needed, then the layout, all tests and every notebook
 # make reference  set up .venv if needed, then the three-seed reference run of the tour (hours)
 # make clean      remove .venv and everything that runs made
 #
@@ -17,7 +18,11 @@ STAMP := .venv/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt; } | cks
 ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND;
 IS_RIGHT := -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")'
 
-.PHONY: help run test reference setup clean
+# Twice quiet: errors are shown; warnings, of folders elsewhere on the path that are missing, would
+# hide our own words.
+PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
+
+.PHONY: help run lab test reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -43,7 +48,7 @@ $(STAMP):
 	fi; \
 	rm -f .venv/.drlib-*; \
 	echo "== installing the pinned packages into .venv (about 2 GB; one to five minutes, once)"; \
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'; \
+	$(PY) -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[lab]'; \
 	touch $@; \
 	echo "== set-up done"
 
@@ -51,15 +56,29 @@ run: $(STAMP)
 	@$(ALONE) echo "== the tour, laptop profile (notebooks/00_tour.ipynb); Ctrl-C stops, make run goes on"; \
 	exec $(PY) -m drlib.lab run 00 -f notebooks/params/laptop.yaml
 
-# Both steps run even when the first fails. `-p tests.conftest` gives the notebooks' kernels the
+lab: $(STAMP)
+	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
+	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
+
+# Every step runs even when one before it fails. Both cores work, a file of tests staying in one
+# process; but what measures time or the machine's memory, or starts Ray, runs with nothing beside
+# it: a neighbour would be measured too (tests/conftest.py has the list and the reasons). A notebook
+# stays in one process as well: its cells share a kernel. `-p tests.conftest` gives the kernels the
 # environment of the tests: quiet, offline, one thread, private Jupyter folders.
+BOTH_CORES := -n 2 --dist loadfile
 test: $(STAMP)
 	@$(ALONE) failed=""; \
-	echo "== 1/2 the library: pytest tests"; \
-	$(PY) -m pytest tests || failed="$$failed library"; \
-	echo "== 2/2 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
-	$(PY) -m pytest -p tests.conftest --nbval --nbval-current-env --nbval-cell-timeout 600 \
-	  --nbval-sanitize-with tests/sanitize.cfg notebooks/ || failed="$$failed notebooks"; \
+	echo "== 1/4 the layout: ruff format --check, ruff check"; \
+	$(PY) -m ruff format --check . || failed="$$failed layout"; \
+	$(PY) -m ruff check . || failed="$$failed rules"; \
+	echo "== 2/4 the library, on both cores: pytest tests"; \
+	$(PY) -m pytest $(BOTH_CORES) -m "not alone" tests || failed="$$failed library"; \
+	echo "== 3/4 what measures the machine, one after the other: pytest -m alone tests"; \
+	$(PY) -m pytest -m alone tests || failed="$$failed alone"; \
+	echo "== 4/4 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
+	$(PY) -m pytest $(BOTH_CORES) -p tests.conftest --nbval --nbval-current-env \
+	  --nbval-cell-timeout 600 --nbval-sanitize-with tests/sanitize.cfg notebooks/ \
+	  || failed="$$failed notebooks"; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
 
@@ -69,5 +88,5 @@ reference: $(STAMP)
 
 clean:
 	@echo "== removing .venv, runs and caches"; \
-	rm -rf .venv runs build drlib.egg-info .pytest_cache .hypothesis; \
+	rm -rf .venv runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
 	find drlib tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,8 @@ files
     The one writer of whole files or none; the one writer and the one reader of JSON lines.
 checks
     One-line checks of arguments, whose messages say what is wrong.
+registry
+    Names under which a thing can be chosen, one registry a kind; modules of others that add theirs.
 task
     A question with its verified answer, and the one place that says whether an answer is right.
 trajectory
@@ -50,6 +52,8 @@ analysis
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table`.
+cli
+    The `drlib` command: run, train, evaluate, report, sandbox; each hands over to a room's program.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

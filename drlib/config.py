@@ -3,94 +3,156 @@
 Names are flat (`rl_steps`, not `rl.steps`) so that the same word works in a papermill parameter
 file, on a command line and in a README table. A typo must never run with a default.
 
+A setting is declared once, here: its default, what it means, and the stages that read it. A
+stage's folder carries a hash of the settings declared for it and for all stages before it, and
+while it is built it can read no other (`Config.read_by`): a setting that somebody forgot to
+declare stops the stage instead of quietly reusing a folder that was made with another value.
+
 `ci` takes seconds and proves that every stage runs; `laptop` takes minutes and learns; `gpu1` and
 `gpu8` are not here yet (they come with the TRL trainer and the vLLM engine).
 """
 
 import dataclasses
-import difflib
+import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from drlib.registry import nearest
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout: figures/, notebooks/, runs/
+
+
+def setting(default: Any, meaning: str, *stages: str, choices: str = "") -> Any:
+    """A field of Config.
+
+    Args:
+        meaning: what it is, with its unit.
+        stages: who reads it, as `Stage.reads` in `drlib.training.stages`; none for what changes no
+            result (how many processes, say).
+        choices: the registry that knows the values, "module:NAME"; where the type is a Literal, it
+            says them itself.
+    """
+    told = {"meaning": meaning, "stages": stages, "choices": choices}
+    return dataclasses.field(default=default, metadata=told)
+
+
+POLICY = "untrained"
+ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody uses the tools
 
 
 @dataclass(frozen=True)
 class Config:
     """All settings of a run. Units are in the names; shares are in 0..1."""
 
-    profile: str = "laptop"
-    seed: int = 0
-    world: str = "tour"
-    processes: int = 2  # single-threaded data-parallel processes
-    # policy
-    vocabulary: int = 2048
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    experts: int = 8
-    experts_per_token: int = 2
-    expert_hidden: int = 64
-    init: Literal["induction", "plain"] = "induction"
-    # what a rollout may do
-    search_results: int = 2
-    max_calls: int = 6
-    max_turn_tokens: int = 72
-    max_context_tokens: int = 448
-    # agentic pre-training
-    cpt_steps: int = 600
-    cpt_batch_tokens: int = 4096  # padded, over all processes
-    cpt_muon_lr: float = 0.02
-    cpt_adam_lr: float = 1e-3
-    cpt_warmup_steps: int = 20
-    cpt_decay_share: float = 0.4
-    # demonstrations and the cold start
-    demonstrations: int = 600
-    demonstration_filter: Literal["correct", "none"] = "correct"
-    sft_steps: int = 250
-    sft_batch_tokens: int = 4096
-    sft_muon_lr: float = 0.006
-    sft_adam_lr: float = 1.2e-3
-    sft_replay_share: float = 0.3
-    sft_continued_steps: int = 1100  # the control: as much compute as RL has
-    # reinforcement learning
-    rl_steps: int = 100
-    rl_questions: int = 48  # a step
-    rl_group: int = 8  # rollouts a question
-    rl_lr: float = 4e-4
-    rl_warmup_steps: int = 3
-    rl_python_share: float = 0.25
-    rl_fictional_share: float = 0.5  # of the search questions
-    # "exclude" is Tongyi's rule; "keep" trains on unanswered over-long negatives
-    rl_overlong: Literal["exclude", "keep"] = "exclude"
-    # switches of reinforcement learning; with all of them here a step is the published recipe
-    rl_advantage: Literal["leave_one_out", "group_mean", "group_normalized", "batch_normalized"] = (
-        "leave_one_out"
+    profile: str = setting("laptop", "the name of these settings, and of their folder in runs/")
+    processes: int = setting(2, "single-threaded data-parallel processes")
+    plugins: str = setting("", "modules to import before a stage runs, separated by commas")
+    seed: int = setting(
+        0, "of everything that is drawn", "untrained", "demonstrations", "cpt", "sft", "rl"
     )
-    rl_clip: Literal["ppo", "double_sided", "cispo", "none"] = "ppo"
-    rl_level: Literal["token", "sequence"] = "token"
-    rl_aggregate: Literal["token", "sequence", "constant"] = "token"
-    rl_epsilon_low: float = 0.2
-    rl_epsilon_high: float = 0.28
-    # of the engine's mismatch
-    rl_correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"
-    rl_kl_coef: float = 0.0  # towards the cold start
-    rl_hallucination: Literal["keep", "exclude"] = "keep"  # successes after imagined responses
-    rl_drop_equal: bool = False  # groups of equal rewards leave the token count (DAPO)
-    rl_oversample: int = 1  # rollouts made for each one kept
-    rl_resample: Literal["none", "sample", "sort"] = "none"  # how they are chosen (GRPO-RoC)
-    rl_minibatches: int = 1  # updates a batch
-    rl_staleness: int = 0  # steps that the engine goes on with old weights
-    rl_engine: Literal["float32", "bfloat16"] = "float32"  # to which its weights are rounded
-    rl_emergency_stop: bool = False  # when nearly no rollout ends with an answer any more
-    rl_reward: Literal["exact_match", "random"] = "exact_match"  # "random": the control
-    rl_temperature: float = 1.0
-    balance_coef: float = 0.01  # load-balancing loss
-    checkpoint_every: int = 20
-    # evaluation
-    eval_questions: int = 200  # of each kind
-    eval_samples: int = 8
-    eval_seed: int = 574959  # drawn before the last change of the recipe, in a commit of its own
+    world: str = setting("tour", "what can be looked up", "world")
+    vocabulary: int = setting(2048, "tokens of the tokenizer", "world", POLICY)
+
+    hidden: int = setting(128, "width of the residual stream", POLICY)
+    layers: int = setting(4, "layers", POLICY)
+    heads: int = setting(4, "query heads a layer", POLICY)
+    kv_heads: int = setting(2, "key-value heads a layer", POLICY)
+    head_dim: int = setting(32, "width of a head", POLICY)
+    experts: int = setting(8, "experts a layer", POLICY)
+    experts_per_token: int = setting(2, "experts that a token is sent to", POLICY)
+    expert_hidden: int = setting(64, "inner width of an expert", POLICY)
+    init: Literal["induction", "plain"] = setting("induction", "the initial weights", POLICY)
+
+    search_results: int = setting(2, "results that a search shows", "cpt", "sft", *ROLLOUTS)
+    max_calls: int = setting(6, "tool calls of a rollout", *ROLLOUTS)
+    max_turn_tokens: int = setting(72, "tokens of a turn", *ROLLOUTS)
+    max_context_tokens: int = setting(448, "tokens of a rollout, prompt included", *ROLLOUTS)
+
+    balance_coef: float = setting(
+        0.01, "weight of the experts' load-balancing loss", "cpt", "sft", "rl"
+    )
+    checkpoint_every: int = setting(20, "steps from checkpoint to checkpoint", "cpt", "sft", "rl")
+
+    cpt_steps: int = setting(600, "steps of agentic pre-training", "cpt")
+    cpt_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "cpt")
+    cpt_muon_lr: float = setting(0.02, "learning rate of the hidden matrices", "cpt")
+    cpt_adam_lr: float = setting(1e-3, "learning rate of all else", "cpt")
+    cpt_warmup_steps: int = setting(20, "steps of linear warm-up", "cpt")
+    cpt_decay_share: float = setting(0.4, "of the steps, over which the rate falls to 0", "cpt")
+
+    demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
+    demonstration_filter: Literal["correct", "none"] = setting(
+        "correct", "which attempts are trained on", "sft"
+    )
+    sft_steps: int = setting(250, "steps of the cold start", "sft")
+    sft_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "sft")
+    sft_muon_lr: float = setting(0.006, "learning rate of the hidden matrices", "sft")
+    sft_adam_lr: float = setting(1.2e-3, "learning rate of all else", "sft")
+    sft_replay_share: float = setting(0.3, "of the samples, from pre-training", "sft")
+    sft_continued_steps: int = setting(
+        1100, "steps of the control: as much compute as RL has", "sft_continued"
+    )
+
+    rl_start: str = setting("", "a policy's folder to start from instead of the stage sft", "rl")
+    rl_steps: int = setting(100, "steps of reinforcement learning", "rl")
+    rl_questions: int = setting(48, "questions a step", "rl")
+    rl_group: int = setting(8, "rollouts a question", "rl")
+    rl_lr: float = setting(4e-4, "learning rate of AdamW", "rl")
+    rl_warmup_steps: int = setting(3, "steps of linear warm-up", "rl")
+    rl_python_share: float = setting(0.25, "of the questions: sums for the sandbox", "rl")
+    rl_fictional_share: float = setting(0.5, "of the search questions: invented worlds", "rl")
+    rl_overlong: Literal["exclude", "keep"] = setting(
+        "exclude", 'unanswered over-long failures in the loss ("exclude": Tongyi\'s rule)', "rl"
+    )
+    # Switches of reinforcement learning; with all of them as here a step is the published recipe.
+    rl_advantage: str = setting(
+        "leave_one_out", "the estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
+    )
+    rl_clip: str = setting(
+        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.clips:CLIPS"
+    )
+    rl_level: Literal["token", "sequence"] = setting("token", "what the ratio is of", "rl")
+    rl_aggregate: Literal["token", "sequence", "constant"] = setting(
+        "token", "what the sum of the loss is divided by", "rl"
+    )
+    rl_epsilon_low: float = setting(0.2, "the ratio's range below 1", "rl")
+    rl_epsilon_high: float = setting(0.28, "the ratio's range above 1", "rl")
+    rl_correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = setting(
+        "none", "of the engine's mismatch", "rl"
+    )
+    rl_kl_coef: float = setting(0.0, "weight of the KL towards the cold start", "rl")
+    rl_hallucination: Literal["keep", "exclude"] = setting(
+        "keep", "successes after imagined responses in the loss", "rl"
+    )
+    rl_drop_equal: bool = setting(
+        False, "groups of equal rewards leave the token count (DAPO)", "rl"
+    )
+    rl_oversample: int = setting(1, "rollouts made for each one kept", "rl")
+    rl_resample: Literal["none", "sample", "sort"] = setting(
+        "none", "how those kept are chosen (GRPO-RoC)", "rl"
+    )
+    rl_minibatches: int = setting(1, "updates a batch", "rl")
+    rl_staleness: int = setting(0, "steps that the engine goes on with old weights", "rl")
+    rl_engine: Literal["float32", "bfloat16"] = setting(
+        "float32", "to which the engine's weights are rounded", "rl"
+    )
+    rl_emergency_stop: bool = setting(
+        False, "stop when nearly no rollout ends with an answer any more", "rl"
+    )
+    rl_reward: str = setting(
+        "exact_match", '("random": the control)', "rl", choices="drlib.rl.rewards:REWARDS"
+    )
+    rl_temperature: float = setting(1.0, "of sampling, and of the loss", "rl")
+
+    eval_questions: int = setting(200, "questions of each kind", "evaluate")
+    eval_samples: int = setting(8, "answers a question at temperature 1", "evaluate")
+    eval_seed: int = setting(
+        574959,  # drawn before the last change of the recipe, in a commit of its own
+        "of the held-out questions and of the answers",
+        "evaluate",
+    )
 
     @staticmethod
     def load(profile: str, **overrides) -> "Config":
@@ -105,29 +167,81 @@ class Config:
         for name, value in changes.items():
             if name not in kinds:
                 raise ValueError(f"unknown parameter {name!r}: {nearest(name, kinds)}")
-            choices, kind = get_args(kinds[name]), type(getattr(Config, name))  # of the default
-            if kind is float and type(value) is int:
-                value = changes[name] = float(value)
-            number = kind is not str and type(value) is kind
-            for wrong, fault in (
-                (
-                    type(value) is not kind,
-                    f"be {kind.__name__}, got {type(value).__name__} ({value!r})",
-                ),
-                (number and value < 0, f"not be negative, got {value}"),
-                (
-                    number and name.endswith("_share") and value > 1,
-                    f"be a share in 0..1, got {value}",
-                ),
-                (choices and value not in choices, f"be one of {choices}, got {value!r}"),
-            ):
-                if wrong:
-                    raise ValueError(f"parameter {name!r} must {fault}")
-        return dataclasses.replace(self, **changes)
+            if type(getattr(Config, name)) is float and type(value) is int:
+                changes[name] = float(value)
+            fault = _fault(name, changes[name], kinds[name])
+            if fault:
+                raise ValueError(f"parameter {name!r} must {fault}")
+        return dataclasses.replace(self.whole(), **changes)
 
-    def pick(self, *prefixes: str) -> dict:
-        """The settings whose names begin with one of `prefixes`: what a stage depends on."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k.startswith(prefixes)}
+    def pick(self, *names: str) -> dict:
+        """The settings of these names."""
+        return {name: getattr(self, name) for name in names}
+
+    def whole(self) -> "Config":
+        """All settings, where `read_by` left only some to read."""
+        return self
+
+    def read_by(self, stages: Iterable[str]) -> "Config":
+        """The same, of which only what is declared for `stages` (or for none) can be read."""
+        values = {field.name: getattr(self.whole(), field.name) for field in SETTINGS}
+        some = _Readable(**values)
+        object.__setattr__(some, "_stages", frozenset(stages))
+        return some
+
+
+SETTINGS = dataclasses.fields(Config)
+_STAGES_OF = {field.name: field.metadata["stages"] for field in SETTINGS}
+
+
+class _Readable(Config):
+    """A Config that refuses what is not declared for the stage that is being built."""
+
+    def __getattribute__(self, name: str):
+        declared = _STAGES_OF.get(name, ())
+        if declared and not object.__getattribute__(self, "_stages") & {*declared}:
+            raise AttributeError(
+                f"this stage reads the setting {name!r}, which is declared for {declared}: its "
+                "folder would not change with it. Declare it in drlib/config.py"
+            )
+        return object.__getattribute__(self, name)
+
+    def whole(self) -> Config:
+        values = {name: object.__getattribute__(self, name) for name in _STAGES_OF}
+        return Config(**values)
+
+
+def declared_for(stage: str) -> list[str]:
+    """The names of the settings that `stage` reads itself."""
+    return [name for name, stages in _STAGES_OF.items() if stage in stages]
+
+
+def _fault(name: str, value, annotation) -> str:
+    """What is wrong with a setting's value, or ""."""
+    kind = type(getattr(Config, name))  # of the default: a Literal's values have one type
+    if type(value) is not kind:
+        return f"be {kind.__name__}, got {type(value).__name__} ({value!r})"
+    if kind in (int, float) and value < 0:
+        return f"not be negative, got {value}"
+    if kind is float and name.endswith("_share") and value > 1:
+        return f"be a share in 0..1, got {value}"
+    choices = get_args(annotation) or _registered(name)
+    if choices and value not in choices:
+        return f"be one of {tuple(choices)}, got {value!r}"
+    return ""
+
+
+def _registered(name: str) -> tuple:
+    """The choices of a setting whose values are registered by name; () where any will do.
+
+    The registry lies in a lower room, so it is named in the declaration and imported only here,
+    when somebody sets the setting.
+    """
+    (place,) = (field.metadata["choices"] for field in SETTINGS if field.name == name)
+    if not place:
+        return ()
+    module, _, registry = place.partition(":")
+    return tuple(getattr(importlib.import_module(module), registry))
 
 
 # Source recipe first: the one rule of Tongyi's that the tour departs from, by measurement (notebook
@@ -145,6 +259,9 @@ PROFILES: dict[str, dict] = {
         "sft_steps": 8,
         "sft_batch_tokens": 2048,
         "sft_continued_steps": 8,
+        # This profile's own cold start has learned nothing yet: from it every rollout is over-long,
+        # every group is dead, and no step has a gradient.
+        "rl_start": "figures/reference/tour/policy_sft",
         "rl_steps": 3,
         "rl_questions": 8,
         "rl_group": 4,
@@ -153,10 +270,3 @@ PROFILES: dict[str, dict] = {
         "eval_samples": 2,
     },
 }
-
-
-def nearest(word: str, known) -> str:
-    """For an error message: the known name that `word` may mean, and all of them."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(known))}"

@@ -71,8 +71,9 @@ class Lines:
                     break
 
 
-def play(chat, toolbox, *lines, limits=Limits()):
-    return ReAct(Lines(chat, lines), toolbox, chat, limits).run([TASK])[0]
+def play(chat, toolbox, *lines, limits=None):
+    agent = ReAct(Lines(chat, lines), toolbox, chat, limits or Limits())
+    return agent.run([TASK])[0]
 
 
 def test_call_then_answer(chat, toolbox):

@@ -221,7 +221,7 @@ def test_any_switches_survive_splits_padding_and_junk(chosen, seed):
             for k, v in found.items()
         }
         found["logp_BT"] = torch.where(outside_BT, junk, leaf)
-        given = {k: torch.nn.functional.pad(v, (0, pad)) for k, v in found.items()}
+        found = {k: torch.nn.functional.pad(v, (0, pad)) for k, v in found.items()}
         loss, metrics = policy_loss(
             advantages_B=advantages_B[rows],
             weights_B=weights_B[rows],

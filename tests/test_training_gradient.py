@@ -25,7 +25,7 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.gradient import check_switches, learn, loss_config, micro_batches, record
+from drlib.training.gradient import Share, check_switches, learn, loss_config, micro_batches, record
 from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
 from drlib.training.run import Interrupted, Ranks, RunFolder
@@ -73,7 +73,8 @@ def gradients(policy, rollouts, config, recorded=None):
     """(metrics, all gradients in one vector) of one update."""
     model = copy.deepcopy(policy)
     advantages, weights, _ = advantages_of(rollouts, config)
-    metrics = learn(model, rollouts, advantages, weights, config, Ranks(), PAD, recorded)
+    share = Share(rollouts, advantages, weights, recorded or {})
+    metrics = learn(model, [share], config, Ranks(), PAD)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return metrics, torch.cat([g.flatten() for g in grads])
 
@@ -153,6 +154,26 @@ def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_referenc
     assert gradient.norm() > 1e-3
 
 
+def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
+    """Plain descent on nothing but the term: the KL that it measures falls."""
+    dead = rollouts[8:12]
+    config = settings(rl_kl_coef=1.0)
+    here = record(policy, dead, config, PAD)
+    noise = np.random.default_rng(0)
+    away = [
+        np.where(t.generated, r + noise.normal(size=len(r)), 0).astype(np.float32)
+        for t, r in zip(dead, here)
+    ]
+    model = copy.deepcopy(policy)
+    share = Share(dead, torch.zeros(4), torch.ones(4), {"reference": away})
+    before = learn(model, [share], config, Ranks(), PAD)["kl"]
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.02 * p.grad
+    after = learn(model, [share], config, Ranks(), PAD)["kl"]
+    assert after < before - 1e-4
+
+
 def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
     """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
     config = settings(rl_correction="truncate", rl_engine="bfloat16")
@@ -204,7 +225,7 @@ def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
             check_switches(settings(**changes))
     check_switches(settings(rl_correction="icepop", rl_staleness=1, rl_minibatches=2))
     with pytest.raises(ValueError, match="0 and 1"):
-        learn(policy, rollouts, torch.ones(16), torch.full((16,), 0.5), settings(), Ranks(), PAD)
+        Share(rollouts, torch.ones(16), torch.full((16,), 0.5))
 
 
 def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
@@ -212,7 +233,7 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
         model = copy.deepcopy(policy)
         optimizers = Optimizers.adam(model, 1e-3)
         advantages, weights, _ = advantages_of(rollouts, config)
-        learn(model, rollouts, advantages, weights, config, Ranks(), PAD)
+        learn(model, [Share(rollouts, advantages, weights)], config, Ranks(), PAD)
         if stability.ReferenceReset().update(0.1):
             stability.sync_reference(model, policy, *optimizers.parts.values())
         optimizers.step(factor)
@@ -255,7 +276,7 @@ def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path
     def updates(name, **switches):
         run, model = RunFolder(tmp_path / name, {}), copy.deepcopy(policy)
         step = Step(settings(**switches), run, model, chat, None, None)
-        step._learn(rollouts, 0)
+        step._learn([rollouts], 0)
         return int(next(iter(step.optimizers.parts["adam"].state.values()))["step"])
 
     assert updates("one") == 1 and updates("two", rl_minibatches=2) == 2

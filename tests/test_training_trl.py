@@ -17,7 +17,7 @@ from drlib.config import Config
 from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.gradient import learn, loss_config
+from drlib.training.gradient import Share, learn, loss_config
 from drlib.training.grpo import advantages_of
 from drlib.training.run import Ranks
 from drlib.training.trl import DeepResearchGRPOTrainer
@@ -167,7 +167,7 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, t
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = learn(model, rollouts, advantages, weights, config, Ranks(), PAD)
+    row = learn(model, [Share(rollouts, advantages, weights)], config, Ranks(), PAD)
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)
@@ -243,6 +243,30 @@ def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
     assert batch["advantages"][4:].tolist() == [0.0] * 4  # one member is left: no baseline
     assert batch["loss_weights"].tolist() == [2, 2, 2, 2, 0, 2, 2, 2]
     assert batch["num_items_in_batch"] == 2 * (sum(LENGTHS) - LENGTHS[4])
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_turn_that_ends_at_the_answer_s_tag_is_whole_without_an_end_token(
+    filtered, checkpoint, tmp_path
+):
+    """Every completion lacks an end token; the first four end at "t7", which is said to end one."""
+    completions = [[3, 4, 7], [7], [5, 6, 7], [4, 7], [3, 4], [7, 3], [5, 6], [8]]
+    seen, ends = [], ("t6 t7", "t7") if filtered else ()
+
+    def all_count(rollouts):
+        seen.append(rollouts.truncated_N.tolist())
+        return torch.ones(8), torch.ones(8, dtype=torch.bool)
+
+    made = trainer(checkpoint, tmp_path, reward, rollout_filter=all_count, ends=ends)
+    made._calculate_rewards([{}] * 8, ["p"] * 8, ["c"] * 8, completions)
+    assert seen == [[False] * 4 + [True] * 4 if filtered else [True] * 8]
+
+
+def test_the_answer_s_closing_tag_ends_a_completion_by_default(checkpoint, tmp_path):
+    made = trainer(checkpoint, tmp_path, reward)
+    made._tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
+    whole, cut = (list(map(ord, text)) for text in ("<answer>x</answer>", "<answer>x</answer> and"))
+    assert made._ended(whole) and not made._ended(cut) and not made._ended([])
 
 
 CASES = {

@@ -15,7 +15,7 @@ from babel import Locale
 from babel.core import get_global
 
 import drlib.worlds.cldr as cldr
-from drlib.tools import Faults, Toolbox
+from drlib.tools import FaultInjector, Toolbox
 from drlib.worlds import load_world, read_facts
 from drlib.worlds.library import next_part
 
@@ -219,7 +219,7 @@ def test_built_once_and_reused(world, tmp_path, monkeypatch):
 
 def test_a_toolbox_reads_it_with_and_without_faults(world):
     part = {"url": ["cldr:Latin script?part=2"], "goal": "languages"}
-    with Toolbox(world, results=3) as toolbox, Toolbox(Faults().world(world)) as other:
+    with Toolbox(world, results=3) as toolbox, Toolbox(FaultInjector().world(world)) as other:
         text = toolbox.call("visit", part).text
         assert text == other.call("visit", part).text
         assert len(read_facts(text)["script of"]) == 60 and next_part(text).endswith("?part=3")

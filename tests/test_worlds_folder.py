@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 
-from drlib.worlds import folder, load_world  # noqa: E402
-from drlib.worlds.folder import chunks  # noqa: E402
-from tests.test_tools_files import BILLION_LAUGHS, docx, paragraph, pdf, zipped  # noqa: E402
+from drlib.worlds import folder, load_world
+from drlib.worlds.folder import chunks
+from tests.file_examples import BILLION_LAUGHS, docx, paragraph, pdf, zipped
 
 INTRO = """---
 tags: [alpha, beta]

@@ -10,7 +10,7 @@ from drlib.analysis.report import report
 from drlib.policy.moe import load_any_model
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m drlib.analysis", description=__doc__)
     parser.add_argument("report", metavar="REPORT.html")
     parser.add_argument(
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=64, help="tokens after a response")
     parser.add_argument("--share", type=float, default=0.2, help="of the thoughts that are forks")
     parser.add_argument("--viewed", type=int, default=50, help="trajectories of a file to show")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     matplotlib.use("Agg")
     try:
         model = None if args.model is None else load_any_model(args.model)

@@ -7,7 +7,6 @@ tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` 
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from drlib.agents.react import ReAct
@@ -18,7 +17,6 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training import stages
 from drlib.training.data import begin
 from drlib.training.grpo import limits_of
 from drlib.training.run import Ranks
@@ -133,8 +131,3 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
 def read_outcomes(folder: Path) -> list[Outcome]:
     """The outcomes of a finished evaluation."""
     return [Outcome(**row) for row in read_json_lines(folder / "outcomes.jsonl")]
-
-
-if __name__ == "__main__":
-    names = (*stages.EVALUATED, "closed_book")
-    stages.main({f"evaluate_{name}": partial(evaluate, of=name) for name in names})

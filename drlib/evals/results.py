@@ -9,10 +9,11 @@ differences are paired by seed and question. `evals.metrics` says what the inter
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from drlib.evals.metrics import Interval, difference_interval, share_interval, w
 from drlib.files import write_whole
 from drlib.training import stages
 from drlib.training.data import read_episodes
+from drlib.training.run import git, read_manifest
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
@@ -41,7 +43,8 @@ TITLES = {
 
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
     """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one."""
-    configs, rows, outcomes = list(configs), [], {}
+    configs, names = list(configs), list(names)
+    rows, outcomes = [], {}
     for config in configs:
         right = defaultdict(list)  # how often the teacher itself was, before any filter
         for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
@@ -62,17 +65,42 @@ def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command:
             path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
             rows += rows_of(outcomes[name, config.seed], name, config.seed)
-    return Results(command, configs[0].profile, rows, outcomes)
+    return Results(command, configs[0].profile, rows, outcomes, origin(configs, runs, names))
+
+
+def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
+    """The commits that made the policies and that asked the questions, and the seed of these.
+
+    `seed_written_down` is the commit in which the evaluation seed became the default: an honest
+    one is no later than the recipe's (empty where the seed was given by hand).
+    """
+    policies, questions = set(), set()
+    for config, name in itertools.product(configs, names):
+        policy = stages.folder("rl" if name == "closed_book" else name, config, runs)
+        policies.add(read_manifest(policy)["code"])
+        questions.add(read_manifest(stages.folder(f"evaluate_{name}", config, runs))["code"])
+    seed = configs[0].eval_seed
+    first = git("log", "--reverse", "--format=%H", f"-Seval_seed: int = {seed} ").splitlines()[:1]
+    return {
+        "recipe": sorted(policies),
+        "evaluation": sorted(questions),
+        "evaluation_seed": seed,
+        "seed_written_down": "".join(first),
+    }
 
 
 @dataclass(frozen=True)
 class Results:
-    """Rows of sums, and `outcomes[stage, seed]` (a list of Outcome), of some stages and seeds."""
+    """Rows of sums, and `outcomes[stage, seed]` (a list of Outcome), of some stages and seeds.
+
+    made: which commits made them (`origin`).
+    """
 
     command: str
     profile: str
     rows: list[dict]
     outcomes: dict[tuple[str, int], list[Outcome]]
+    made: dict = field(default_factory=dict)
 
     @property
     def stages(self) -> list[str]:
@@ -83,7 +111,7 @@ class Results:
         return sorted({r["seed"] for r in self.rows})
 
     def save(self, folder: Path) -> None:
-        head = {"command": self.command, "profile": self.profile}
+        head = {"command": self.command, "profile": self.profile, "made": self.made}
         lines = ",\n".join(json.dumps(r) for r in self.rows)
         text = f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
         write_whole(folder / "results.json", text)
@@ -97,7 +125,8 @@ class Results:
             outcomes = _unpacked(json.loads((folder / "outcomes.json").read_text()))
         except (OSError, ValueError, KeyError) as fault:
             raise ValueError(f"no readable results in {folder}: {fault}") from fault
-        return Results(head["command"], head["profile"], head["rows"], outcomes)
+        made = head.get("made", {})
+        return Results(head["command"], head["profile"], head["rows"], outcomes, made)
 
     def count(self, stage: str, kind: str, decoding: str, hops: int | None = None):
         """(correct, n) over all seeds; (0, 0) where the stage was not asked."""

@@ -115,14 +115,14 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     profile. runs: where run folders lie; runs/ of the repository where None. processes: for stages
     that can use several; `config.processes` where None.
     """
-    from drlib.training import stages  # lazily: it brings torch
+    from drlib.training import build, stages  # lazily: it brings torch
 
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
     for name in stages.needed(stage, config, runs):
-        spec, final = stages.stage(name), stages.folder(name, config, runs)
+        spec, final = stages.find(name), stages.folder(name, config, runs)
         launch(
-            spec.module,
+            build.MODULE,
             stages.arguments(name, config, runs),
             (processes or config.processes) if spec.parallel else 1,
             follow=final.with_name(final.name + ".partial") / "metrics.jsonl",

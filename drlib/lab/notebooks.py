@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from drlib.config import Config, nearest
+from drlib.config import Config
 from drlib.files import write_whole
 from drlib.lab.display import ROOT
+from drlib.registry import nearest
 
 FOLDER = ROOT / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -44,7 +44,7 @@ def reference(
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
-        stages.stage(name)  # a misspelt one fails before anything is trained
+        stages.find(name)  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each, name in itertools.product(configs, names):
         ensure(name, each, runs=runs)
@@ -90,9 +90,8 @@ def results_block(results: Results) -> str:
     """The claim and the table, as Markdown."""
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
-        f"All rows: `{results.command}` (or `make reference`). One row, when what it needs is "
-        "there: `python -m drlib.evals.evaluate STAGE`, with the stage's name from the last "
-        "column (the demonstrator's: `python -m drlib.training.data demonstrations`). The "
+        f"All rows: `{results.command}` (or `make reference`). One row: "
+        "`python -m drlib.training STAGE`, with the stage's name from the last column. The "
         "demonstrator was asked its own easy training questions, and it is not trained: its "
         "interval is over answers alone."
     )

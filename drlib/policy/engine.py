@@ -93,6 +93,7 @@ class LocalEngine:
     """Continuous batching over `slots` cache rows of `max_context` tokens; see the module.
 
     The weights are copied: after a training step call `update_weights`. Not thread-safe.
+    `version` counts the weights that were taken so far; a resumed run gives the number it had.
 
     `lockstep` takes the results of parked tools at fixed points of the schedule instead of when
     they happen to come, and waits for them there: the composition of every batch, and with it the
@@ -100,10 +101,19 @@ class LocalEngine:
     to the same weights). Tools still run beside generation; slow ones are better without it.
     """
 
-    def __init__(self, model, *, slots: int = 128, max_context: int = 512, lockstep: bool = False):
+    def __init__(
+        self,
+        model,
+        *,
+        slots: int = 128,
+        max_context: int = 512,
+        lockstep: bool = False,
+        version: int = 0,
+    ):
         if slots < 1 or max_context < 2:
             raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
-        self.max_context, self.lockstep, self.version = max_context, lockstep, 0
+        self.max_context, self.lockstep = max_context, lockstep
+        self.version = version
         self._decoder = Decoder(model, slots, max_context)
 
     def update_weights(self, model) -> None:

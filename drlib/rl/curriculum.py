@@ -28,7 +28,7 @@ class Curriculum:
     """A running solve rate p of each skill, drawn in proportion to p(1 - p) and a little more."""
 
     def __init__(self, skills: Sequence[str], state: dict[str, float] | None = None):
-        self.rates = {skill: START for skill in skills} | (state or {})
+        self.rates = dict.fromkeys(skills, START) | (state or {})
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
         """One of the skills `among`, in proportion to p(1 - p) + 0.04."""

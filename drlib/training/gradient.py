@@ -13,6 +13,7 @@ Left out: token selection by entropy (the loss has it; a packed micro-batch is n
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from drlib.checks import require
 from drlib.config import Config
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
-from drlib.training.run import Ranks
+from drlib.training.run import Ranks, gradients
 from drlib.trajectory import Trajectory
 
 MICRO_BATCH_ROWS = 6
@@ -37,13 +38,10 @@ LOGGED = (
     "dropped_correction",
     "kl",
 )
+COUNTED = ("tokens", "sequences", "live", "sampled")
+SUMMED = ("loss", "gap", "scored", "balance", *LOGGED)
 # Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
 Recorded = dict[str, list[np.ndarray]]
-
-
-def select(recorded: Recorded, some: list[int]) -> Recorded:
-    """Those of the trajectories with these indices."""
-    return {name: [values[i] for i in some] for name, values in recorded.items()}
 
 
 def check_switches(config: Config) -> None:
@@ -56,6 +54,10 @@ def check_switches(config: Config) -> None:
     )
     for name in ("rl_minibatches", "rl_oversample"):
         require(getattr(config, name) >= 1, f"{name} must be at least 1")
+    require(
+        config.rl_temperature > 0,
+        "rl_temperature must be above 0: a greedy rollout has no probability to push up or down",
+    )
     paired = config.rl_oversample == 1 if config.rl_resample == "none" else config.rl_oversample > 1
     require(paired, "rl_oversample (from 2) and rl_resample go together")
     loss_config(config)
@@ -88,69 +90,128 @@ def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: in
     return found
 
 
-def learn(
-    model,
-    trajectories: list[Trajectory],
-    advantages,
-    weights,
-    config: Config,
-    ranks: Ranks,
-    pad_id: int,
-    recorded: Recorded | None = None,
-) -> dict:
-    """Accumulate the gradient of one update's loss; returns its metrics (summed over ranks).
+@dataclass(frozen=True)
+class Share:
+    """One shard's share of an update: N trajectories, and what the loss needs of each."""
+
+    trajectories: list[Trajectory]
+    advantages_N: Tensor
+    weights_N: Tensor  # 1 in the loss, 0 left out
+    recorded: Recorded = field(default_factory=dict)
+
+    def __post_init__(self):
+        known = set(self.weights_N.tolist()) <= {0.0, 1.0}
+        require(known, "an update takes loss weights of 0 and 1 only")
+
+    def of(self, some: list[int]) -> "Share":
+        """The trajectories with these indices."""
+        return Share(
+            [self.trajectories[i] for i in some],
+            self.advantages_N[some],
+            self.weights_N[some],
+            {name: [values[i] for i in some] for name, values in self.recorded.items()},
+        )
+
+
+def learn(model, shares: Sequence[Share], config: Config, ranks: Ranks, pad_id: int) -> dict:
+    """Leave the gradient of one update's loss, of this rank's `shares`, in the parameters.
+
+    Returns the update's metrics, summed over ranks. `trained_share` is 0 where no trajectory of
+    any rank has a gradient: then there is nothing to step by.
 
     Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
     term gives them one), but they count in the denominator: it is one number for the whole update,
-    of the tokens (or sequences) with weight 1 that no correction drops. Weights are 0 or 1.
+    of the tokens (or sequences) with weight 1 that no correction drops. The balance loss is the
+    mean over the tokens that are run through the model, so its weight does not depend on how many.
+
+    Each share's gradient is summed by itself before the shares are added. So one process with two
+    shares and two processes with one each reach the same bits.
     """
-    switches, recorded = loss_config(config), recorded or {}
-    require(set(weights.tolist()) <= {0.0, 1.0}, "learn takes loss weights of 0 and 1 only")
-    sampled = [int(t.generated.sum()) for t in trajectories]
-    weighed = [i for i, w in enumerate(weights.tolist()) if w > 0 and sampled[i]]
-    kept = _kept_tokens(trajectories, recorded, switches)
-    counts = ranks.sum(
-        {
-            "tokens": float(sum(kept[i] for i in weighed)),
-            "sequences": float(sum(kept[i] > 0 for i in weighed)),
-            "sampled": float(sum(sampled)),
-        }
-    )
-    denominator = max(counts["tokens" if switches.aggregate == "token" else "sequences"], 1.0)
-    live = [i for i in weighed if advantages[i] != 0 or switches.kl_coef > 0]
-    live.sort(key=lambda i: len(trajectories[i].token_ids))
-    sums = dict.fromkeys(("loss", "gap", "scored", "balance", "batches", *LOGGED), 0.0)
-    gap_max = 0.0
-    for batch in micro_batches(live, trajectories, config.max_context_tokens):
-        chosen, of_each = [trajectories[i] for i in batch], advantages[batch].tolist()
+    switches = loss_config(config)
+    counted = [_count(share, switches) for share in shares]
+    counts = ranks.sum({name: sum(c[name] for c in counted) for name in COUNTED})
+    per = "tokens" if switches.aggregate == "token" else "sequences"
+    denominator = max(counts[per], 1.0)
+    sums, gap_max, total = dict.fromkeys(SUMMED, 0.0), 0.0, None
+    for share in shares:
+        model.zero_grad(set_to_none=True)
+        of_share, gap = _accumulate(model, share, denominator, counts["live"], config, pad_id)
+        sums = {name: value + of_share[name] for name, value in sums.items()}
+        gap_max = max(gap_max, gap)
+        own = gradients(model)
+        total = own if total is None else [a + b for a, b in zip(total, own)]
+    for parameter, gradient in zip(model.parameters(), total):
+        parameter.grad = gradient
+    return _metrics(ranks.sum(sums), counts, max(ranks.gather([gap_max])), config)
+
+
+def _count(share: Share, switches: LossConfig) -> dict:
+    """Tokens and sequences in the loss, tokens with a gradient, and all that were sampled."""
+    kept = _kept_tokens(share, switches)
+    weighed = _weighed(share)
+    return {
+        "tokens": float(sum(kept[i] for i in weighed)),
+        "sequences": float(sum(kept[i] > 0 for i in weighed)),
+        "live": float(sum(_sampled(share.trajectories[i]) for i in _live(share, switches))),
+        "sampled": float(sum(map(_sampled, share.trajectories))),
+    }
+
+
+def _sampled(trajectory: Trajectory) -> int:
+    return int(trajectory.generated.sum())
+
+
+def _weighed(share: Share) -> list[int]:
+    """Indices of the trajectories in the loss."""
+    weights = share.weights_N.tolist()
+    return [i for i, t in enumerate(share.trajectories) if weights[i] > 0 and _sampled(t)]
+
+
+def _live(share: Share, switches: LossConfig) -> list[int]:
+    """Indices of those that have a gradient: an advantage, or a KL term."""
+    return [i for i in _weighed(share) if share.advantages_N[i] != 0 or switches.kl_coef > 0]
+
+
+def _accumulate(
+    model, share: Share, denominator: float, live_tokens: float, config: Config, pad_id: int
+) -> tuple[dict, float]:
+    """Add the share's gradient to the model's; (sums for the metrics, largest gap).
+
+    live_tokens: of the whole update, all ranks; each micro-batch's balance loss weighs by its part.
+    """
+    live = _live(share, loss_config(config))
+    live.sort(key=lambda i: len(share.trajectories[i].token_ids))
+    sums, gap_max = dict.fromkeys(SUMMED, 0.0), 0.0
+    for batch in micro_batches(live, share.trajectories, config.max_context_tokens):
         loss, balance, gap, metrics = batch_loss(
-            model, chosen, of_each, denominator, config, pad_id, select(recorded, batch)
+            model, share.of(batch), denominator, config, pad_id
         )
-        n, gap_max = gap.numel(), max(gap_max, float(gap.max()))
-        share = n / max(counts["tokens"], 1.0)
-        (loss + config.balance_coef * share * balance).backward()
-        new = {
-            "loss": loss.item(),
-            "gap": gap.sum().item(),
-            "scored": n,
-            "balance": balance.item(),
-            "batches": 1,
-        }
-        new |= {name: metrics.get(name, 0.0) * n for name in LOGGED}
-        sums = {name: total + new[name] for name, total in sums.items()}
-    return _metrics(ranks.sum(sums), counts, gap_max, config)
+        n = gap.numel()
+        (loss + config.balance_coef * (n / live_tokens) * balance).backward()
+        gap_max = max(gap_max, float(gap.max()))
+        sums["loss"] += loss.item()
+        sums["gap"] += gap.sum().item()
+        sums["scored"] += n
+        sums["balance"] += balance.item() * n
+        for name in LOGGED:
+            sums[name] += metrics.get(name, 0.0) * n
+    return sums, gap_max
 
 
-def _kept_tokens(trajectories: list[Trajectory], recorded: Recorded, switches) -> list[int]:
+def _kept_tokens(share: Share, switches: LossConfig) -> list[int]:
     """The generated tokens of each that stay in the loss: a correction may drop some."""
-    if switches.correction == "none":
-        return [int(t.generated.sum()) for t in trajectories]
-    found = [t.generated for t in trajectories], [t.logprobs for t in trajectories], recorded["old"]
-    mask_BT, behaviour_BT, old_BT = (
-        pad_sequence([torch.as_tensor(of_one) for of_one in kind], batch_first=True)
-        for kind in found
+    if switches.correction == "none" or not share.trajectories:
+        return [_sampled(t) for t in share.trajectories]
+
+    def padded(values: Sequence[np.ndarray]) -> Tensor:
+        return pad_sequence([torch.as_tensor(v) for v in values], batch_first=True)
+
+    kept_BT = kept_tokens(
+        padded([t.generated for t in share.trajectories]),
+        switches,
+        behaviour_logp_BT=padded([t.logprobs for t in share.trajectories]),
+        old_logp_BT=padded(share.recorded["old"]),
     )
-    kept_BT = kept_tokens(mask_BT, switches, behaviour_logp_BT=behaviour_BT, old_logp_BT=old_BT)
     return kept_BT.sum(dim=1).tolist()
 
 
@@ -159,8 +220,8 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
     row = {
         "loss": sums["loss"],
         "logp_gap": sums["gap"] / scored,
-        "logp_gap_max_rank0": gap_max,
-        "balance": sums["balance"] / max(sums["batches"], 1.0),
+        "logp_gap_max": gap_max,
+        "balance": sums["balance"] / scored,
         "tokens": int(max(tokens, 1.0)),
         "trained_share": sums["scored"] / max(tokens, 1.0),
         "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
@@ -171,33 +232,25 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
     return row
 
 
-def batch_loss(
-    model,
-    chosen: list[Trajectory],
-    advantages: list[float],
-    denominator: float,
-    config: Config,
-    pad_id: int,
-    recorded: Recorded,
-):
+def batch_loss(model, share: Share, denominator: float, config: Config, pad_id: int):
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
-    rows, scored = _score(model, chosen, config, pad_id)
+    rows, scored = _score(model, share.trajectories, config, pad_id)
     at_BT, mask_BT = _layout(rows, scored, config)
 
     def laid_out(values: Sequence) -> Tensor:
         return spread(rows, values, torch.float32)[scored.at][at_BT]
 
-    behaviour_BT = laid_out([t.logprobs for t in chosen])
+    behaviour_BT = laid_out([t.logprobs for t in share.trajectories])
     logp_BT = scored.logp_M[at_BT]
     gap_BT = (logp_BT.detach() - behaviour_BT).abs()
     loss, metrics = policy_loss(
         logp_BT,
         behaviour_BT if off_policy(config) else logp_BT.detach(),
-        laid_out(advantages),
+        laid_out(share.advantages_N.tolist()),
         mask_BT,
         loss_config(config),
         denominator=denominator,
-        **{f"{name}_logp_BT": laid_out(values) for name, values in recorded.items()},
+        **{f"{name}_logp_BT": laid_out(values) for name, values in share.recorded.items()},
     )
     return loss, scored.balance, gap_BT[mask_BT], metrics
 

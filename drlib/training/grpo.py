@@ -12,14 +12,14 @@ Questions: sums, and chains of one to three look-ups in the real world (train an
 fictional ones made on the spot, so that what is learned is looking up and not the facts.
 
 Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
-the engine's weights grow old, and a resumed run begins with fresh ones).
+the engine's weights grow old).
 """
 
 import copy
 import hashlib
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from drlib.agents.react import Limits, ReAct, with_reward
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
-from drlib.rl import advantages as estimators
+from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import FilterConfig, apply_filter
 from drlib.rl.resampling import drop_equal_groups, resample_on_correct
@@ -38,11 +38,10 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training import stages
 from drlib.training.data import begin, finish
-from drlib.training.gradient import check_switches, learn, record, select
+from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import Ranks, RunFolder
+from drlib.training.run import SHARDS, Ranks, RunFolder
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import Names, World, fictional_world
 
@@ -90,10 +89,14 @@ def rollout(
     worlds: dict[str, World],
     config: Config,
     step: int,
-    ranks: Ranks,
+    shard: int | None = None,
 ) -> list[Trajectory]:
-    """This rank's groups, rewarded; a question keeps its random streams on whichever rank it is."""
-    mine = list(range(ranks.rank, len(tasks), ranks.size))
+    """The groups of one shard's questions (None: of all of them), rewarded.
+
+    Every SHARDS-th question belongs to a shard. A shard's rollouts run together and apart from the
+    others', so they have the same bits whether another process makes the rest or this one does.
+    """
+    mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
     trajectories = agent.run(
         [tasks[i] for i in mine],
         samples=config.rl_group * config.rl_oversample,
@@ -104,11 +107,12 @@ def rollout(
     )
     settings = {"seed": config.seed} if config.rl_reward == "random" else {}
     reward = make_reward(config.rl_reward, **settings)
-    by_trajectory = [tasks[i] for i in mine for _ in range(len(trajectories) // len(mine))]
+    tries = config.rl_group * config.rl_oversample
     rewarded = []
-    for trajectory, task in zip(trajectories, by_trajectory):
+    for i, trajectory in enumerate(trajectories):
+        task = tasks[mine[i // tries]]
         result = reward(trajectory, task)
-        right = trajectory.answer is not None and is_correct(trajectory.answer, task)
+        right = is_correct(trajectory.answer, task)
         parts = {**result.parts, "correct": float(right)}
         trajectory.metadata["skill"] = task.skill
         rewarded.append(with_reward(trajectory, result.value, parts))
@@ -132,19 +136,32 @@ def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Tr
     return chosen
 
 
-def advantages_of(trajectories: list[Trajectory], config: Config):
-    """(advantages, loss weights, report): by default leave-one-out after the selective filter."""
+def advantages_of(
+    trajectories: list[Trajectory], config: Config, ranks: Ranks | None = None
+) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """(advantages_N, loss weights_N, report): by default leave-one-out after the selective filter.
+
+    The estimator sees the rewards of all ranks: `batch_normalized` divides by their deviation.
+    """
+    ranks = ranks or Ranks()
     switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
-    weights, in_baseline, report = apply_filter(trajectories, switches)
-    rewards = torch.tensor([0.0 if t.reward is None else t.reward for t in trajectories])
-    groups = {g: i for i, g in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
-    groups_N = torch.tensor([groups[t.group_id] for t in trajectories])
-    valid = torch.as_tensor(in_baseline, dtype=torch.bool)
-    advantages = getattr(estimators, config.rl_advantage)(rewards, groups_N, valid)
-    weights = torch.as_tensor(weights, dtype=torch.float32)
+    weights_N, in_baseline_N, report = apply_filter(trajectories, switches)
+    own = [
+        (0.0 if t.reward is None else t.reward, t.group_id, bool(valid))
+        for t, valid in zip(trajectories, in_baseline_N)
+    ]
+    parts = ranks.gather_parts(own)
+    before = sum(len(part) for part in parts[: ranks.rank])
+    mine = slice(before, before + len(own))
+    rewards, names, valid = zip(*(row for part in parts for row in part))
+    rewards_N, valid_N = torch.tensor(rewards), torch.tensor(valid)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    groups_N = torch.tensor([numbers[name] for name in names])
+    advantages_N = ADVANTAGES[config.rl_advantage](rewards_N, groups_N, valid_N)[mine]
+    weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
     if config.rl_drop_equal:
-        weights = weights * drop_equal_groups(rewards, groups_N, valid)
-    return advantages, weights, report
+        weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, valid_N)[mine]
+    return advantages_N, weights_N, report
 
 
 def summarise(
@@ -153,56 +170,72 @@ def summarise(
     """(means over the whole step, [(skill, right)] of all ranks).
 
     Right or wrong is recorded also where the reward is random: the curve of a control.
-    `positive_tool_errors`: the share of failed calls in the successes that are trained on, the
-    `chosen` (rStar2-Agent, figure 4).
+    `live_groups`: the share of groups whose judged rewards differ. `positive_tool_errors`: the
+    share of failed calls in the successes that are trained on, the `chosen` (rStar2-Agent, fig. 4).
     """
     positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
-    facts = ranks.gather(
-        [
-            {
-                "skill": t.metadata["skill"],
-                "accuracy": t.reward_parts["correct"],
-                "reward": t.reward,
-                "group": t.group_id,
-                "positive": t.id in positive,
-                "ended": t.termination,
-                "calls": len(t.tool_results),
-                "errors": sum(not r.ok for r in t.tool_results),
-                "generated": int(t.generated.sum()),
-                "entropy": float(t.entropies.sum()),
-            }
-            for t in trajectories
-        ]
-    )
-
-    def ratio(top: str, bottom: str, some: list[dict] = facts) -> float:
-        return sum(f[top] for f in some) / max(sum(f[bottom] for f in some), 1)
-
-    def share(key: str, value) -> float:
-        return sum(f[key] == value for f in facts) / len(facts)
-
-    kinds = {"python": PYTHON_KINDS, "search": CHAINS} | {name: (name,) for name in CHAINS}
-    kinds = {name: [f for f in facts if f["skill"] in skills] for name, skills in kinds.items()}
-    means = {f"accuracy_{name}": ("accuracy", some) for name, some in kinds.items() if some}
-    means |= {name: (name, facts) for name in ("accuracy", "generated", "calls")}
-    groups = {(f["group"], f["reward"]) for f in facts}
-    live = Counter(group for group, _ in groups).values()
-    row = {name: sum(f[key] for f in some) / len(some) for name, (key, some) in means.items()} | {
+    facts = ranks.gather([_facts(t, t.id in positive) for t in trajectories])
+    row = _accuracies(facts) | {
+        "accuracy": _mean("accuracy", facts),
+        "generated": _mean("generated", facts),
+        "calls": _mean("calls", facts),
         "rollouts": len(facts),
-        "tool_errors": ratio("errors", "calls"),
+        "tool_errors": _ratio("errors", "calls", facts),
         "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
-        "positive_tool_errors": ratio("errors", "calls", [f for f in facts if f["positive"]]),
-        "entropy": ratio("entropy", "generated"),
-        "live_groups": sum(rewards > 1 for rewards in live) / len(live),
-        "no_call": share("calls", 0),
-        "overlong": share("ended", Termination.LENGTH),
-        "out_of_turns": share("ended", Termination.TURNS),
+        "positive_tool_errors": _ratio("errors", "calls", [f for f in facts if f["positive"]]),
+        "entropy": _ratio("entropy", "generated", facts),
+        "live_groups": _live_groups(facts),
+        "no_call": _mean("no_call", facts),
+        "overlong": _mean("overlong", facts),
+        "out_of_turns": _mean("out_of_turns", facts),
     }
     return row, [(f["skill"], f["accuracy"]) for f in facts]
 
 
+def _facts(trajectory: Trajectory, positive: bool) -> dict:
+    """What the step's means are made of."""
+    return {
+        "skill": trajectory.metadata["skill"],
+        "accuracy": trajectory.reward_parts["correct"],
+        "reward": trajectory.reward,
+        "group": trajectory.group_id,
+        "positive": positive,
+        "ended": trajectory.termination,
+        "overlong": trajectory.termination == Termination.LENGTH,
+        "out_of_turns": trajectory.termination == Termination.TURNS,
+        "calls": len(trajectory.tool_results),
+        "no_call": not trajectory.tool_results,
+        "errors": sum(not result.ok for result in trajectory.tool_results),
+        "generated": int(trajectory.generated.sum()),
+        "entropy": float(trajectory.entropies.sum()),
+    }
+
+
+def _mean(name: str, facts: list[dict]) -> float:
+    return sum(f[name] for f in facts) / len(facts)
+
+
+def _ratio(top: str, bottom: str, facts: list[dict]) -> float:
+    return sum(f[top] for f in facts) / max(sum(f[bottom] for f in facts), 1)
+
+
+def _accuracies(facts: list[dict]) -> dict[str, float]:
+    """Accuracy of each kind of question that was asked, and of each number of look-ups."""
+    kinds = {"python": PYTHON_KINDS, "search": CHAINS} | {name: (name,) for name in CHAINS}
+    asked = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
+    return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in asked.items() if some}
+
+
+def _live_groups(facts: list[dict]) -> float:
+    """Share of groups with a signal; a rollout that could not be judged has no reward to differ."""
+    rewards = defaultdict(set)
+    for f in facts:
+        rewards[f["group"]] |= set() if f["reward"] is None else {f["reward"]}
+    return sum(len(different) > 1 for different in rewards.values()) / len(rewards)
+
+
 class Step:
-    """One GRPO step after another; checkpoints carry the curriculum and the emergency stop too.
+    """One GRPO step after another; checkpoints carry all that the next step depends on.
 
     (A policy that has forgotten how to answer gets no reward any more, and every further step
     costs several times a healthy one: `rl_emergency_stop`.)
@@ -224,8 +257,16 @@ class Step:
         self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
         self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
         self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
-        weights, limits = engine_weights(model, config), limits_of(config)
-        engine = LocalEngine(weights, max_context=limits.context_tokens, lockstep=True)
+        self.sampler = copy.deepcopy(model) if config.rl_staleness > 0 else model
+        if extra.get("sampler"):
+            self.sampler.load_state_dict(extra["sampler"])
+        limits = limits_of(config)
+        engine = LocalEngine(
+            engine_weights(self.sampler, config),
+            max_context=limits.context_tokens,
+            lockstep=True,
+            version=extra.get("version", 0),
+        )
         self.agent = ReAct(engine, toolbox, chat, limits)
 
     def __call__(self, step: int) -> dict:
@@ -245,50 +286,77 @@ class Step:
         config, ranks, started = self.config, self.run.ranks, time.perf_counter()
         tasks, worlds = self.questions.draw(step, self.curriculum)
         self.model.eval()
-        trajectories = rollout(self.agent, tasks, worlds, config, step, ranks)
+        shards = [rollout(self.agent, tasks, worlds, config, step, s) for s in ranks.shards]
         rolled = time.perf_counter()
-        chosen = choose(trajectories, config, step)
+        chosen = [choose(trajectories, config, step) for trajectories in shards]
         row = self._learn(chosen, step)
         if (step + 1) % (config.rl_staleness + 1) == 0:
-            self.agent.engine.update_weights(engine_weights(self.model, config))
-        summary, outcomes = summarise(trajectories, chosen, ranks)
+            self._update_engine()
+        trajectories = [t for shard in shards for t in shard]
+        summary, outcomes = summarise(trajectories, [t for c in chosen for t in c], ranks)
         self.curriculum.update(outcomes)
         row["seconds"] = round(time.perf_counter() - started, 3)
         row["rollout_seconds"] = round(rolled - started, 3)
         return {"step": step + 1, **summary, **row}, trajectories
 
-    def _learn(self, trajectories: list[Trajectory], step: int) -> dict:
-        """`rl_minibatches` updates, each on its share of the groups; metrics of the last one."""
+    def _update_engine(self) -> None:
+        if self.sampler is not self.model:
+            self.sampler.load_state_dict(self.model.state_dict())
+        self.agent.engine.update_weights(engine_weights(self.sampler, self.config))
+
+    def _learn(self, shards: list[list[Trajectory]], step: int) -> dict:
+        """`rl_minibatches` updates, each on its share of the groups; metrics of the last one.
+
+        An update without a gradient (every group dead) is not taken: Adam's momentum alone would
+        move the weights, and nothing that was rolled out asked for that.
+        """
         config, ranks = self.config, self.run.ranks
         pad_id = self.agent.chat.tokenizer.pad_token_id
-        advantages, weights, report = advantages_of(trajectories, config)
-        old = self.model if config.rl_correction != "none" else None
-        others = {"old": old, "reference": self.reference}
-        recorded = {k: record(m, trajectories, config, pad_id) for k, m in others.items() if m}
+        shares, reasons = self._shares(shards, pad_id)
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
-        names = list(dict.fromkeys(t.group_id for t in trajectories))
+        row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl_minibatches):
-            groups = {*names[part :: config.rl_minibatches]}
-            mine = [i for i, t in enumerate(trajectories) if t.group_id in groups]
-            row = learn(
-                self.model,
-                [trajectories[i] for i in mine],
-                advantages[mine],
-                weights[mine],
-                config,
-                ranks,
-                pad_id,
-                select(recorded, mine),
-            )
-            row |= {"grad_norm": ranks.sum_gradients(self.model), "lr_factor": factor}
-            self.optimizers.step(factor)
-        reasons = {f"filtered_{r}": float(report["reasons"].get(r, 0)) for r in FILTERED}
-        return row | ranks.sum(reasons)
+            parts = [share.of(_groups_of(share, part, config)) for share in shares]
+            row |= learn(self.model, parts, config, ranks, pad_id)
+            row["grad_norm"] = ranks.sum_gradients(self.model)
+            if row["trained_share"] > 0:
+                self.optimizers.step(factor)
+                row["updates"] += 1
+        return row | {f"filtered_{name}": count for name, count in reasons.items()}
+
+    def _shares(self, shards: list[list[Trajectory]], pad_id: int) -> tuple[list[Share], dict]:
+        """(each shard with what its loss needs, rollouts that the filter left out by reason)."""
+        config, ranks = self.config, self.run.ranks
+        everything = [t for shard in shards for t in shard]
+        advantages_N, weights_N, report = advantages_of(everything, config, ranks)
+        models = {"old": self.model if config.rl_correction != "none" else None}
+        models["reference"] = self.reference
+        shares, before = [], 0
+        for shard in shards:
+            mine = slice(before, before + len(shard))
+            before += len(shard)
+            recorded = {k: record(m, shard, config, pad_id) for k, m in models.items() if m}
+            shares.append(Share(shard, advantages_N[mine], weights_N[mine], recorded))
+        reasons = {name: float(report["reasons"].get(name, 0)) for name in FILTERED}
+        return shares, ranks.sum(reasons)
 
     def extra(self) -> dict:
-        """What the checkpoint holds besides weights."""
-        return {name: getattr(self, name).state_dict() for name in ("curriculum", "emergency")}
+        """What the checkpoint holds besides the policy and its optimizer."""
+        stale = self.sampler is not self.model
+        return {
+            "curriculum": self.curriculum.state_dict(),
+            "emergency": self.emergency.state_dict(),
+            "version": self.agent.engine.version,
+            "sampler": self.sampler.state_dict() if stale else None,
+        }
+
+
+def _groups_of(share: Share, part: int, config: Config) -> list[int]:
+    """Indices of the trajectories whose groups belong to mini-batch `part`."""
+    names = list(dict.fromkeys(t.group_id for t in share.trajectories))
+    chosen = set(names[part :: config.rl_minibatches])
+    return [i for i, t in enumerate(share.trajectories) if t.group_id in chosen]
 
 
 def engine_weights(model, config: Config):
@@ -307,7 +375,3 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         step = Step(config, run, model, chat, toolbox, Questions(config, world, names))
         metrics = run.loop(step, config.rl_steps, config.checkpoint_every, step.extra)
     return finish(run, model, chat, metrics)
-
-
-if __name__ == "__main__":
-    stages.main({"rl": grpo, "rl_random_reward": grpo})

@@ -87,7 +87,16 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     """Stage `untrained`: the initial weights as a checkpoint folder."""
     run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
     tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
-    sizes = config.pick("hidden", "layers", "heads", "kv_heads", "head_dim", "expert")
+    sizes = config.pick(
+        "hidden",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "experts",
+        "experts_per_token",
+        "expert_hidden",
+    )
     model = build_policy(
         PolicyShape(config.vocabulary, **sizes),
         config.seed,
@@ -115,7 +124,3 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         decay_share=config.cpt_decay_share,
     )
     return finish(run, model, chat, metrics)
-
-
-if __name__ == "__main__":
-    stages.main({"untrained": build_untrained, "cpt": pretrain})

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drlib.config import ROOT
 from drlib.files import append_json_line, read_json_lines, write_whole
 
 SHARDS = 2
@@ -46,6 +48,11 @@ def all_sum(tensors: list[Tensor]) -> list[Tensor]:
     return [p.view_as(t) for p, t in zip(flat.split([t.numel() for t in tensors]), tensors)]
 
 
+def gradients(model: torch.nn.Module) -> list[Tensor]:
+    """One gradient a parameter, zeros where there is none."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
 class Ranks:
     """This process among its siblings. One process without torchrun is rank 0 of 1."""
 
@@ -63,8 +70,7 @@ class Ranks:
     def sum_gradients(self, model: torch.nn.Module) -> float:
         """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""
         params = list(model.parameters())
-        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        for p, total in zip(params, all_sum(own)):
+        for p, total in zip(params, all_sum(gradients(model))):
             p.grad = total
         return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
 
@@ -75,10 +81,14 @@ class Ranks:
 
     def gather(self, rows: list) -> list:
         """All ranks' rows, in the order of ranks."""
+        return [row for part in self.gather_parts(rows) for row in part]
+
+    def gather_parts(self, rows: list) -> list[list]:
+        """Each rank's rows."""
         parts = [rows] * self.size
         if self.size > 1:
             dist.all_gather_object(parts, rows)
-        return [row for part in parts for row in part]
+        return parts
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -170,6 +180,7 @@ class RunFolder:
                 "settings": self.settings,
                 "metrics": metrics,
                 "processes": self.ranks.size,
+                "code": code_version(),
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
             }
             text = json.dumps(manifest, indent=1, sort_keys=True)
@@ -178,6 +189,25 @@ class RunFolder:
             os.replace(self.path, self.final)
         self.ranks.barrier()
         return metrics
+
+
+def git(*arguments: str) -> str:
+    """What git says of the folder that holds this package; "" where it is no git checkout."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def code_version() -> str:
+    """The commit that runs, with "-dirty" behind it where files differ from it."""
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or "unknown"
+
+
+def read_manifest(folder: Path) -> dict:
+    """The manifest of a finished stage."""
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
 
 
 def read_metrics(folder: Path) -> list[dict]:

@@ -11,7 +11,6 @@ reinforcement learning has compute: the honest question is what RL adds over *th
 import itertools
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from drlib.config import Config
@@ -36,7 +35,7 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`); returns the last metrics."""
-    run, model, chat, _, names = begin(name, stages.stage(name).inputs[0], config, run_dir, ranks)
+    run, model, chat, _, names = begin(name, stages.find(name).inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
     pool = [episode_sample(episode["messages"], chat) for episode in episodes]
@@ -56,14 +55,10 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         config,
         draw,
         chat.tokenizer.pad_token_id,
-        steps=getattr(config, stages.stage(name).steps),
+        steps=getattr(config, stages.find(name).steps),
         batch_tokens=config.sft_batch_tokens,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),
         warmup=WARMUP_STEPS,
         decay_share=1.0,
     )
     return finish(run, model, chat, metrics | {"pool": len(pool)})
-
-
-if __name__ == "__main__":
-    stages.main({name: partial(sft, name=name) for name in ("sft", "sft_continued")})

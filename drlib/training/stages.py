@@ -1,106 +1,231 @@
-"""The stage graph: what is made from what, under which name, and by which program.
+"""The stage graph: what is made from what, under which name, and by which function.
 
-    world -> demonstrations \\
-          -> cpt ------------> sft -> rl, rl_random_reward, sft_continued -> evaluations
+    world -> untrained -> cpt \\
+          -> demonstrations -> sft -> rl, rl_random_reward, sft_continued -> evaluate_...
 
-A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings it uses and
-those of everything before it: equal settings share a folder, and a changed setting never reuses a
-stale one. The modules named in `STAGES` do the work, each a program that takes the same arguments.
+A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings declared for
+it (in `drlib.config`) and those of everything before it: equal settings share a folder, and a
+changed setting never reuses a stale one. `register` adds a stage, from another package too.
 """
 
-import argparse
 import dataclasses
 import hashlib
+import importlib.util
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
-from drlib.config import Config
-from drlib.files import WriteError
-from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
+from drlib.config import ROOT, Config, declared_for
+from drlib.training.run import RunFolder, RunFolderError
 
-FORMAT = 4  # raise when a stage's code changes what it makes from the same settings
+GRPO = "drlib.training.grpo:grpo"
+FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`settings` are prefixes of the Config names that this stage reads itself."""
+    """One entry of the registry.
 
-    module: str
-    inputs: tuple[str, ...]
-    settings: tuple[str, ...]
-    steps: str = ""  # the setting that says how many steps its progress bar has
+    name: as in `drlib.training NAME`. build: "module:function", called as build(config, run_dir,
+    ranks, **arguments). inputs: the stages before it. reads: under which name settings are declared
+    for it ("" for its own). fixed: settings that make it this stage, such as the control's reward.
+    steps: the setting that says how many steps its progress bar has. title, colour: in tables and
+    figures.
+    """
+
+    name: str
+    build: str
+    inputs: tuple[str, ...] = ()
+    reads: str = ""
+    arguments: Mapping = field(default_factory=dict)
+    fixed: Mapping = field(default_factory=dict)
+    steps: str = ""
     parallel: bool = True
+    title: str = ""
+    colour: str = "0.5"
+
+    @property
+    def function(self) -> Callable:
+        """What builds it; ValueError names what is not there."""
+        module, _, name = self.build.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as fault:
+            raise ValueError(f"stage {self.name!r} is built by {self.build}: {fault}") from fault
 
 
-SHAPE = (
-    "vocabulary",
-    "hidden",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "experts",
-    "expert_",
-    "init",
-)
-LIMITS = ("search_results", "max_")
-CPT = ("cpt_", "balance_coef", "checkpoint_every", "search_results")
-SFT = ("sft_steps", "sft_batch", "sft_muon", "sft_adam", "sft_replay", "demonstration_filter")
-RL = ("rl_", "balance_coef", "checkpoint_every", *LIMITS)
-HERE = "drlib.training."
-POOL = ("demonstrations", "seed", *LIMITS)
-
-STAGES: dict[str, Stage] = {
-    "world": Stage(HERE + "data", (), ("world", "vocabulary"), parallel=False),
-    "untrained": Stage(HERE + "pretrain", ("world",), (*SHAPE, "seed"), parallel=False),
-    "demonstrations": Stage(HERE + "data", ("world",), POOL, parallel=False),
-    "cpt": Stage(HERE + "pretrain", ("untrained",), CPT, "cpt_steps"),
-    "sft": Stage(HERE + "sft", ("cpt", "demonstrations"), SFT, "sft_steps"),
-    "sft_continued": Stage(HERE + "sft", ("sft",), ("sft_continued_steps",), "sft_continued_steps"),
-    "rl": Stage(HERE + "grpo", ("sft",), RL, "rl_steps"),
-    "rl_random_reward": Stage(HERE + "grpo", ("sft",), RL, "rl_steps"),
-}
-EVALUATED = ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward", "closed_book")
-for _name in EVALUATED:
-    _of = "rl" if _name == "closed_book" else _name
-    STAGES[f"evaluate_{_name}"] = Stage("drlib.evals.evaluate", (_of,), ("eval_", *LIMITS))
+STAGES: dict[str, Stage] = {}
 
 
-def stage(name: str) -> Stage:
+def register(stage: Stage) -> Stage:
+    """Add a stage to the graph; ValueError where the name is taken or an input unknown."""
+    if stage.name in STAGES:
+        raise ValueError(f"there is a stage {stage.name!r} already: choose another name")
+    for name in stage.inputs:
+        find(name)
+    STAGES[stage.name] = stage
+    return stage
+
+
+def find(name: str) -> Stage:
+    """The stage of that name; ValueError lists those there are."""
     if name not in STAGES:
         raise ValueError(f"unknown stage {name!r}: known are {', '.join(STAGES)}")
     return STAGES[name]
 
 
+register(Stage("world", "drlib.training.data:build_world", parallel=False))
+register(
+    Stage(
+        "untrained",
+        "drlib.training.pretrain:build_untrained",
+        ("world",),
+        parallel=False,
+        title="untrained",
+    )
+)
+register(
+    Stage(
+        "demonstrations",
+        "drlib.training.data:build_demonstrations",
+        ("world",),
+        parallel=False,
+        title="the demonstrator",
+    )
+)
+register(
+    Stage(
+        "cpt",
+        "drlib.training.pretrain:pretrain",
+        ("untrained",),
+        steps="cpt_steps",
+        title="after pre-training",
+    )
+)
+register(
+    Stage(
+        "sft",
+        "drlib.training.sft:sft",
+        ("cpt", "demonstrations"),
+        steps="sft_steps",
+        title="after SFT",
+        colour="C2",
+    )
+)
+register(
+    Stage(
+        "sft_continued",
+        "drlib.training.sft:sft",
+        ("sft",),
+        arguments={"name": "sft_continued"},
+        steps="sft_continued_steps",
+        title="SFT continued (RL's compute)",
+        colour="C1",
+    )
+)
+register(
+    Stage(
+        "rl", "drlib.training.grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"
+    )
+)
+register(
+    Stage(
+        "rl_random_reward",
+        "drlib.training.grpo:grpo",
+        ("sft",),
+        reads="rl",
+        fixed={"rl_reward": "random"},
+        steps="rl_steps",
+        title="RL, random reward",
+        colour="0.45",
+    )
+)
+for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward", "closed_book"):
+    register(
+        Stage(
+            f"evaluate_{_of}",
+            "drlib.evals.evaluate:evaluate",
+            ("rl" if _of == "closed_book" else _of,),
+            reads="evaluate",
+            arguments={"of": _of},
+        )
+    )
+
+
 def config_of(name: str, config: Config) -> Config:
-    """The control of RL is the same stage with another reward."""
-    return config.derive(rl_reward="random") if name.endswith("rl_random_reward") else config
+    """All settings, with those that make it this stage."""
+    return config.whole().derive(**find(name).fixed)
+
+
+def inputs_of(name: str, config: Config) -> tuple[str, ...]:
+    """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
+    starts = find(name).build == GRPO and config.whole().rl_start
+    return ("world",) if starts else find(name).inputs
+
+
+def before(name: str, config: Config) -> list[str]:
+    """All stages that `name` rests on, itself last, each once and after its own inputs."""
+    found = [s for i in inputs_of(name, config) for s in before(i, config)]
+    return [*dict.fromkeys(found), name]
+
+
+def readable(name: str, config: Config) -> Config:
+    """The settings as the stage may read them: those that its folder's hash covers."""
+    covered = before(name, config)
+    return config_of(name, config).read_by(find(n).reads or n for n in covered)
+
+
+def start_folder(config: Config) -> Path:
+    """The policy's folder that `rl_start` names, relative to the repository unless absolute."""
+    path = ROOT / config.whole().rl_start
+    if not (path / WEIGHTS).exists():
+        raise ValueError(f"rl_start={config.whole().rl_start!r}: there is no policy in {path}")
+    return path
 
 
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
-    inputs = {i: settings_of(i, config) for i in stage(name).inputs}
-    own = config_of(name, config).pick(*stage(name).settings)
-    return {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
+    inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
+    own = config_of(name, config).pick(*declared_for(find(name).reads or name))
+    if own.get("rl_start"):
+        own["rl_start"] = _hash((start_folder(config) / WEIGHTS).read_bytes())
+    settings = {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
+    if config.whole().plugins:
+        settings["plugins"] = _plugins(config.whole().plugins)
+    return settings
+
+
+def _plugins(names: str) -> dict[str, str]:
+    """The hash of each plugin's file: a stage made with another version of it is another one."""
+    found = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.origin:
+            raise ValueError(f"plugins={names!r}: there is no module {name!r} to import")
+        found[name] = _hash(Path(spec.origin).read_bytes())
+    return found
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def folder(name: str, config: Config, runs: Path) -> Path:
     """Where the stage lies when it is complete."""
-    text = json.dumps(settings_of(name, config), sort_keys=True).encode()
-    return runs / config.profile / f"{name}-{hashlib.sha256(text).hexdigest()[:10]}"
+    text = json.dumps(settings_of(name, config), sort_keys=True)
+    return runs / config.whole().profile / f"{name}-{_hash(text.encode())[:10]}"
 
 
 def needed(name: str, config: Config, runs: Path) -> list[str]:
     """The stages that must still be built for `name`, in order."""
     if RunFolder.complete(folder(name, config, runs)):
         return []
-    before = [s for i in stage(name).inputs for s in needed(i, config, runs)]
-    return [*dict.fromkeys(before), name]
+    missing = [s for i in inputs_of(name, config) for s in needed(i, config, runs)]
+    return [*dict.fromkeys(missing), name]
 
 
 def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
@@ -119,27 +244,5 @@ def overrides(config: Config) -> list[str]:
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
-    """Arguments for the stage's module; `config` travels as overrides of its profile."""
+    """Arguments of `drlib.training.build`; `config` travels as overrides of its profile."""
     return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
-
-
-def main(builders: dict[str, Callable]) -> None:
-    """The command line of every stage module; `builders`: name -> (config, run_dir, ranks)."""
-    parser = argparse.ArgumentParser(description="build one stage of the recipe")
-    parser.add_argument("stage", choices=sorted(builders))
-    parser.add_argument("--profile", default="laptop")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    args = parser.parse_args()
-    try:
-        changes = {k: yaml.safe_load(v) for k, _, v in (s.partition("=") for s in args.set)}
-        config = Config.load(args.profile, **changes)
-        ranks, path = Ranks(), folder(args.stage, config, args.runs)
-        builders[args.stage](config_of(args.stage, config), path, ranks)
-        if ranks.first:
-            print(path)
-    except (ValueError, WriteError, RunFolderError) as fault:
-        sys.exit(f"error: {fault}")
-    except Interrupted:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)  # as shells have it after Ctrl-C

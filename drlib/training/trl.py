@@ -54,6 +54,7 @@ REPLACED = (
     "vllm_importance_sampling_clip_min",
 )
 # in TRL's batch: log-probabilities from vLLM or a rollout function; the trainer's before the update
+TAIL_TOKENS = 32  # decoded to look for a text that ends a completion: more than any such text has
 SAMPLED, OLD = "sampling_per_token_logps", "old_per_token_logps"
 
 
@@ -62,7 +63,7 @@ class Rollouts:
     """One process's share of a generation batch, N completions, as a filter sees it."""
 
     rewards_N: Tensor  # weighted sum of the reward functions; NaN where none could judge
-    truncated_N: Tensor  # bool: stopped without an end token (a length limit)
+    truncated_N: Tensor  # bool: stopped by a limit, not by an end token or a text that ends it
     inputs: Sequence[dict[str, Any]]  # dataset rows, with what a rollout function added
     completions: Sequence[Any]  # as given to the reward functions
 
@@ -86,6 +87,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             before the forward pass, and are ranked within a micro-batch).
         advantages: (rewards_N, groups_N, valid_N) -> advantages_N, as in `drlib.rl.advantages`.
         rollout_filter: Rollouts -> (weights_N, in_baseline_N).
+        ends: texts that end a completion beside the tokenizer's end tokens. Our agents' last turn
+            is sampled up to the answer's closing tag, and no end token follows it.
 
     Raises ValueError: `args` sets an option that these replace, or a switch lacks what it needs.
     """
@@ -96,11 +99,14 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         loss: LossConfig | None = None,
         advantages: Callable[[Tensor, Tensor, Tensor], Tensor] = leave_one_out,
         rollout_filter: Callable[[Rollouts], tuple[Tensor, Tensor]] = exclude_overlong,
+        ends: Sequence[str] = ("</answer>",),
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         self.loss_config = loss or LossConfig()
-        self.advantage_estimator, self.rollout_filter = advantages, rollout_filter
+        self.advantage_estimator = advantages
+        self.rollout_filter = rollout_filter
+        self.ends = tuple(ends)
         _check_options(self.args, self.loss_config)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -111,8 +117,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         rewards_N = rewards_N.masked_fill(~judged_N, torch.nan)
         n, device = len(prompts), rewards_N.device
         own = slice(self.accelerator.process_index * n, (self.accelerator.process_index + 1) * n)
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        truncated = [not ids or int(ids[-1]) not in ends for ids in completion_ids_list]
+        truncated = [not self._ended(list(map(int, ids))) for ids in completion_ids_list]
         truncated_N = torch.tensor(truncated, device=device)
         verdict = self.rollout_filter(Rollouts(rewards_N[own], truncated_N, inputs, completions))
         weights_N, in_baseline_N = (torch.as_tensor(v, device=device) for v in verdict)
@@ -124,6 +129,13 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         advantages_N = self.advantage_estimator(rewards_N, groups_N, valid_N)
         self._scored = advantages_N[own].float(), weights_N.float() * judged_N[own]
         return rewards_NF
+
+    def _ended(self, ids: list[int]) -> bool:
+        """Whether a completion stopped by itself: with an end token, or with one of `ends`."""
+        if not ids or ids[-1] in {*self.eos_token_ids, self._tokenizer.pad_token_id}:
+            return bool(ids)
+        tail = self._tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        return tail.rstrip().endswith(self.ends)
 
     def _generate_and_score_completions(self, inputs):
         """TRL's batch with our advantages, loss weights and denominator (of all processes)."""

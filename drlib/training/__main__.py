@@ -1,0 +1,90 @@
+"""`python -m drlib.training STAGE --profile P --set NAME=VALUE`: a stage, and what it needs.
+
+    python -m drlib.training rl --profile ci --set rl_steps=5
+    python -m drlib.training rl --settings        what it and the stages before it read
+    python -m drlib.training --list               all stages
+
+Builds what is missing, one stage after another, each in processes of its own, and says so; a
+finished stage of the same settings is reused. Ctrl-C stops, and the same command goes on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+from drlib.config import ROOT, SETTINGS, Config
+from drlib.training import stages
+from drlib.training.build import MODULE, config_from, parse
+from drlib.training.run import RunFolderError
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; exits with the status of the stage that failed."""
+    parser = parse("build a stage of the recipe, and what it needs")
+    parser.add_argument("--settings", action="store_true", help="show what it reads, and stop")
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--list"]:
+        print(listing())
+        return
+    args = parser.parse_args(argv)
+    try:
+        config = config_from(args)
+        if args.settings:
+            print(settings_table(args.stage, config))
+            return
+        runs = args.runs.resolve()
+        missing = stages.needed(args.stage, config, runs)
+        for name in missing:
+            start(name, config, runs)
+        path = stages.folder(args.stage, config, runs)
+        print(path if missing else f"{path}: it was there already, nothing was built")
+    except (ValueError, RunFolderError) as fault:
+        sys.exit(f"error: {fault}")
+
+
+def start(name: str, config: Config, runs) -> None:
+    """Build one stage in processes of its own; exits as they did where they failed."""
+    stage = stages.find(name)
+    processes = config.processes if stage.parallel else 1
+    steps = f"{getattr(config, stage.steps)} steps, " if stage.steps else ""
+    print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
+    how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
+    command = [sys.executable, *how, "-m", MODULE, *stages.arguments(name, config, runs)]
+    usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    child = subprocess.Popen(command, cwd=ROOT, env=usual | os.environ, stdout=subprocess.DEVNULL)
+    try:
+        status = child.wait()
+    except KeyboardInterrupt:  # the terminal told the child as well; it writes its checkpoint
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        child.wait()
+        status = 130
+    if status:
+        sys.exit(status)
+
+
+def listing() -> str:
+    """Every stage and what it is made from."""
+    lines = [
+        f"{name:<26} <- {', '.join(stage.inputs) or 'nothing'}"
+        for name, stage in stages.STAGES.items()
+    ]
+    return "\n".join(lines)
+
+
+def settings_table(name: str, config: Config) -> str:
+    """The settings that the stage's folder depends on, with value and meaning."""
+    covered = {stages.find(n).reads or n for n in stages.before(name, config)}
+    lines = []
+    for field in SETTINGS:
+        if covered & {*field.metadata["stages"]}:
+            value = f"{field.name}={getattr(config, field.name)}"
+            by = ", ".join(s for s in field.metadata["stages"] if s in covered)
+            lines.append(f"{value:<36} {field.metadata['meaning']} ({by})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A cold start whose groups live, and steps of the loop from it, for the tests of training.
+
+It is the committed policy of the reference run after SFT: small, and right often enough that
+siblings differ. From the ci profile's own cold start every rollout is over-long, every group is
+dead and every gradient 0, and a loop that never learned anything would pass its tests.
+"""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import Config
+from drlib.policy.moe import load_policy
+from drlib.sandbox import Sandbox
+from drlib.tools import Toolbox
+from drlib.training import data, grpo, stages
+from drlib.training.run import Ranks, RunFolder
+from drlib.worlds import Names, load_world
+
+SMALL = {
+    "processes": 1,
+    "rl_steps": 4,
+    "rl_questions": 8,
+    "rl_group": 6,
+    "rl_warmup_steps": 0,
+    "checkpoint_every": 2,
+}
+
+
+def settings(**changes) -> Config:
+    """The ci profile from the committed cold start, four steps of eight groups of six."""
+    return Config.load("ci", **{**SMALL, **changes})
+
+
+class ColdStart:
+    """The policy, its tokenizer, the world and the tools: what a step needs besides settings."""
+
+    def __init__(self):
+        folder = stages.start_folder(settings())
+        self.policy, _ = load_policy(folder)
+        self.chat = ChatIds(load_tokenizer(folder))
+        self.world = load_world("tour")
+        self.sandbox = Sandbox()
+        self.toolbox = Toolbox(self.world, self.sandbox, results=2)
+
+    def close(self) -> None:
+        self.toolbox.close()
+        self.sandbox.close()
+
+    def step(self, config: Config, folder: Path, policy=None) -> grpo.Step:
+        """The loop, about to take its first step (or the one after the folder's checkpoint)."""
+        run = RunFolder(folder, {}, Ranks())
+        model = copy.deepcopy(policy or self.policy)
+        questions = grpo.Questions(config, self.world, Names.of(self.world))
+        return grpo.Step(config, run, model, self.chat, self.toolbox, questions)
+
+
+def build_world(runs: Path) -> None:
+    """The one stage that RL from a committed cold start needs before it."""
+    config = settings()
+    data.build_world(config, stages.folder("world", config, runs), Ranks())
+
+
+def flat(model) -> torch.Tensor:
+    """All weights in one vector."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Tensor, dict]:
+    """(weights, metrics) after one update on `shards`, from the cold start."""
+    step = start.step(settings(**changes), folder)
+    row = step._learn(shards, 0)
+    return flat(step.model), row
+
+
+@pytest.fixture(scope="session")
+def cold_start():
+    """A test module takes it under the name `start`."""
+    start = ColdStart()
+    yield start
+    start.close()
+
+
+@pytest.fixture(scope="module")
+def a_batch(start, tmp_path_factory):
+    """One step's rollouts, shard by shard; some groups live, some rollouts over-long."""
+    config = settings()
+    step = start.step(config, tmp_path_factory.mktemp("runs") / "batch")
+    tasks, worlds = step.questions.draw(1, step.curriculum)
+    shards = [grpo.rollout(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
+    assert grpo.summarise(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
+    return shards

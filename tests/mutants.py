@@ -1,0 +1,141 @@
+"""Faults put in by hand, one at a time, and the tests that must see them.
+
+A test that cannot fail is none yet: here a reversed advantage and an engine that was never given
+new weights once passed everything. Each mutant is a small change of the library's text. It is made
+in a copy of the checkout, the tests named with it run there, and they must fail.
+
+Run: python -m tests.mutants               all of them; writes tests/mutants.md (also: make mutants)
+     python -m tests.mutants NAME [NAME]   some of them; writes nothing
+     python -m tests.mutants --list
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "tests" / "mutants.md"
+FAILED = 1  # pytest's exit status when tests ran and some failed; 2 and up: they did not run
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, which stands once in the file `path`, becomes `new`; `tests` must then fail."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    why: str  # what would go wrong with it
+
+
+def all_mutants() -> list[Mutant]:
+    """In the order of the rooms."""
+    from tests import mutants_loop, mutants_tools
+
+    return [*mutants_loop.MUTANTS, *mutants_tools.MUTANTS]
+
+
+def copy_checkout(target: Path) -> None:
+    """The files that git knows or would take, without history and environment."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int, str]:
+    """(exit status, output) of the tests in the copy; they import the copy's library."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def caught_by(output: str) -> str:
+    """The test that failed first."""
+    found = re.search(r"^(?:FAILED|ERROR) tests/\S+?::(\w+)", output, re.M)
+    return found[1] if found else ""
+
+
+def judge(mutant: Mutant, folder: Path) -> tuple[str, float]:
+    """(the test that caught it, or "", seconds); the copy is as before afterwards."""
+    path = folder / mutant.path
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        found = text.count(mutant.old)
+        raise ValueError(f"{mutant.name}: its text stands {found} times in {mutant.path}, not once")
+    started = time.perf_counter()
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        status, output = run_tests(folder, mutant.tests)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if status not in (0, FAILED):
+        raise RuntimeError(f"{mutant.name}: the tests did not run:\n{output[-2000:]}")
+    return caught_by(output) if status == FAILED else "", time.perf_counter() - started
+
+
+def table(rows: list[tuple[Mutant, str, float]]) -> str:
+    """What was found, as Markdown."""
+    caught = sum(bool(by) for _, by, _ in rows)
+    lines = [
+        "# Mutants",
+        "",
+        f"{caught} of {len(rows)} faults caught. Written by `make mutants` "
+        "(`python -m tests.mutants`), which makes each in a copy and runs the tests named with it.",
+        "",
+        "| fault | file | what would go wrong | caught by | s |",
+        "|---|---|---|---|---|",
+    ]
+    for mutant, by, seconds in rows:
+        seen = f"`{by}`" if by else "**nobody**"
+        file = mutant.path.removeprefix("drlib/")
+        lines.append(f"| {mutant.name} | {file} | {mutant.why} | {seen} | {seconds:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="default: all, and the table is written")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    mutants = {mutant.name: mutant for mutant in all_mutants()}
+    unknown = [name for name in arguments.names if name not in mutants]
+    if unknown:
+        sys.exit(f"error: no mutant is called {unknown[0]!r}; --list shows them")
+    if arguments.list:
+        print("\n".join(f"{name:<42} {mutant.why}" for name, mutant in mutants.items()))
+        return
+    chosen = [mutants[name] for name in arguments.names or mutants]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="drlib-mutants-") as scratch:
+        folder = Path(scratch)
+        copy_checkout(folder)
+        for tests in dict.fromkeys(mutant.tests for mutant in chosen):
+            status, output = run_tests(folder, tests)
+            if status:
+                sys.exit(f"error: {tests} fail without any mutant:\n{output[-3000:]}")
+        for mutant in chosen:
+            by, seconds = judge(mutant, folder)
+            rows.append((mutant, by, seconds))
+            print(f"{mutant.name:<42} {by or 'SURVIVED':<70} {seconds:.0f} s", flush=True)
+    if not arguments.names:
+        TABLE.write_text(table(rows), encoding="utf-8")
+    survived = [mutant.name for mutant, by, _ in rows if not by]
+    if survived:
+        sys.exit(f"error: survived: {', '.join(survived)}")
+
+
+if __name__ == "__main__":
+    main()

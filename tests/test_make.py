@@ -1,0 +1,130 @@
+"""make, with an interpreter that only writes down what it is asked to do."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+INTERPRETER = """#!/bin/sh
+echo "$*|${VIRTUAL_ENV-}${PYTHONPATH-}${MPLBACKEND-}" >> "$PWD/calls"
+case "$*" in
+  -c*) exit "$(cat "$PWD/wrong" 2>/dev/null || echo 0)" ;;
+  "-m venv --clear .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m pip"*) test ! -e "$PWD/offline" ;;
+  "-m $(cat "$PWD/broken" 2>/dev/null || echo nothing)"*) exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with a space in its name that make can set up, and `make(*arguments)` in it."""
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (folder / name).write_text((ROOT / name).read_text())
+    python = folder / "fake python"
+    python.write_text(INTERPRETER)
+    python.chmod(0o755)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    leaks = {"VIRTUAL_ENV": "/other", "PYTHONPATH": "/other", "MPLBACKEND": "Agg"}
+
+    def make(*arguments):
+        command = ["make", *arguments, f"PYTHON={python}"]
+        environment = clean | leaks
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    return folder, make
+
+
+def calls(folder):
+    lines = (folder / "calls").read_text().splitlines()
+    return [line.rpartition("|")[0] for line in lines if not line.startswith("-c")]
+
+
+def stamps(folder):
+    return list((folder / ".venv").glob(".drlib-*"))
+
+
+def test_make_sets_up_once_and_again_when_the_pins_change(clone):
+    folder, make = clone
+    first = make("setup")
+    assert first.returncode == 0 and "installing the pinned packages" in first.stdout
+    quiet = "--quiet --quiet --disable-pip-version-check"  # errors only: no warnings of folders
+    install = f"-m pip install {quiet} -c constraints.txt -e .[lab]"
+    assert calls(folder) == ["-m venv --clear .venv", install]
+    assert len(stamps(folder)) == 1
+    make("setup")
+    assert len(calls(folder)) == 2
+    (folder / "constraints.txt").write_text("torch==2.12.0\n")
+    make("setup")
+    assert calls(folder)[2:] == [install]  # the environment itself is kept
+    assert len(stamps(folder)) == 1
+
+
+def test_nothing_of_an_unrelated_environment_leaks_in(clone):
+    folder, make = clone
+    make("test")
+    assert {line.rpartition("|")[2] for line in (folder / "calls").read_text().splitlines()} == {""}
+
+
+def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
+    folder, make = clone
+    (folder / "offline").touch()
+    assert make("run").returncode != 0
+    assert stamps(folder) == [] and not any("drlib.lab" in call for call in calls(folder))
+    (folder / "offline").unlink()
+    assert make("run").returncode == 0
+    assert calls(folder)[-1] == "-m drlib.lab run 00 -f notebooks/params/laptop.yaml"
+
+
+def test_a_wrong_python_is_named_with_the_remedy(clone):
+    folder, make = clone
+    (folder / "wrong").write_text("1")
+    result = make("run")
+    assert result.returncode != 0
+    assert "drlib needs Python 3.11" in result.stderr and "fake python" in result.stderr
+    assert "make PYTHON=/path/to/python3.11" in result.stderr
+    assert not (folder / ".venv").exists()
+
+
+STEPS = {
+    "layout": "ruff format --check .",
+    "rules": "ruff check .",
+    "library": "pytest -n 2 --dist loadfile -m not alone tests",
+    "alone": "pytest -m alone tests",
+    "notebooks": "pytest -n 2 --dist loadfile -p tests.conftest --nbval ",
+}
+
+
+@pytest.mark.parametrize("broken", STEPS)
+def test_make_test_takes_every_step_even_when_one_fails(broken, clone):
+    folder, make = clone
+    (folder / "broken").write_text(STEPS[broken])
+    result = make("test")
+    assert result.returncode != 0 and f"== failed: {broken}\n" in result.stdout
+    steps = [call for call in calls(folder) if "pytest" in call or "ruff" in call]
+    assert len(steps) == len(STEPS)
+    for step, wanted in zip(steps, STEPS.values()):
+        assert step.startswith(f"-m {wanted}")
+
+
+def test_make_test_passes_when_every_step_does(clone):
+    folder, make = clone
+    result = make("test")
+    assert result.returncode == 0 and result.stdout.endswith("== all passed\n")
+
+
+def test_make_lab_opens_the_notebooks_in_the_environment_of_the_project(clone):
+    folder, make = clone
+    assert make("lab").returncode == 0
+    assert calls(folder)[-1] == f"-m jupyterlab --ServerApp.root_dir={folder}/notebooks"
+
+
+def test_make_help_names_every_target(clone):
+    _, make = clone
+    targets = [line.split()[1] for line in make("help").stdout.splitlines()]
+    assert targets == ["run", "lab", "test", "reference", "clean"]

@@ -1,0 +1,304 @@
+"""The RL loop where it has a gradient: every step learns, nothing else moves it, and it resumes.
+
+Run: python -m pytest tests/test_training_loop.py
+"""
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.agents.react import with_reward
+from drlib.config import Config
+from drlib.training import grpo, stages
+from drlib.training.batches import pack, score, spread
+from drlib.training.gradient import Share, learn, micro_batches, record
+from drlib.training.run import Ranks, gradients, read_metrics
+from drlib.trajectory import load_trajectories
+from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
+
+start = cold_start
+batch = a_batch
+
+
+@pytest.fixture(scope="module")
+def pad_id(start):
+    return start.chat.tokenizer.pad_token_id
+
+
+def gradient_of(model) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in gradients(model)])
+
+
+def only_dead(shards):
+    """The same rollouts, all of reward 0."""
+    return [[with_reward(t, 0.0, t.reward_parts) for t in shard] for shard in shards]
+
+
+# ---------------------------------------------------------------- a step learns
+
+
+def test_the_ci_profile_takes_steps_that_have_a_gradient(start, tmp_path):
+    build_world(tmp_path)
+    config = Config.load("ci", processes=1)
+    folder = stages.folder("rl", config, tmp_path)
+    grpo.grpo(config, folder, Ranks())
+    rows = read_metrics(folder)
+    live = [row for row in rows if row["live_groups"] > 0]
+    assert len(live) >= 2
+    assert all(row["updates"] == 1 and row["grad_norm"] > 0.01 for row in live)
+    assert all(row["trained_share"] > 0.05 for row in live)
+
+
+def test_an_update_raises_what_did_better_than_its_siblings(start, batch, pad_id, tmp_path):
+    """To first order the loss's own sum, advantage times change of log-probability, must grow."""
+    config = settings(rl_lr=2e-5, balance_coef=0.0)
+    step = start.step(config, tmp_path / "run")
+    step._learn(batch, 0)
+    everything = batch[0] + batch[1]
+    advantages, weights, _ = grpo.advantages_of(everything, config)
+    assert (advantages > 0).any() and (advantages < 0).any()
+    before = record(start.policy, everything, config, pad_id)
+    after = record(step.model, everything, config, pad_id)
+    change = np.array([(b - a).sum() for a, b in zip(before, after, strict=True)])
+    push = (advantages * weights).numpy()
+    assert (push * change).sum() > 0
+    assert change[push > 0].mean() > 0 > change[push < 0].mean()
+
+
+def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, pad_id, tmp_path):
+    """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
+    step = start.step(settings(), tmp_path / "run")
+    shares, _ = step._shares(batch, pad_id)
+    for share, shard in zip(shares, batch, strict=True):
+        alone, weights, _ = grpo.advantages_of(shard, settings())
+        assert share.trajectories == shard
+        assert torch.equal(share.advantages_N, alone) and torch.equal(share.weights_N, weights)
+    assert not torch.equal(shares[0].advantages_N, shares[1].advantages_N)
+
+
+def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
+    """Only one rollout of one group is right: it is pushed up, its siblings down, the rest not."""
+    everything = only_dead(batch)[0] + only_dead(batch)[1]
+    lucky = 8
+    everything[lucky] = with_reward(everything[lucky], 1.0, {})
+    advantages, _, _ = grpo.advantages_of(everything, settings())
+    group = everything[lucky].group_id
+    for i, trajectory in enumerate(everything):
+        expected = 1.0 if i == lucky else -1 / 5 if trajectory.group_id == group else 0.0
+        assert advantages[i].item() == pytest.approx(expected)
+
+
+def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path):
+    """What the engine recorded is what the trainer finds with the weights of that moment."""
+    step = start.step(settings(rl_lr=1e-3), tmp_path / "run")
+    for number in range(3):
+        before = flat(step.model)
+        metrics, trajectories = step.take(number)
+        assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
+        assert {t.policy_version for t in trajectories} == {number}
+        moved = not torch.equal(flat(step.model), before)
+        assert moved == (metrics["live_groups"] > 0) == (metrics["updates"] == 1)
+    assert step.agent.engine.version == 3
+    assert not torch.equal(flat(step.model), flat(start.policy))
+
+
+def test_a_stale_engine_goes_on_with_old_weights_for_as_many_steps(start, tmp_path):
+    """With one stale step the engine has the weights of steps 0, 0, 2, 2."""
+    step = start.step(settings(rl_staleness=1), tmp_path / "run")
+    versions, fresh, stale = [], [], []
+    for number in range(4):
+        moved = not torch.equal(flat(step.model), flat(step.sampler))
+        metrics, trajectories = step.take(number)
+        versions += {t.policy_version for t in trajectories}
+        if metrics["updates"]:
+            (stale if moved else fresh).append(metrics["logp_gap"])
+    assert versions == [0, 0, 1, 1]
+    assert fresh and max(fresh) < 1e-5
+    assert stale and min(stale) > 1e-4
+
+
+# ---------------------------------------------------------------- nothing to learn from
+
+
+def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
+    """Adam's momentum alone would go on; the step is not taken, and neither is its state."""
+    step = start.step(settings(), tmp_path / "run")
+    assert step._learn(batch, 0)["updates"] == 1
+    weights = flat(step.model)
+    state = copy.deepcopy(step.optimizers.state_dict())
+    row = step._learn(only_dead(batch), 1)
+    assert row["updates"] == 0 and row["grad_norm"] == 0 and row["trained_share"] == 0
+    assert torch.equal(flat(step.model), weights)
+    for found, before in zip(
+        step.optimizers.state_dict()["adam"]["state"].values(), state["adam"]["state"].values()
+    ):
+        assert all(torch.equal(found[name], before[name]) for name in before)
+    assert step._learn(batch, 2)["updates"] == 1
+
+
+@pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
+def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, correction):
+    """Two groups in three mini-batches: the last one is empty on either shard."""
+    two = [shard[: 2 * settings().rl_group] for shard in batch]
+    switches = {"rl_minibatches": 3, "rl_correction": correction}
+    weights, row = learned(start, two, tmp_path / "run", **switches)
+    assert row["tokens"] == 1 and row["updates"] <= 2
+    assert weights.isfinite().all()
+
+
+def test_groups_that_could_not_be_judged_are_not_live(batch):
+    group = [replace(t, reward=reward) for t, reward in zip(batch[0][:3], (None, 0.0, 0.0))]
+    assert len({t.group_id for t in group}) == 1
+    assert grpo.summarise(group, [], Ranks())[0]["live_groups"] == 0.0
+    group[0] = replace(group[0], reward=1.0)
+    assert grpo.summarise(group, [], Ranks())[0]["live_groups"] == 1.0
+    nobody = [replace(t, reward=None) for t in group]
+    assert grpo.summarise(nobody, [], Ranks())[0]["live_groups"] == 0.0
+
+
+# ---------------------------------------------------------------- the balance loss
+
+
+def balance_gradient(model, trajectories, pad_id) -> torch.Tensor:
+    """By hand: the balance loss of one packed batch."""
+    model = copy.deepcopy(model)
+    rows = pack([t.token_ids for t in trajectories], max(map(len, trajectories)), pad_id)
+    mask = spread(rows, [t.generated for t in trajectories], torch.bool)
+    score(model, rows, mask).balance.backward()
+    return gradient_of(model)
+
+
+def gradient(model, shards, config, pad_id, recorded=None):
+    model = copy.deepcopy(model)
+    shares = []
+    for shard in shards:
+        advantages, weights, _ = grpo.advantages_of(shard, config)
+        shares.append(Share(shard, advantages, weights, recorded(shard) if recorded else {}))
+    learn(model, shares, config, Ranks(), pad_id)
+    return gradient_of(model)
+
+
+def live_and_dead(batch):
+    """A live group of one shard, small enough for one micro-batch, and the batch's dead groups."""
+    groups = {}
+    for t in batch[0] + batch[1]:
+        groups.setdefault(t.group_id, []).append(t)
+    live = [g for g in groups.values() if len({t.reward for t in g}) > 1]
+    dead = [g for g in groups.values() if len({t.reward for t in g}) == 1]
+    return live[0], [t for group in dead for t in group]
+
+
+def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, batch, pad_id):
+    live, dead = live_and_dead(batch)
+    on, off = settings(balance_coef=0.5), settings(balance_coef=0.0)
+    by_hand = 0.5 * balance_gradient(start.policy, live, pad_id)
+    for shards in ([live], [live + dead]):
+        found = gradient(start.policy, shards, on, pad_id)
+        without = gradient(start.policy, shards, off, pad_id)
+        assert (found - without - by_hand).norm() < 1e-3 * by_hand.norm()
+
+
+def test_a_kl_term_does_not_scale_the_balance_loss(start, batch, pad_id):
+    """At the reference the KL's gradient is 0: what is left is the mean over all tokens."""
+    everything = [t for shard in only_dead(batch) for t in shard]
+    config = settings(balance_coef=0.5, rl_kl_coef=0.1)
+
+    def at_the_reference(shard):
+        return {"reference": record(start.policy, shard, config, pad_id)}
+
+    found = gradient(start.policy, [everything], config, pad_id, at_the_reference)
+    by_length = sorted(range(len(everything)), key=lambda i: len(everything[i].token_ids))
+    by_hand, tokens = torch.zeros_like(found), 0
+    for some in micro_batches(by_length, everything, config.max_context_tokens):
+        part = [everything[i] for i in some]
+        n = sum(int(t.generated.sum()) for t in part)
+        by_hand += n * balance_gradient(start.policy, part, pad_id)
+        tokens += n
+    by_hand *= 0.5 / tokens
+    assert (found - by_hand).norm() < 1e-3 * by_hand.norm()
+
+
+# ---------------------------------------------------------------- killed and resumed
+
+
+class PowerCut(Exception):
+    """The machine stops: nothing is written after it."""
+
+
+RESUMED = {
+    "recipe": {},
+    "stale engine": {"rl_staleness": 2},
+    "reference, corrections, mini-batches": {
+        "rl_kl_coef": 0.05,
+        "rl_minibatches": 2,
+        "rl_correction": "icepop",
+        "rl_advantage": "batch_normalized",
+    },
+    "resampling": {"rl_oversample": 2, "rl_resample": "sample", "rl_engine": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
+    """Cut in the fourth of five steps, whose third no checkpoint covers."""
+    config = settings(rl_steps=5, rl_lr=2e-3, **RESUMED[name])
+
+    def go_on(folder, cut_at=None):
+        step = start.step(config, tmp_path / folder)
+        versions = []
+
+        def take(number):
+            if number == cut_at:
+                raise PowerCut
+            metrics = step(number)
+            versions.append((number, step.agent.engine.version))
+            return metrics
+
+        try:
+            step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        except PowerCut:
+            assert cut_at is not None
+        return flat(step.model), versions
+
+    weights, versions = go_on("whole")
+    go_on("cut", 3)
+    resumed, later = go_on("cut")
+    assert later == versions[2:]
+    assert torch.equal(resumed, weights)
+    assert not torch.equal(weights, flat(start.policy))
+    whole, cut = (metrics_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
+    assert whole == cut
+    last = [f"{folder}.partial/trajectories_0005.parquet" for folder in ("whole", "cut")]
+    one, other = (load_trajectories(tmp_path / path) for path in last)
+    assert [t.policy_version for t in one] == [t.policy_version for t in other]
+    assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(one, other, strict=True))
+
+
+def metrics_of(folder):
+    """All that is no time."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+
+# ---------------------------------------------------------------- another cold start
+
+
+def test_rl_start_is_named_when_there_is_no_policy_and_counts_by_its_weights(tmp_path):
+    with pytest.raises(ValueError, match="rl_start='nowhere'.*no policy"):
+        stages.settings_of("rl", settings(rl_start="nowhere"))
+    own, committed = settings(rl_start=""), settings()
+    assert stages.settings_of("rl", own)["inputs"].keys() == {"sft"}
+    assert stages.settings_of("rl", committed)["inputs"].keys() == {"world"}
+    copied = tmp_path / "copy"
+    copied.mkdir()
+    weights = stages.start_folder(committed) / stages.WEIGHTS
+    (copied / stages.WEIGHTS).write_bytes(weights.read_bytes())
+    same = stages.folder("rl", settings(rl_start=str(copied)), tmp_path)
+    assert same == stages.folder("rl", committed, tmp_path)
+    (copied / stages.WEIGHTS).write_bytes(weights.read_bytes() + b" ")
+    assert same != stages.folder("rl", settings(rl_start=str(copied)), tmp_path)

@@ -1,0 +1,160 @@
+"""The registry of stages: what a folder's name depends on, what a stage may read, one command.
+
+Run: python -m pytest tests/test_training_registry.py
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from drlib.config import SETTINGS, Config, declared_for
+from drlib.training import build, stages
+from drlib.training.run import RunFolder
+from tests.loop_examples import build_world, settings
+
+FREE = {"profile", "processes", "plugins"}  # change no result, or are hashed by what they name
+
+
+def test_every_setting_is_declared_for_stages_that_there_are_and_says_what_it_is():
+    readers = {stage.reads or stage.name for stage in stages.STAGES.values()}
+    for field in SETTINGS:
+        assert field.metadata["meaning"]
+        assert bool(field.metadata["stages"]) != (field.name in FREE), field.name
+        assert {*field.metadata["stages"]} <= readers, field.name
+
+
+@pytest.mark.parametrize("name", ["rl", "rl_random_reward", "sft", "evaluate_rl", "cpt"])
+def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, name):
+    config = Config.load("laptop")
+    usual = stages.folder(name, config, tmp_path)
+    readable = stages.readable(name, config)
+    for field in SETTINGS:
+        changed = stages.folder(name, config.derive(**{field.name: other(field)}), tmp_path)
+        try:
+            getattr(readable, field.name)
+        except AttributeError as fault:
+            assert "Declare it in drlib/config.py" in str(fault)
+            assert changed.name == usual.name, field.name
+        else:
+            fixed = field.name in stages.find(name).fixed
+            free = field.name in FREE - {"plugins"}
+            assert (changed.name == usual.name) == (fixed or free), field.name
+
+
+def other(field):
+    """Another allowed value."""
+    named = {
+        "profile": "ci",
+        "plugins": "this",
+        "rl_start": "figures/reference/tour/policy_sft",
+        "init": "plain",
+        "rl_overlong": "exclude",
+        "rl_advantage": "group_mean",
+        "rl_clip": "none",
+        "rl_level": "sequence",
+        "rl_aggregate": "sequence",
+        "rl_correction": "mask",
+        "rl_hallucination": "exclude",
+        "rl_resample": "sort",
+        "rl_engine": "bfloat16",
+        "rl_reward": "random",
+        "rl_emergency_stop": False,
+        "world": "cldr",
+        "demonstration_filter": "none",
+    }
+    if field.name in named:
+        return named[field.name]
+    if isinstance(field.default, bool):
+        return not field.default
+    return field.default + 1 if isinstance(field.default, int) else field.default / 2 + 0.0123
+
+
+def test_a_stage_that_reads_what_is_not_declared_for_it_stops_and_says_so(tmp_path, monkeypatch):
+    """The toy stage reads RL's learning rate without saying so: its folder would not change."""
+    monkeypatch.setitem(sys.modules, "toy_stage", sys.modules[__name__])
+    monkeypatch.setattr(stages, "STAGES", {**stages.STAGES})
+    stages.register(stages.Stage("toy", "toy_stage:reads_a_foreign_setting", ("world",)))
+    build_world(tmp_path)
+    with pytest.raises(AttributeError, match="'rl_lr', which is declared for .'rl',."):
+        build.build("toy", settings(), tmp_path)
+    assert not RunFolder.complete(stages.folder("toy", settings(), tmp_path))
+
+
+def reads_a_foreign_setting(config, run_dir, ranks):
+    RunFolder(run_dir, stages.settings_of("toy", config), ranks).finish({"lr": config.rl_lr})
+
+
+def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
+    monkeypatch.setattr(stages, "STAGES", {**stages.STAGES})
+    with pytest.raises(ValueError, match="there is a stage 'sft' already"):
+        stages.register(stages.Stage("sft", "x:y"))
+    with pytest.raises(ValueError, match="unknown stage 'nothing'"):
+        stages.register(stages.Stage("toy", "x:y", ("nothing",)))
+    with pytest.raises(ValueError, match="'toy' is built by no_such_module:y"):
+        _ = stages.register(stages.Stage("toy", "no_such_module:y")).function
+
+
+def test_the_seed_counts_where_rl_has_no_cold_start_of_its_own(tmp_path):
+    one, two = (stages.folder("rl", settings(seed=seed), tmp_path) for seed in (0, 1))
+    assert one != two
+
+
+def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
+    config = settings(rl_lr=0.5)
+    some = stages.readable("world", config)
+    assert some.world == "tour" and some.whole() == config
+    with pytest.raises(AttributeError, match="rl_lr"):
+        _ = some.rl_lr
+    assert some.derive(rl_lr=0.25).rl_lr == 0.25
+    assert {*declared_for("world")} == {"world", "vocabulary"}
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "drlib.training", *arguments], capture_output=True, text=True
+    )
+
+
+def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
+    small = ["--set=sft_steps=2", "--set=cpt_steps=2", "--set=demonstrations=20"]
+    small += ["--set=hidden=32", "--set=layers=2", "--set=processes=1", "--profile=ci"]
+    first = command("sft", f"--runs={tmp_path}", *small)
+    assert first.returncode == 0, first.stderr
+    built = [line.split()[1] for line in first.stdout.splitlines() if line.startswith("==")]
+    assert built == ["world:", "untrained:", "cpt:", "demonstrations:", "sft:"]
+    assert "== sft: 2 steps, 1 process" in first.stdout
+    path = first.stdout.splitlines()[-1]
+    manifest = json.loads((tmp_path / "ci" / path.rpartition("/")[2] / "manifest.json").read_text())
+    assert manifest["settings"]["own"]["sft_steps"] == 2
+    again = command("sft", f"--runs={tmp_path}", *small)
+    assert again.returncode == 0 and "nothing was built" in again.stdout
+    assert "==" not in again.stdout
+
+
+def test_wrong_words_are_named(tmp_path):
+    typo = command("rl", f"--runs={tmp_path}", "--set=rl_stepz=3")
+    assert typo.returncode == 1 and "did you mean 'rl_steps'" in typo.stderr
+    profile = command("rl", f"--runs={tmp_path}", "--profile=labtop")
+    assert profile.returncode == 1 and "did you mean 'laptop'" in profile.stderr
+    stage = command("midtraining", f"--runs={tmp_path}")
+    assert stage.returncode == 1 and "unknown stage 'midtraining'" in stage.stderr
+    plugin = command("rl", f"--runs={tmp_path}", "--set=plugins=no_such_module")
+    assert plugin.returncode == 1 and "no module 'no_such_module' is found" in plugin.stderr
+    clip = command("rl", f"--runs={tmp_path}", "--set=rl_clip=soft")
+    assert clip.returncode == 1 and "'rl_clip' must be one of" in clip.stderr
+
+
+def test_settings_are_shown_with_value_meaning_and_stage():
+    shown = command("sft", "--profile=ci", "--settings").stdout
+    assert "sft_steps=8 " in shown and "steps of the cold start (sft)" in shown
+    assert "rl_lr" not in shown and "eval_seed" not in shown
+    listed = command("--list").stdout
+    assert "sft " in listed and "<- cpt, demonstrations" in listed
+    names = {f.name for f in dataclasses.fields(Config)}
+    assert {line.partition("=")[0] for line in shown.splitlines()} <= names

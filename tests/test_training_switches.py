@@ -1,0 +1,179 @@
+"""Every `rl_` switch in steps that have a gradient: what it changes, and what it must not.
+
+Run: python -m pytest tests/test_training_switches.py
+"""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drlib.config import Config
+from drlib.rl.resampling import error_penalty, format_penalty
+from drlib.training import grpo
+from drlib.training.gradient import check_switches
+from drlib.trajectory import Termination
+from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+
+start = cold_start
+batch = a_batch
+
+# Of one update on the same rollouts: the switches that change nothing while the policy that learns
+# is the one that sampled, those that must change the weights, and those that say how rollouts are
+# made, which have tests of their own below.
+ON_POLICY = {
+    "rl_clip": "none",
+    "rl_epsilon_low": 0.01,
+    "rl_epsilon_high": 0.01,
+    "rl_level": "sequence",
+}
+CHANGING = {
+    "rl_lr": {"rl_lr": 1e-4},
+    "rl_warmup_steps": {"rl_warmup_steps": 3},
+    "rl_overlong": {"rl_overlong": "exclude"},
+    "rl_advantage": {"rl_advantage": "group_normalized"},
+    "rl_aggregate": {"rl_aggregate": "sequence"},
+    "rl_kl_coef": {"rl_kl_coef": 0.5, "rl_minibatches": 2},
+    "rl_correction": {"rl_correction": "mask", "rl_engine": "bfloat16"},
+    "rl_minibatches": {"rl_minibatches": 2},
+    "rl_drop_equal": {"rl_drop_equal": True},
+    "rl_hallucination": {"rl_hallucination": "exclude"},
+}
+ROLLING = {
+    "rl_questions": {"rl_questions": 4},
+    "rl_group": {"rl_group": 4},
+    "rl_python_share": {"rl_python_share": 1.0},
+    "rl_fictional_share": {"rl_fictional_share": 1.0, "rl_python_share": 0.0},
+    "rl_oversample": {"rl_oversample": 2, "rl_resample": "sort"},
+    "rl_resample": {"rl_oversample": 2, "rl_resample": "sample"},
+    "rl_engine": {"rl_engine": "bfloat16"},
+    "rl_reward": {"rl_reward": "random"},
+    "rl_temperature": {"rl_temperature": 1.5},
+}
+ELSEWHERE = {"rl_steps", "rl_start", "rl_staleness", "rl_emergency_stop"}
+
+
+def test_every_switch_has_its_test():
+    fields = {f.name for f in dataclasses.fields(Config) if f.name.startswith("rl_")}
+    assert fields == {*ON_POLICY, *CHANGING, *ROLLING, *ELSEWHERE}
+
+
+@pytest.fixture(scope="module")
+def recipe(start, batch, tmp_path_factory):
+    return learned(start, batch, tmp_path_factory.mktemp("runs") / "recipe")
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_on_policy_a_switch_of_the_ratio_has_the_recipe_s_weights(
+    start, batch, recipe, tmp_path, name
+):
+    weights, row = learned(start, batch, tmp_path / "run", **{name: ON_POLICY[name]})
+    assert row["updates"] == 1
+    moved = (recipe[0] - flat(start.policy)).norm()
+    assert moved > 0 and (weights - recipe[0]).norm() < 0.02 * moved
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_off_policy_the_same_switch_changes_them(start, batch, tmp_path, name):
+    switches = {"rl_minibatches": 4, "rl_lr": 2e-3}
+    usual, _ = learned(start, batch, tmp_path / "usual", **switches)
+    weights, _ = learned(start, batch, tmp_path / "run", **switches, **{name: ON_POLICY[name]})
+    assert not torch.equal(weights, usual)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_switch_changes_the_weights(start, batch, recipe, tmp_path, name):
+    shards = batch
+    if name == "rl_hallucination":  # a success after a response that the policy wrote itself
+        shards = [[*map(hallucinating, shard)] for shard in batch]
+    if name == "rl_overlong":
+        assert any(
+            t.termination == Termination.LENGTH and not t.reward for t in batch[0] + batch[1]
+        )
+    weights, row = learned(start, shards, tmp_path / "run", **CHANGING[name])
+    assert row["updates"] >= 1 and row["grad_norm"] > 0
+    assert not torch.equal(weights, recipe[0])
+
+
+def hallucinating(trajectory):
+    if not trajectory.reward:
+        return trajectory
+    said = {"role": "assistant", "content": "<tool_response>so</tool_response>"}
+    return replace(trajectory, messages=[*trajectory.messages, said])
+
+
+@pytest.mark.parametrize("name", ROLLING)
+def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe, tmp_path, name):
+    config = settings(**ROLLING[name])
+    step = start.step(config, tmp_path / "run")
+    updates, trajectories = 0, []
+    for number in range(3):
+        metrics, made = step.take(number)
+        updates += metrics["updates"]
+        trajectories += made
+    assert updates >= 1 and flat(step.model).isfinite().all()
+    group = config.rl_group * config.rl_oversample
+    assert len(trajectories) == 3 * config.rl_questions * group
+    if name == "rl_python_share":
+        assert {t.metadata["skill"] for t in trajectories} <= set(grpo.PYTHON_KINDS)
+    if name == "rl_fictional_share":
+        assert start.world.version not in {t.world_version for t in trajectories}
+    if name == "rl_reward":
+        assert {t.reward for t in trajectories} == {0.0, 1.0}
+        differ = [t for t in trajectories if t.reward != t.reward_parts["correct"]]
+        assert 0.3 < len(differ) / len(trajectories) < 0.7
+    if name in ("rl_engine", "rl_temperature"):
+        assert metrics["logp_gap"] < (0.2 if name == "rl_engine" else 1e-5)
+        assert (metrics["logp_gap"] > 1e-4) == (name == "rl_engine")
+
+
+def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch, tmp_path):
+    step = start.step(settings(rl_steps=4), tmp_path / "run")
+    factors = [step._learn(batch, number)["lr_factor"] for number in range(4)]
+    assert factors == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 / 2])
+
+
+def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
+    """(G - 1) / G times as large, so the gradient is too; Adam hides it, the norm does not."""
+    loo = learned(start, batch, tmp_path / "a", balance_coef=0.0)[1]["grad_norm"]
+    mean = learned(start, batch, tmp_path / "b", balance_coef=0.0, rl_advantage="group_mean")[1]
+    assert mean["grad_norm"] == pytest.approx(loo * 5 / 6, rel=1e-4)
+
+
+def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(start, tmp_path):
+    """The reference is a copy: were it the policy itself, the KL would stay 0."""
+    ends = {}
+    for coef in (0.001, 20.0):
+        step = start.step(settings(rl_kl_coef=coef, rl_lr=2e-3), tmp_path / f"kl{coef}")
+        rows = [step.take(number)[0] for number in range(4)]
+        assert torch.equal(flat(step.reference), flat(start.policy))
+        assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+        ends[coef] = rows[-1]["kl"]
+    assert ends[0.001] > 0.001
+    assert ends[20.0] < ends[0.001]
+
+
+def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path):
+    config = settings(rl_oversample=2, rl_resample="sort")
+    step = start.step(config, tmp_path / "run")
+    tasks, worlds = step.questions.draw(2, step.curriculum)
+    rolled = grpo.rollout(step.agent, tasks, worlds, config, 2, 0)
+    chosen = grpo.choose(rolled, config, 2)
+    groups = dict.fromkeys(t.group_id for t in rolled)
+    mixed = 0
+    for name in groups:
+        group = [t for t in rolled if t.group_id == name]
+        kept = {t.id for t in chosen if t.group_id == name}
+        assert len(group) == 12 and len(kept) == 6
+        penalty = {t.id: error_penalty(t) + format_penalty(t) for t in group if t.reward == 1}
+        inside = [p for id, p in penalty.items() if id in kept]
+        outside = [p for id, p in penalty.items() if id not in kept]
+        assert not inside or not outside or max(inside) <= min(outside)
+        mixed += bool(inside) and bool(outside) and max(outside) > min(inside)
+    assert mixed, "no group had clean and unclean successes: the test saw nothing"
+
+
+def test_a_greedy_rollout_cannot_be_trained_on():
+    with pytest.raises(ValueError, match="rl_temperature must be above 0"):
+        check_switches(settings(rl_temperature=0.0))
