@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drlib.analysis.entropy import token_statistics, token_texts
 from drlib.analysis.reflection import (
     cluster_interval,
     event_curves,
@@ -21,6 +20,7 @@ from drlib.analysis.reflection import (
     reflection_tokens,
     word_entropies,
 )
+from drlib.analysis.token_table import token_statistics, token_texts
 from drlib.chat import load_tokenizer
 from drlib.trajectory import Segment, save_trajectories
 from tests.analysis_examples import rollout
