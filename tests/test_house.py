@@ -207,7 +207,7 @@ def test_names_that_only_tests_reach_are_found(tmp_path, monkeypatch):
 
 
 def test_the_formatter_is_never_switched_off_and_no_rule_without_a_reason():
-    pragma = re.compile(r"#\s*fmt:|#\s*noqa(?!: [A-Z]+\d+ - \w)|#\s*ruff:")
+    pragma = re.compile(r"#\s*fmt:|#\s*noqa(?!: [A-Z]+\d+ - \S)|#\s*ruff:")
     notebooks = sorted((ROOT / "notebooks").rglob("*.ipynb"))
     found = [
         f"{relative(path)}: {match[0]}"

@@ -39,7 +39,7 @@ def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, n
             assert "Declare it in drlib/config.py" in str(fault)
             assert changed.name == usual.name, field.name
         else:
-            fixed = field.name in stages.find(name).fixed
+            fixed = field.name in stages.stage_named(name).fixed
             free = field.name in FREE - {"plugins"}
             assert (changed.name == usual.name) == (fixed or free), field.name
 

@@ -15,7 +15,7 @@ from drlib.analysis.rendering import is_right
 from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
-from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
+from drlib.evals.results import CONTROLS, EVALUATED, Results, gather, titles
 from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
@@ -167,7 +167,7 @@ def table(results: Results) -> str:
             if any(cells):
                 n = results.count(stage, kind, "greedy", hops)[1]
                 n = n or results.count(stage, kind, "sample", hops)[1]
-                name = SHORT.get(stage, TITLES[stage])
+                name = SHORT.get(stage, titles()[stage])
                 lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
     lines += [
         "",

@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 
 from drlib.analysis.plots import band
 from drlib.analysis.tour import TourRun, seeds
+from drlib.training import stages
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
 MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
-COLORS = {"sft": "C2", "sft_continued": "C1", "rl": "C0", "rl_random_reward": "0.45"}
+COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
 BEHIND = "0.8"
 
 

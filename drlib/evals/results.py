@@ -29,16 +29,17 @@ from drlib.training.run import git, read_manifest
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
-TITLES = {
-    "untrained": "untrained",
-    "demonstrator": "the demonstrator",
-    "cpt": "after pre-training",
-    "sft": "after SFT",
-    "sft_continued": "SFT continued (RL's compute)",
-    "rl": "after RL",
-    "rl_random_reward": "RL, random reward",
-    "closed_book": "after RL, closed book",
-}
+
+
+def titles() -> dict[str, str]:
+    """What tables call each row, in their order: the registry's titles, the teacher's and a twin's.
+
+    The demonstrations are rows of their teacher, and the policy after RL is asked again with tools
+    that find nothing ("closed_book").
+    """
+    named = {name: stage.title for name, stage in stages.STAGES.items() if stage.title}
+    known = {"demonstrations": "demonstrator", "evaluate_closed_book": "closed_book"}
+    return {known.get(name, name): title for name, title in named.items()}
 
 
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
@@ -104,7 +105,7 @@ class Results:
 
     @property
     def stages(self) -> list[str]:
-        return [s for s in TITLES if any(r["stage"] == s for r in self.rows)]
+        return [s for s in titles() if any(r["stage"] == s for r in self.rows)]
 
     @property
     def seeds(self) -> list[int]:

@@ -14,9 +14,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from drlib.config import ROOT
 from drlib.files import write_whole
 
-ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
 STYLE = ROOT / "drlib" / "drlib.mplstyle"
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")

@@ -18,7 +18,7 @@ import torch
 
 from drlib.analysis import tour
 from drlib.config import Config
-from drlib.evals.results import EVALUATED, TITLES, Results, gather
+from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.launching import ensure
@@ -44,7 +44,7 @@ def reference(
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
-        stages.find(name)  # a misspelt one fails before anything is trained
+        stages.stage_named(name)  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each, name in itertools.product(configs, names):
         ensure(name, each, runs=runs)
@@ -141,7 +141,7 @@ def _table(results: Results) -> str:
     heads = [f"{title} (n={asked[of]})" for title, of in columns.items()]
     lines = ["| % right | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
     for stage in results.stages:
-        line = f"| {TITLES[stage]} | "
+        line = f"| {titles()[stage]} | "
         for of, usual in asked.items():
             n = results.count(stage, *of)[1]
             own = "" if n in (0, usual) else f" (n={n})"

@@ -22,7 +22,7 @@ from drlib.config import ROOT, Config, declared_for
 from drlib.training.run import RunFolder, RunFolderError
 
 GRPO = "drlib.training.grpo:grpo"
-FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
+STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
 
 
@@ -66,12 +66,12 @@ def register(stage: Stage) -> Stage:
     if stage.name in STAGES:
         raise ValueError(f"there is a stage {stage.name!r} already: choose another name")
     for name in stage.inputs:
-        find(name)
+        stage_named(name)
     STAGES[stage.name] = stage
     return stage
 
 
-def find(name: str) -> Stage:
+def stage_named(name: str) -> Stage:
     """The stage of that name; ValueError lists those there are."""
     if name not in STAGES:
         raise ValueError(f"unknown stage {name!r}: known are {', '.join(STAGES)}")
@@ -152,19 +152,20 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
             ("rl" if _of == "closed_book" else _of,),
             reads="evaluate",
             arguments={"of": _of},
+            title="after RL, closed book" if _of == "closed_book" else "",
         )
     )
 
 
 def config_of(name: str, config: Config) -> Config:
     """All settings, with those that make it this stage."""
-    return config.whole().derive(**find(name).fixed)
+    return config.whole().derive(**stage_named(name).fixed)
 
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
     """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
-    starts = find(name).build == GRPO and config.whole().rl_start
-    return ("world",) if starts else find(name).inputs
+    starts = stage_named(name).build == GRPO and config.whole().rl_start
+    return ("world",) if starts else stage_named(name).inputs
 
 
 def before(name: str, config: Config) -> list[str]:
@@ -176,7 +177,7 @@ def before(name: str, config: Config) -> list[str]:
 def readable(name: str, config: Config) -> Config:
     """The settings as the stage may read them: those that its folder's hash covers."""
     covered = before(name, config)
-    return config_of(name, config).read_by(find(n).reads or n for n in covered)
+    return config_of(name, config).read_by(stage_named(n).reads or n for n in covered)
 
 
 def start_folder(config: Config) -> Path:
@@ -190,10 +191,10 @@ def start_folder(config: Config) -> Path:
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
     inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
-    own = config_of(name, config).pick(*declared_for(find(name).reads or name))
+    own = config_of(name, config).pick(*declared_for(stage_named(name).reads or name))
     if own.get("rl_start"):
         own["rl_start"] = _hash((start_folder(config) / WEIGHTS).read_bytes())
-    settings = {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
+    settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.whole().plugins:
         settings["plugins"] = _plugins(config.whole().plugins)
     return settings
