@@ -63,7 +63,8 @@ class _Walk:
             os.close(fd)
 
     def is_larger(self, room: int, end: float) -> bool:
-        """See `_tree_is_larger`; OSError where the tree changes in a way that is not growth."""
+        """Whether the tree has more than `room` bytes or WORK_ENTRIES entries, or the look lasts
+        until `end` (processor time); OSError where it changes in a way that is not growth."""
         count = size = 0
         waiting: list[list[str]] = [[]]  # paths of folders that are still to be looked at
         while waiting:

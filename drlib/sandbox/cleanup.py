@@ -74,8 +74,8 @@ def open_folder(name: str, folder: int, mode: int | None = None) -> int:
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """Kill and reap every child and adopted descendant but those with the numbers `keep` (as /proc
-    knows them, see `child_numbers`)."""
+    """Kill and reap every child and adopted descendant but those that /proc knows by the numbers
+    `keep`."""
     while True:
         strangers = [number for number in child_numbers() if number not in keep]
         if not strangers:

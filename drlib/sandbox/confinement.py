@@ -27,7 +27,10 @@ class Confinement:
     kernel's account of an ended child amounts to.
 
     Args:
-        config: of the template process (see `template.Template`).
+        config: what the caller has sent to the template process: limits (timeout_s, memory_mb), the
+            names of the layers that hold here, how root's powers are lost (drop), packages that
+            may be imported with the folders that hold them (roots), and whether it is the one that
+            has imported them (heavy).
 
     Attributes:
         work: the folder of a call, as the call sees it; "" until there is one.

@@ -73,18 +73,19 @@ class Runner(ABC):
 
     @abstractmethod
     def _put(self, request: dict) -> Future:
-        """Queue a request as `check_call` makes it."""
+        """Queue a checked call: {"code", "stdin", "history", "echo"}."""
 
     def run(
         self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
-        """Run `code` and wait for its result; see `submit`."""
+        """Run `code` after the cells of `history`, with `stdin` as its input, and wait for its
+        result; `echo` prints the value of an expression at its end."""
         return self.submit(code, stdin, history, echo).result()
 
     async def arun(
         self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
-        """`run` without blocking the event loop."""
+        """The result of `code` as `run` gives it, awaited: the event loop goes on meanwhile."""
         return await asyncio.wrap_future(self.submit(code, stdin, history, echo))
 
     def map(self, codes: Iterable[str]) -> list[SandboxResult]:
@@ -248,7 +249,14 @@ class Snapshot(Runner):
         return self._session is not None and self._session.alive
 
     def submit(self, code: str, stdin: str = "", history: Cells = (), echo: bool = False) -> Future:
-        """See `Runner.submit`; `history` must be empty, the snapshot is the history."""
+        """Queue a call that starts from this state; a `concurrent.futures.Future[SandboxResult]`.
+
+        Args:
+            code: Python source; only what it prints is seen.
+            stdin: what `input()` reads.
+            history: must be empty, the snapshot is the history (ValueError otherwise).
+            echo: also print the value of an expression that ends `code`, as a notebook does.
+        """
         if history:
             raise ValueError("A snapshot has its history already; use snapshot.then(cell).")
         return super().submit(code, stdin, self.history, echo)

@@ -16,7 +16,6 @@ _FIXED_TEXTS = {
 # Faults of the environment: the code of a call cannot bring them about for itself; a queue full of
 # slow calls can, for those behind it (`queue_timeout`).
 ENV_FAULTS = ("setup_failed", "worker_died", "queue_timeout", "service_unavailable")
-STATUSES = ("ok", "error", "killed", *_FIXED_TEXTS, *ENV_FAULTS)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class Keeper:
         return {"released": number}
 
     def call(self, request: dict, fds: tuple[int, ...]) -> dict:
-        """Run a cell from the state with number `request["at"]`; `fds` as in `Template.call`."""
+        """Run a cell from the state `request["at"]`; `fds`: its request, stdin, stdout, stderr."""
         at = request["at"]
         keep = bool(request["keep"]) and len(self.states) < STATES
         turn = self._branch(at) if at in self.states else None

@@ -116,7 +116,8 @@ class Template:
         self._attempt(self._channel.receive, START_SECONDS)
 
     def call(self, files: Sequence[int], late: Late, late_s: float) -> dict:
-        """How the child for one call ended, see `Channel.call`; `TemplateDied` if it cannot say."""
+        """How the child for the call in these memory files ended; calls `late` if `late_s` have
+        gone by. `TemplateDied` if the template cannot say."""
         return self._attempt(self._channel.call, {}, files, late, late_s)
 
     def open_session(self) -> Session:

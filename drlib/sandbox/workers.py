@@ -269,7 +269,7 @@ class Workers:
                 return self._result(reply, files)
 
     def _late(self, job: Job) -> dict:
-        """What is done where a reply takes long, see `template.Channel.call`."""
+        """The arguments of a template's `call` that say what is done where the reply takes long."""
         return {"late": lambda: self._turn_long(job), "late_s": self.config["long_s"]}
 
     def _result(self, reply: dict, files: list[int]) -> SandboxResult:

@@ -236,7 +236,7 @@ def die_with_caller(number: int, caller: int) -> None:
 
 def main(argument: str) -> None:
     """Serve in this process, or, where namespaces need it, as process 1 of a PID namespace;
-    `argument` is the configuration as JSON (see `template.Template`)."""
+    `argument` is what `template.Template` has sent, as JSON."""
     config = json.loads(argument)
     # As low as can be: children close what lies below the limit.
     given = config["fd"]
