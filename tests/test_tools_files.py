@@ -196,7 +196,7 @@ def test_zip_reads_members_of_all_types_and_names_the_others(reader):
 
 
 def test_long_texts_keep_head_and_tail_and_say_what_is_missing(reader, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_CHARS", 10)
+    monkeypatch.setattr(reading, "KEPT_CHARS", 10)
     assert read(reader, "a.txt", b"01234" + b"x" * 90 + b"56789") == (
         "01234\n[... 90 characters left out ...]\n56789"
     )
@@ -391,7 +391,7 @@ def test_a_pdf_with_a_password_and_one_with_lone_surrogates():
 def bad_parser(tmp_path, body):
     """reading.py with one reader replaced, so that the limits meet a parser that misbehaves."""
     source = Path(reading.__file__).read_text()
-    source = source.replace("CPU_S, MEMORY = 20,", "CPU_S, MEMORY = 1,")
+    source = source.replace("PARSER_CPU_S = 20", "PARSER_CPU_S = 1")
     old = "def _pdf(data: bytes"
     new = f"def _pdf(*_):\n    {body}\n\n\ndef _old(data: bytes"
     (tmp_path / "bad.py").write_text(source.replace(old, new))

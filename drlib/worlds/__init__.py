@@ -23,6 +23,7 @@ __all__ = [
     "read_facts",
 ]
 
+# Name -> what follows it and a colon. The module of that name has a function `load`.
 LIBRARIES = {"cldr": "", "pydocs": "", "folder": "PATH", "zim": "PATH", "hub": "NAME"}
 
 
