@@ -113,7 +113,7 @@ def test_zip_reads_members_of_all_types_and_names_the_others(reader):
 
 
 def test_long_texts_keep_head_and_tail_and_say_what_is_missing(reader, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_CHARS", 10)
+    monkeypatch.setattr(reading, "KEPT_CHARS", 10)
     assert read(reader, "a.txt", b"01234" + b"x" * 90 + b"56789") == (
         "01234\n[... 90 characters left out ...]\n56789"
     )

@@ -187,7 +187,7 @@ def test_relations_read_well():
         "code",
         "symbol",
     }
-    relations = {relation for _, relation, _ in cldr.read().facts}
+    relations = {relation for _, relation, _ in cldr.read_locale_data().facts}
     assert {relation.split()[-1] for relation in relations} == nouns
 
 
@@ -204,8 +204,8 @@ print(world.version, world.graph.version)"""
 
 
 def test_built_once_and_reused(world, tmp_path, monkeypatch):
-    reads, read = [], cldr.read
-    monkeypatch.setattr(cldr, "read", lambda: reads.append(1) or read())
+    reads, read = [], cldr.read_locale_data
+    monkeypatch.setattr(cldr, "read_locale_data", lambda: reads.append(1) or read())
     path = tmp_path / "cldr.sqlite"
     first, again = load_world("cldr", path), load_world("cldr", path)
     assert len(reads) == 1 and first.changes.added == ["cldr"] and again.changes.added == []
