@@ -51,7 +51,7 @@ analysis
     Functions on trajectory files, figures, notebook widgets.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
-    drlib.lab run|refresh|check|reference|table`.
+    drlib.lab run|refresh|check|reference|table|papers`.
 cli
     The `drlib` command: run, train, evaluate, report, sandbox; each hands over to a room's program.
 

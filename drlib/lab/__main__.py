@@ -1,10 +1,12 @@
-"""`python -m drlib.lab run|refresh|check|reference|table`: notebooks and runs from a terminal."""
+"""`python -m drlib.lab run|refresh|check|reference|table|papers`: notebooks, runs, pages."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from drlib.config import Config
+from drlib.files import write_whole
+from drlib.lab import papers
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.hygiene import problems
 from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
     command(_table, "write the reference run's results into README.md")
+    command(_papers, "write docs/papers.md from its table")
     return parser
 
 
@@ -92,6 +95,10 @@ def _table(args) -> None:
 
     changed = refresh_readme(ROOT / "README.md", REFERENCE)
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")
+
+
+def _papers(args) -> None:
+    print(write_whole(papers.PAGE, papers.page()))
 
 
 if __name__ == "__main__":

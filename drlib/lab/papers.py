@@ -1,0 +1,106 @@
+"""docs/papers.md: every mechanism of the sources, where it is here, and how much of it.
+
+The table is `papers.yaml`, beside this file; `python -m drlib.lab papers` writes the page from it.
+A row that claims code names the notebook that explains it, its test and what it has measured.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from drlib.checks import require
+from drlib.lab.display import ROOT
+
+TABLE, PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"
+NOTHING_YET = "none yet"
+STATES = {
+    "whole": "as published, and runs use it",
+    "reduced": "the idea with less in it; the words beside it say what was left out",
+    "switch": "a setting of the stage `rl`, off by default; no committed run has measured it",
+    "function": "function only: code and test, but no run uses it",
+    "missing": "nothing is there",
+}
+HEAD = """# Papers
+
+Every mechanism of the documents that drlib comes from: where it is here, the notebook that explains
+it, its test, what it has measured in a committed run, and how much of it there is. Drawn by
+`python -m drlib.lab papers` from [papers.yaml](../drlib/lab/papers.yaml); a test follows each link.
+"""
+COLUMNS = ("mechanism", "file", "notebook", "test", "measured", "how much of it")
+
+
+class Mechanism(NamedTuple):
+    """A row. Paths: `code` under drlib/, with ":NAME" behind it or not; `test` under tests/;
+    `measured` under figures/reference/. Where nothing is there, all four are empty."""
+
+    source: str
+    what: str
+    state: str
+    particulars: str
+    code: str = ""
+    notebook: str = ""
+    test: str = ""
+    measured: tuple[str, ...] = ()
+
+
+def mechanisms(table: Path = TABLE) -> list[Mechanism]:
+    """The rows in their order; ValueError names one that says too little."""
+    rows = []
+    for group in yaml.safe_load(table.read_text(encoding="utf-8")):
+        for fields in group["rows"]:
+            state, _, particulars = fields.pop("state").partition(":")
+            measured = fields.pop("measured", NOTHING_YET)
+            row = Mechanism(
+                group["source"],
+                state=state,
+                particulars=particulars.strip(),
+                measured=() if measured == NOTHING_YET else tuple(measured.split()),
+                **fields,
+            )
+            require(state in STATES, f"{row.what!r}: unknown state {state!r}")
+            is_there = state != "missing"
+            require(is_there == bool(row.code), f"{row.what!r}: {state}, and code {row.code!r}")
+            require(is_there == bool(row.test), f"{row.what!r}: {state}, and test {row.test!r}")
+            rows.append(row)
+    return rows
+
+
+def notebook_of(number: str) -> Path:
+    """The file of a notebook's number; ValueError where there is none."""
+    found = [*(ROOT / "notebooks").glob(f"{number}_*.ipynb")]
+    require(len(found) == 1, f"no notebook {number!r}")
+    return found[0]
+
+
+def page(table: Path = TABLE) -> str:
+    """The whole page in Markdown."""
+    rows = mechanisms(table)
+    parts = [HEAD, *(f"- **{word}**: {meaning}." for word, meaning in STATES.items()), ""]
+    counts = ", ".join(f"{sum(r.state == s for r in rows)} {s}" for s in STATES)
+    parts.append(f"{len(rows)} rows: {counts}.")
+    for group in yaml.safe_load(table.read_text(encoding="utf-8")):
+        mine = [row for row in rows if row.source == group["source"]]
+        parts += [
+            f"\n## {group['source']}\n",
+            f"{group['about'][0].upper()}{group['about'][1:]}.\n",
+        ]
+        parts += [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_line(_cells(r)) for r in mine)]
+    return "\n".join(parts) + "\n"
+
+
+def _line(cells) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(row: Mechanism) -> list[str]:
+    """The cells of a row, with links relative to docs/."""
+    how_much = f"**{row.state}**" + (f": {row.particulars}" if row.particulars else "")
+    if not row.code:
+        return [row.what, "", "", "", "", how_much]
+    file, _, name = row.code.partition(":")
+    code = f"[{file}](../drlib/{file})" + (f" `{name}`" if name else "")
+    notebook = row.notebook and f"[{row.notebook}](../notebooks/{notebook_of(row.notebook).name})"
+    test = f"[{row.test}](../tests/{row.test})"
+    links = [f"[{path}](../figures/reference/{path})" for path in row.measured]
+    return [row.what, code, notebook, test, ", ".join(links) or NOTHING_YET, how_much]

@@ -1,0 +1,70 @@
+"""docs/papers.md says what its table says, and everything that the table names is there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from drlib.lab import papers
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = papers.mechanisms()
+PRESENT = [row for row in ROWS if row.code]
+# Where runs are made: a function that is used here is not "function only".
+RUNS = [*(ROOT / "drlib" / "training").glob("*.py"), *(ROOT / "drlib" / "agents").glob("*.py")]
+
+
+def defined_in(path):
+    """The names at the top of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if hasattr(node, "name")}
+
+
+def test_the_page_is_drawn_from_the_table():
+    assert papers.PAGE.read_text(encoding="utf-8") == papers.page(), (
+        "run: python -m drlib.lab papers"
+    )
+
+
+@pytest.mark.parametrize("row", PRESENT, ids=lambda row: f"{row.source}: {row.what}"[:60])
+def test_what_a_row_names_is_there(row):
+    file, _, name = row.code.partition(":")
+    path = ROOT / "drlib" / file
+    assert path.exists() and (not name or name in defined_in(path)), row.code
+    assert name in (ROOT / "tests" / row.test).read_text(), f"{row.test} is no test of {name}"
+    assert all((ROOT / "figures" / "reference" / one).exists() for one in row.measured)
+    assert not row.notebook or papers.notebook_of(row.notebook).exists()
+
+
+@pytest.mark.parametrize("row", PRESENT, ids=lambda row: f"{row.source}: {row.what}"[:60])
+def test_the_state_of_a_row_is_true(row):
+    name = row.code.partition(":")[2]
+    if row.state == "function":
+        using = [path.name for path in RUNS if re.search(rf"\b{name}\b", path.read_text())]
+        assert not row.measured and not using, using
+    if row.state == "switch":
+        assert not row.measured
+    if row.state == "reduced":
+        assert row.particulars, "a reduced mechanism says what was left out"
+
+
+def test_every_source_document_has_its_part():
+    sources = {row.source for row in ROWS}
+    family = "WebWalker WebDancer WebSailor WebSailor-V2 WebResearcher WebWeaver WebWatcher "
+    family += "WebShaper ReSum AgentFounder AgentScaler"
+    digest = "s3 RaML ProRL VLAA-Thinking V-Triune"
+    assert {*family.split(), *digest.split(), "GLM-5", "rStar2-Agent"} <= sources
+
+
+def test_a_row_that_says_too_little_is_named(tmp_path):
+    table = tmp_path / "papers.yaml"
+    for row, message in (
+        ("{what: A, state: splendid}", "unknown state"),
+        ("{what: A, state: whole}", "whole, and code"),
+        ("{what: A, state: missing, code: files.py}", "missing, and code"),
+        ("{what: A, state: whole, code: files.py}", "whole, and test"),
+    ):
+        table.write_text(f"- {{source: S, about: s, rows: [{row}]}}\n")
+        with pytest.raises(ValueError, match=message):
+            papers.mechanisms(table)
