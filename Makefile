@@ -60,11 +60,11 @@ lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
 	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
 
-# Every step runs even when one before it fails. Both cores work, a file of tests staying in one
-# process; but what measures time or the machine's memory, or starts Ray, runs with nothing beside
-# it: a neighbour would be measured too (tests/conftest.py has the list and the reasons). A notebook
-# stays in one process as well: its cells share a kernel. `-p tests.conftest` gives the kernels the
-# environment of the tests: quiet, offline, one thread, private Jupyter folders.
+# Every step runs even when one before it fails. Both cores work; a file of tests stays in one process
+# (its fixtures are made once), and so does a notebook (its cells share a kernel). But what measures
+# the machine's memory or starts a cluster runs with nothing beside it: the neighbour would be
+# measured too (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the
+# kernels the environment of the tests: quiet, offline, one thread, private Jupyter folders.
 BOTH_CORES := -n 2 --dist loadfile
 test: $(STAMP)
 	@$(ALONE) failed=""; \

@@ -1,7 +1,9 @@
 """Which public names of the library somebody uses, found by resolving imports.
 
 A public name is a function or class at the top of a module without a leading underscore. Its users
-are other modules, notebooks and programs under tests/benchmarks; tests do not count.
+are other modules, notebooks, programs under tests/benchmarks, and the Python code and dotted names
+of the Markdown pages; tests do not count. A `main` is a command, and `load` a world's: `load_world`
+imports them by name.
 """
 
 import ast
@@ -63,10 +65,12 @@ def sources() -> dict[str, str]:
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         text = re.sub(r"^\s*[%!].*$", "", "\n".join(code), flags=re.M)
         found[path.relative_to(ROOT).as_posix()] = text
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
-        if path.exists():
-            blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
-            found[path.name] = "\n".join(blocks)
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+        dotted = re.findall(r"`(drlib(?:\.\w+)+)\.(\w+)", text)
+        named = [f"from {module} import {name}" for module, name in dotted]
+        found[path.name] = "\n".join([*blocks, *named])
     return found
 
 
@@ -131,7 +135,8 @@ def reached_inside(module: str, used: set[str]) -> set[str]:
 
 def _registers(definition) -> bool:
     """Whether a decorator puts it into a registry."""
-    return any("register" in ast.unparse(decorator) for decorator in definition.decorator_list)
+    texts = [ast.unparse(decorator) for decorator in definition.decorator_list]
+    return any("register" in text or text.startswith("operator(") for text in texts)
 
 
 def without_user(promised: set[str] = frozenset()) -> dict[str, list[str]]:
@@ -146,6 +151,8 @@ def without_user(promised: set[str] = frozenset()) -> dict[str, list[str]]:
                 used[module].add(name)
     left = {}
     for module, some in sorted(names.items()):
+        started = {"main"} | ({"load"} if module.startswith("drlib.worlds.") else set())
+        used[module] |= some & started
         unused = some - reached_inside(module, used[module] | (promised & some))
         if unused:
             left[module] = sorted(unused)

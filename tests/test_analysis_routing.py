@@ -12,7 +12,7 @@ import torch
 from rl_examples import a_trajectory
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drlib.analysis.entropy import rescore
+from drlib.analysis.rescoring import rescore
 from drlib.analysis.routing import (
     checkpoint_agreement,
     load_by_segment,

@@ -13,8 +13,10 @@ import torch
 
 from drlib.agents import Limits, ReAct
 from drlib.analysis import tour
-from drlib.analysis.entropy import overlap, rescore, summary, token_statistics
+from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.reflection import reflection_lift
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import token_statistics
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import rows_of
@@ -188,7 +190,7 @@ def test_rl_s_tokens_under_both_policies_are_the_same_tokens():
             token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
             for name in ("rl", "rl_by_sft")
         )
-        found = overlap(by_sft, rl)
+        found = high_entropy_overlap(by_sft, rl)
         assert 0.5 < found["overlap"] < 1 and sum(found["tokens"]) == len(rl)
 
 

@@ -17,11 +17,11 @@ from drlib.synthesis import synthesize_questions
 from drlib.synthesis.quality import (
     contaminated,
     near_duplicates,
-    overlap,
     quality_report,
     save_report,
     search_rates,
     shape,
+    split_overlap,
 )
 from drlib.synthesis.queries import (
     And,
@@ -116,16 +116,18 @@ def test_near_duplicates_against_brute_force():
 
 
 def test_overlap_names_what_two_sides_share(tasks):
-    assert overlap(tasks[:20], tasks[20:40])["queries"] == 0
-    same = overlap(tasks[:20], tasks[10:20])
+    assert split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
+    same = split_overlap(tasks[:20], tasks[10:20])
     assert same["queries"] == 10
     assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
     names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
     one, two, other = (
         dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
     )
-    assert overlap([one], [two])["answers"] == overlap([two, two], [one])["answers"] == 1
-    assert overlap([one, two], [other])["answers"] == 0
+    assert (
+        split_overlap([one], [two])["answers"] == split_overlap([two, two], [one])["answers"] == 1
+    )
+    assert split_overlap([one, two], [other])["answers"] == 0
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from drlib.sandbox import Sandbox
-from drlib.synthesis.demonstrations import Funnel, observations
+from drlib.synthesis.demonstrations import observations
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate
+from drlib.synthesis.funnel import Funnel
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate_query
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
 from drlib.tools.dependable import ReliabilityPolicy
@@ -75,7 +76,7 @@ QUERIES = {
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_operator_is_solved_by_the_tools_alone(name, world, toolbox):
     query, answer = QUERIES[name]
-    assert evaluate(query, world.graph) == {answer}
+    assert evaluate_query(query, world.graph) == {answer}
     episode = Solver(toolbox).solve(task(query, answer))
     assert episode.correct, calls(episode)
     assert Funnel().fault(episode) is None

@@ -37,7 +37,7 @@ def place(name, *facts, links=(), aliases=()):
 
 def library(parts, path=None):
     store = Store(path)
-    store.update({source: "1" for source in parts}, parts.__getitem__)
+    store.update(dict.fromkeys(parts, "1"), parts.__getitem__)
     return Library("test", store, "t")
 
 

@@ -5,16 +5,19 @@ processes. Type `python -m drlib.training STAGE` instead: that builds what is mi
 """
 
 import argparse
-import importlib
+import fcntl
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
 from drlib.config import ROOT, Config
 from drlib.files import WriteError
+from drlib.registry import load_plugins
 from drlib.training import stages
-from drlib.training.run import Interrupted, Ranks, RunFolderError
+from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
 MODULE = "drlib.training.build"
 
@@ -26,9 +29,27 @@ def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> 
     the stage reads a setting that is not declared for it.
     """
     path = stages.folder(name, config, runs)
-    stage = stages.find(name)
-    stage.function(stages.readable(name, config), path, ranks, **stage.arguments)
+    stage, ranks = stages.find(name), ranks or Ranks()
+    with sole_builder(path, ranks) as built_meanwhile:
+        if not built_meanwhile:
+            stage.function(stages.readable(name, config), path, ranks, **stage.arguments)
     return path
+
+
+@contextmanager
+def sole_builder(path: Path, ranks: Ranks) -> Iterator[bool]:
+    """Nobody else builds this stage inside the block; whether somebody did while we waited for it.
+
+    Two notebooks may need the same stage at the same time: the second waits, then uses it. The lock
+    goes with its process, however that ends.
+    """
+    was_there = RunFolder.complete(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        if ranks.first:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        is_new = ranks.first and not was_there and RunFolder.complete(path)
+        yield ranks.sum({"is_new": float(is_new)})["is_new"] > 0
 
 
 def parse(description: str) -> argparse.ArgumentParser:
@@ -46,14 +67,7 @@ def config_from(args: argparse.Namespace) -> Config:
     changes = {
         name: yaml.safe_load(value) for name, _, value in (s.partition("=") for s in args.set)
     }
-    plugins = changes.get("plugins", "")
-    for name in filter(None, map(str.strip, plugins.split(","))):
-        try:
-            importlib.import_module(name)
-        except ImportError as fault:
-            raise ValueError(
-                f"plugins={plugins!r}: {name!r} cannot be imported: {fault}"
-            ) from fault
+    load_plugins(changes.get("plugins", ""))
     return Config.load(args.profile, **changes)
 
 

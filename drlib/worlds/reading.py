@@ -165,7 +165,7 @@ def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
         return {"fault": fault.args}
     except (MemoryError, RecursionError):
         return {"fault": ("too_large", f"the {suffix} needs too much memory")}
-    except Exception as broken:  # on broken bytes the parsers raise anything
+    except Exception as broken:  # noqa: BLE001 - on broken bytes the parsers raise anything
         why = clean(f"{type(broken).__name__}: {broken!s:.200}")
         return {"fault": ("malformed", f"not a readable {suffix} ({why})")}
     text = clean(shorten(text.strip(), chars))
@@ -313,8 +313,10 @@ def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     for sheet in book.worksheets:
         lines.append(f"=== {sheet.title} ===")
         sheet.reset_dimensions()  # the file's own word for its size may be a lie
-        for row in sheet.iter_rows(values_only=True):
-            lines.append("\t".join("" if v is None else str(v) for v in row).rstrip("\t"))
+        lines += [
+            "\t".join("" if value is None else str(value) for value in row).rstrip("\t")
+            for row in sheet.iter_rows(values_only=True)
+        ]
     return "", "\n".join(filter(None, lines))
 
 
