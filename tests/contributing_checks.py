@@ -10,6 +10,7 @@ import sys
 import torch
 
 from drlib.agents import ReAct
+from drlib.analysis.widgets import GrpoPanel
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
 from drlib.registry import load_plugins
@@ -53,6 +54,7 @@ def clips():
     torch.testing.assert_close(found["successes"], torch.tensor([-1.25, 0.0]))
     torch.testing.assert_close(found["none"], torch.tensor([-1.25, 0.625]))
     assert loss_config(Config.load("ci", rl_clip="successes")).clip == "successes"
+    assert "successes" in GrpoPanel().switches["clip"].options
 
 
 def tools():

@@ -42,9 +42,9 @@ class Mutant:
 
 def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
-    from tests import mutants_loop, mutants_tools
+    from tests import mutants_loop, mutants_open, mutants_tools
 
-    return [*mutants_loop.MUTANTS, *mutants_tools.MUTANTS]
+    return [*mutants_loop.MUTANTS, *mutants_open.MUTANTS, *mutants_tools.MUTANTS]
 
 
 def copy_checkout(target: Path) -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
+from drlib.rl.clips import CLIPS
 from drlib.rl.losses import LossConfig
 from drlib.synthesis.checks import effort, faults
 from drlib.synthesis.queries import depth, evaluate_query, from_text, to_text
@@ -67,6 +68,7 @@ class GrpoPanel(_Panel):
         }
         fields = ("clip", "level", "aggregate", "kl_estimator")
         options = {name: get_args(get_type_hints(LossConfig)[name]) for name in fields}
+        options["clip"] = tuple(CLIPS)
         options = {"advantage": list(ESTIMATORS)} | options
         self.switches = {name: ipw.Dropdown(options=some) for name, some in options.items()}
         self.switches["kl_estimator"].value = LossConfig.kl_estimator

@@ -15,11 +15,9 @@ Left out: an entropy bonus, value losses.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from drlib.checks import Coefficient, Count, check_fields, one_of, require
@@ -33,10 +31,9 @@ from drlib.rl.divergences import (
     kl_estimate,
     log_ratio,
     mean_per_row,
-    mismatch_metrics,
     top_entropy_mask,
-    weight_metrics,
 )
+from drlib.rl.loss_metrics import engine_metrics, ratio_metrics
 
 
 @dataclass(frozen=True)
@@ -134,14 +131,12 @@ def policy_loss(
             argument, or the denominator is not positive though there are tokens.
     """
     config = config or LossConfig()
-    check_tokens(
-        logp_BT,
-        mask_BT,
-        behaviour_logp_BT=behaviour_logp_BT,
-        old_logp_BT=old_logp_BT,
-        reference_logp_BT=reference_logp_BT,
-        entropies_BT=entropies_BT,
-    )
+    optional = {
+        "old_logp_BT": old_logp_BT,
+        "reference_logp_BT": reference_logp_BT,
+        "entropies_BT": entropies_BT,
+    }
+    check_tokens(logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT, **optional)
     _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT)
 
     # what enters the arithmetic: tokens in the mask, of sequences with a weight
@@ -150,37 +145,27 @@ def policy_loss(
     advantages_BT = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
     logp_BT = in_loss("logp_BT", logp_BT, used_BT)
     behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT.detach(), used_BT)
-    old_BT = None
-    if old_logp_BT is not None:
-        old_BT = in_loss("old_logp_BT", old_logp_BT.detach(), used_BT)
+    old_BT = _given("old_logp_BT", old_logp_BT, used_BT)
 
     # the clipped surrogate of each token
     log_weight_BT = log_ratio(logp_BT, behaviour_BT)
     log_ratio_BT = _log_ratio(log_weight_BT, logp_BT, old_BT, used_BT, config)
     loss_BT = -CLIPS[config.clip](logp_BT, log_ratio_BT, advantages_BT, config)
-    metrics = _ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config)
-    metrics |= weight_metrics(log_weight_BT, used_BT)
-    if old_BT is not None:
-        metrics |= mismatch_metrics(old_BT, behaviour_BT, used_BT)
+    metrics = ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config)
+    metrics |= engine_metrics(log_weight_BT, old_BT, behaviour_BT, used_BT)
 
     # correction and token selection
     selected = _select(used_BT, config, behaviour_BT, old_BT, entropies_BT)
-    if selected.dropped:  # a switch is on
-        loss_BT = loss_BT * selected.kept_BT
-        if selected.weights_BT is not None:
-            loss_BT = loss_BT * selected.weights_BT
+    loss_BT = selected.of(loss_BT)
 
     # the pull towards the reference
     if reference_logp_BT is not None:
-        reference_BT = in_loss("reference_logp_BT", reference_logp_BT.detach(), used_BT)
-        kl_BT = kl_estimate(logp_BT, reference_BT, config.kl_estimator)
-        metrics["kl"] = kl_BT.detach()[used_BT].double().sum().item() / max(metrics["tokens"], 1.0)
+        kl_BT = _kl(logp_BT, reference_logp_BT, used_BT, config)
+        metrics["kl"] = _mean_over(kl_BT, used_BT)
         if config.kl_coef:
             loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)
 
-    # one number
-    counted_BT = selected.kept_BT if config.denominator == "kept" else used_BT
-    loss = _aggregate(loss_BT, counted_BT, weights_B, config, denominator)
+    loss = _aggregate(loss_BT, selected.counted_BT, weights_B, config, denominator)
     return loss, metrics | selected.dropped
 
 
@@ -219,29 +204,6 @@ def loss_denominator(mask_BT: Tensor, weights_B=None, config: LossConfig | None 
     return float((counts_B * weights_B.double()).sum())
 
 
-def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One dict of `policy_loss` for those of several batches.
-
-    `tokens` are summed, of `_min` and `_max` the smallest and largest are taken, all others are
-    means over tokens. ValueError: an empty list, or dicts with different keys.
-    """
-    alike = parts and all(part.keys() == parts[0].keys() for part in parts)
-    require(alike, "merge_metrics needs at least one dict, all with the same keys")
-    tokens = sum(part["tokens"] for part in parts)
-    live = [part for part in parts if part["tokens"] > 0] or list(parts[:1])
-    merged = {**parts[0], "tokens": tokens}
-    for key in parts[0]:
-        if key.endswith("_min"):
-            merged[key] = min(part[key] for part in live)
-        elif key.endswith("_max"):
-            merged[key] = max(part[key] for part in live)
-        elif tokens and key != "tokens":
-            merged[key] = sum(part[key] * part["tokens"] for part in live) / tokens
-    if "ess" in merged:  # a ratio of means, not a mean
-        merged["ess"] = merged["weight_mean"] ** 2 / merged["weight_square_mean"]
-    return merged
-
-
 def _log_ratio(
     log_weight_BT: Tensor, logp_BT: Tensor, old_BT: Tensor | None, used_BT: Tensor, config
 ) -> Tensor:
@@ -257,6 +219,21 @@ def _log_ratio(
     return log_ratio_BT
 
 
+def _given(name: str, logp_BT: Tensor | None, used_BT: Tensor) -> Tensor | None:
+    """A constant, 0 where not used; None stays None."""
+    return None if logp_BT is None else in_loss(name, logp_BT.detach(), used_BT)
+
+
+def _kl(logp_BT: Tensor, reference_logp_BT: Tensor, used_BT: Tensor, config) -> Tensor:
+    reference_BT = _given("reference_logp_BT", reference_logp_BT, used_BT)
+    return kl_estimate(logp_BT, reference_BT, config.kl_estimator)
+
+
+def _mean_over(values_BT: Tensor, used_BT: Tensor) -> float:
+    """Mean over the tokens used; 0 where there are none."""
+    return values_BT.detach()[used_BT].double().sum().item() / max(float(used_BT.sum()), 1.0)
+
+
 def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Tensor:
     """The estimate, times pi / pi_behaviour where its gradient is to be the KL's own."""
     if not config.kl_unbiased:
@@ -270,7 +247,14 @@ def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Te
 class _Selection(NamedTuple):
     weights_BT: Tensor | None  # of the correction
     kept_BT: Tensor  # tokens that stay in the loss
+    counted_BT: Tensor  # tokens that the denominator counts
     dropped: dict[str, float]  # share of the tokens that each switch dropped; {}: none is on
+
+    def of(self, loss_BT: Tensor) -> Tensor:
+        """What is left of the tokens' losses."""
+        if self.dropped:
+            loss_BT = loss_BT * self.kept_BT
+        return loss_BT if self.weights_BT is None else loss_BT * self.weights_BT
 
 
 def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT) -> _Selection:
@@ -297,7 +281,8 @@ def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies
     for name, some_BT in chosen.items():
         kept_BT = kept_BT & some_BT
         dropped[name] = float((used_BT & ~some_BT).sum()) / tokens
-    return _Selection(weights_BT, kept_BT, dropped)
+    counted_BT = kept_BT if config.denominator == "kept" else used_BT
+    return _Selection(weights_BT, kept_BT, counted_BT, dropped)
 
 
 def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -> Tensor:
@@ -314,50 +299,6 @@ def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -
     elif config.aggregate == "constant":
         sums_B = sums_B / config.constant_tokens
     return sums_B.sum() / denominator
-
-
-@torch.no_grad()
-def _ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config: LossConfig) -> dict[str, float]:
-    """Mean and extremes of the ratio, and the shares of tokens that the clip took hold of."""
-    log_ratio_K = log_ratio_BT[used_BT].double()  # K tokens in the loss
-    if not len(log_ratio_K):
-        log_ratio_K = log_ratio_K.new_zeros(1)
-    tokens = float(used_BT.sum())
-    metrics = {
-        "tokens": tokens,
-        "ratio_mean": log_ratio_K.exp().mean().item(),
-        "ratio_min": log_ratio_K.min().exp().item(),
-        "ratio_max": log_ratio_K.max().exp().item(),
-        "abs_dlogp": log_ratio_K.abs().mean().item(),
-    }
-    for name, clipped_BT in _clipped(log_ratio_BT.exp(), advantages_BT, config).items():
-        metrics[name] = float((used_BT & clipped_BT).sum()) / max(tokens, 1.0)
-    return metrics
-
-
-def _clipped(ratio_BT, advantages_BT, config: LossConfig) -> dict[str, Tensor]:
-    """Which tokens are above and below the range and lost (part of) their gradient there; none
-    under "none" and under a clip that is registered elsewhere."""
-    low = 1 - config.epsilon_low
-    high = 1 + config.epsilon_high
-    positive_BT = advantages_BT > 0
-    if config.clip == "double_sided":
-        above_BT = ratio_BT >= high
-        below_BT = ratio_BT <= low
-        return {
-            "clip_high": above_BT,
-            "clip_low": below_BT,
-            "clip_high_positive": above_BT & positive_BT,
-            "clip_low_positive": below_BT & positive_BT,
-        }
-    nothing_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
-    if config.clip == "ppo":
-        return {
-            "clip_high": (ratio_BT > high) & positive_BT,
-            "clip_low": (ratio_BT < low) & (advantages_BT < 0),
-        }
-    above_BT = ratio_BT > high if config.clip == "cispo" else nothing_BT
-    return {"clip_high": above_BT, "clip_low": nothing_BT}
 
 
 def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT, behaviour_BT=True):
