@@ -205,6 +205,18 @@ def test_the_learning_figure_shows_runs_control_and_levels(run):
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
 
 
+def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
+    (rows,) = run.curves["rl_random_reward"].values()
+    run.curves["rl_random_reward"][1] = rows[:7]
+    ax = tour_plots.learning(run).axes[0]
+    (mean,) = [ln for ln in ax.lines if ln.get_label() == "RL, random reward (control)"]
+    assert mean.get_xdata()[-1] == 7
+    grey = [ln for ln in ax.lines if ln.get_color() == tour_plots.COLORS["rl_random_reward"]]
+    assert max(ln.get_xdata()[-1] for ln in grey if ln.get_linestyle() == "--") == 12
+    crosses = [ln for ln in ax.lines if ln.get_marker() == "x"]
+    assert sorted(int(ln.get_xdata()[-1]) for ln in crosses) == [7, 12]
+
+
 def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     rows = [r for r in results.rows if r["stage"] not in ("sft_continued", "rl_random_reward")]
     outcomes = {k: v for k, v in results.outcomes.items() if k[0] in ("untrained", "sft", "rl")}
