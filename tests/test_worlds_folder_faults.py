@@ -13,7 +13,7 @@ pytest.importorskip("trafilatura")
 from drlib.worlds import folder
 from drlib.worlds.folder import chunks
 from tests.folder_examples import load, mixed_folder
-from tests.test_tools_files import BILLION_LAUGHS, docx, paragraph, pdf, zipped
+from tests.file_examples import BILLION_LAUGHS, docx, paragraph, pdf, zipped
 
 
 @pytest.fixture

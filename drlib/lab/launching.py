@@ -147,7 +147,9 @@ def _environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": loopback,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")))
+        ),
     }
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from drlib.config import ROOT, SETTINGS, Config
-from drlib.training import stages
+from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, config_from, stage_arguments
 from drlib.training.run import RunFolderError
 
@@ -52,7 +52,8 @@ def start(name: str, config: Config, runs) -> None:
     how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     command = [sys.executable, *how, "-m", MODULE, *stages.arguments(name, config, runs)]
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    child = subprocess.Popen(command, cwd=ROOT, env=usual | os.environ, stdout=subprocess.DEVNULL)
+    environment = usual | os.environ | {"PYTHONPATH": build.search_path()}
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
         status = child.wait()
     except KeyboardInterrupt:  # the terminal told the child as well; it writes its checkpoint

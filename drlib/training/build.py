@@ -6,6 +6,7 @@ processes. Type `python -m drlib.training STAGE` instead: that builds what is mi
 
 import argparse
 import fcntl
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,13 @@ def sole_builder(path: Path, ranks: Ranks) -> Iterator[bool]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         is_new = ranks.first and not was_there and RunFolder.complete(path)
         yield ranks.sum({"is_new": float(is_new)})["is_new"] > 0
+
+
+def search_path() -> str:
+    """PYTHONPATH for a stage's process: it starts in the repository's folder, and finds the plugins
+    that stand in this one too."""
+    known = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, [os.getcwd(), known]))
 
 
 def stage_arguments(description: str) -> argparse.ArgumentParser:
