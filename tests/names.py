@@ -25,6 +25,14 @@ PROMISED = frozenset(
     """.split()
 )
 
+# the other halves of mechanisms that docs/papers.md lists: no run uses those yet either
+COMPANIONS = frozenset(
+    """
+    biased_routing expert_load distillation_loss first_live_groups rollout_signals sync_reference
+    replay_weights
+    """.split()
+)
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts

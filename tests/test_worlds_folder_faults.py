@@ -12,8 +12,8 @@ pytest.importorskip("trafilatura")
 
 from drlib.worlds import folder
 from drlib.worlds.folder import chunks
-from tests.folder_examples import load, mixed_folder
 from tests.file_examples import BILLION_LAUGHS, docx, paragraph, pdf, zipped
+from tests.folder_examples import load, mixed_folder
 
 
 @pytest.fixture
