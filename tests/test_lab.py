@@ -18,7 +18,7 @@ from drlib.files import WriteError
 from drlib.lab import launching, notebooks
 from drlib.lab.launching import steps_done
 from tests.lab_programs import (
-    program,  # noqa: F401 (a fixture)
+    program,  # noqa: F401 - a fixture
     running,
     start,
     wait_for,

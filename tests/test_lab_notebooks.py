@@ -22,9 +22,9 @@ from drlib.lab.__main__ import _parser, main
 from drlib.lab.display import REFERENCE
 from drlib.lab.reference import _command
 from tests.lab_programs import (
-    folder,  # noqa: F401 (a fixture)
+    folder,  # noqa: F401 - a fixture
     printed,
-    program,  # noqa: F401 (a fixture)
+    program,  # noqa: F401 - a fixture
     running,
     start,
     wait_for,
