@@ -19,7 +19,13 @@ from drlib.analysis.inputs import FORMATS, read_rollouts
 from drlib.analysis.rescoring import rescore
 from drlib.policy.moe import load_policy
 from drlib.trajectory import Segment, Termination, save_trajectories
-from tests.test_analysis_inputs import TOUR, lines
+from tests.test_analysis_inputs import (
+    TOUR,
+    foreign,  # noqa: F401 - a fixture
+    lines,
+    tokenizer,  # noqa: F401 - a fixture
+    tour,  # noqa: F401 - a fixture
+)
 
 K = 4  # alternatives a server is asked for
 

@@ -99,7 +99,7 @@ def tag(cell, *tags):
         (lambda n: n.cells.__delitem__(slice(12, 14)), "24 cells, not 25 to 45"),
         (source(-1, "x = 1\n" * 26), "26 lines, above 25"),
         (lambda n: [c.update(source="x\n" * 7) for c in n.cells[11:]], "median code cell has 7"),
-        (source(-1, "x = " + "1" * 80), "above 80 columns"),
+        (source(-1, "x = " + "1" * 100), "above 100 columns"),
         (source(-1, ""), "cell 25 is empty"),
         (source(-1, "!ls"), "no shell or magic"),
         (source(-1, "%matplotlib inline"), "no shell or magic"),

@@ -13,7 +13,6 @@ Left out: smoothing (a figure's business), filter-wise normalised directions, su
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -44,13 +43,34 @@ def answer_losses(
     states. prefix_ends: P lengths in 1..T, in any order. batch_tokens: cached and new ones in a
     forward pass. ValueError: an argument out of range, another model, a loss that is not finite.
     """
-    context, bridge, answer = ([*map(int, ids)] for ids in (context_ids, bridge_ids, answer_ids))
-    ends_P, vocabulary = np.array(prefix_ends, int), len(model.get_input_embeddings().weight)
+    context = [int(i) for i in context_ids]
+    bridge = [int(i) for i in bridge_ids]
+    answer = [int(i) for i in answer_ids]
+    ends_P = np.array(prefix_ends, int)
+    _check_answer(model, context, ends_P, bridge, answer)
+    each, place_P = np.unique(ends_P, return_inverse=True)
+    branch = bridge + answer[:-1]
+    cache, cached, losses = None, 0, []
+    for ends in portions(each.tolist(), lambda end: end + len(branch), batch_tokens):
+        # the prefix grows: its last token begins the branch, whose logits may be the answer's first
+        more = context[cached : max(ends[-1] - 1, 1)]
+        if more:
+            cache = _read_on(model, more, cache)
+            cached += len(more)
+        rows_BS = [[context[end - 1], *branch] for end in ends]
+        losses += _branch_losses(model, cache, cached, ends, rows_BS, answer)
+    require(np.isfinite(losses).all(), "a loss is not finite: check the model's weights")
+    return np.array(losses)[place_P]
+
+
+def _check_answer(model, context: list[int], ends_P, bridge: list[int], answer: list[int]) -> None:
+    """ValueError: what `answer_losses` cannot be asked."""
+    vocabulary = len(model.get_input_embeddings().weight)
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     require(bool(answer), "the answer has no tokens; give one that tokenises to something")
     require(
         len(ends_P) > 0 and ends_P.min() >= 1 and ends_P.max() <= len(context),
-        f"prefix ends must be one or more of 1..{len(context)}, got {prefix_ends}",
+        f"prefix ends must be one or more of 1..{len(context)}, got {ends_P.tolist()}",
     )
     require(
         max(context + bridge + answer) < vocabulary,
@@ -61,40 +81,48 @@ def answer_losses(
         f"prefix, bridge and answer exceed the model's {longest} positions",
     )
     require(not model.training, "the model is in training mode; call model.eval() first")
-    each, place_P = np.unique(ends_P, return_inverse=True)
-    # the last token of a prefix begins its branch: its logits may be the answer's first
-    tail, cache, done, losses = bridge + answer[:-1], None, 0, []
-    tensor = partial(torch.tensor, device=model.device)
-    for ends in portions(each.tolist(), lambda end: end + len(tail), batch_tokens):
-        if more := context[done : max(ends[-1] - 1, 1)]:
-            out = model(
-                input_ids=tensor([more]), past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
-            cache, done = out.past_key_values, done + len(more)
-            require(
-                cache.is_croppable and not any(cache.is_sliding),
-                f"{type(model).__name__} has "
-                "sliding windows or recurrent states: its cache cannot be shared",
-            )
-        ids_BS = tensor([[context[end - 1], *tail] for end in ends])
-        starts_B1 = tensor(ends)[:, None] - 1
-        seen_BC = torch.cat([tensor(range(done)) < starts_B1, ids_BS >= 0], dim=1)
-        cache.batch_repeat_interleave(len(ends))
-        out = model(
-            input_ids=ids_BS,
-            attention_mask=seen_BC.long(),
-            past_key_values=cache,
-            use_cache=True,
-            position_ids=starts_B1 + tensor(range(ids_BS.shape[1])),
-            logits_to_keep=len(answer),
-        )
-        cache.crop(-ids_BS.shape[1])  # as it was
-        cache.batch_select_indices(tensor([0]))
-        answers_N = tensor(answer * len(ends))
-        loss_N = F.cross_entropy(out.logits.float().flatten(0, 1), answers_N, reduction="none")
-        losses += loss_N.double().view(len(ends), -1).mean(1).tolist()
-    require(np.isfinite(losses).all(), "a loss is not finite: check the model's weights")
-    return np.array(losses)[place_P]
+
+
+def _read_on(model, ids: list[int], cache):
+    """The cache of keys and values, grown by `ids`."""
+    ids_1T = torch.tensor([ids], device=model.device)
+    out = model(input_ids=ids_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache = out.past_key_values
+    require(
+        cache.is_croppable and not any(cache.is_sliding),
+        f"{type(model).__name__} has "
+        "sliding windows or recurrent states: its cache cannot be shared",
+    )
+    return cache
+
+
+def _branch_losses(
+    model, cache, cached: int, ends: list[int], rows_BS: list[list[int]], answer: list[int]
+) -> list[float]:
+    """Mean -log p of the answer at the end of each row, a branch off the cached prefix.
+
+    A row sees the prefix up to its own end only, though the cache may reach further. The cache is
+    left as it was.
+    """
+    ids_BS = torch.tensor(rows_BS, device=model.device)
+    length = ids_BS.shape[1]
+    starts_B1 = torch.tensor(ends, device=model.device)[:, None] - 1
+    prefix_BC = torch.arange(cached, device=model.device) < starts_B1
+    seen_BC = torch.cat([prefix_BC, torch.ones_like(ids_BS, dtype=torch.bool)], dim=1)
+    cache.batch_repeat_interleave(len(ends))
+    out = model(
+        input_ids=ids_BS,
+        attention_mask=seen_BC.long(),
+        past_key_values=cache,
+        use_cache=True,
+        position_ids=starts_B1 + torch.arange(length, device=model.device),
+        logits_to_keep=len(answer),
+    )
+    cache.crop(-length)
+    cache.batch_select_indices(torch.tensor([0], device=model.device))
+    answers_N = torch.tensor(answer * len(ends), device=model.device)
+    loss_N = F.cross_entropy(out.logits.float().flatten(0, 1), answers_N, reduction="none")
+    return loss_N.double().view(len(ends), -1).mean(1).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,30 +168,52 @@ def pseudo_gradient(
         "\\n\\n**Final Answer**\\n\\\\boxed{", or `own_words`.
     think: False takes the thoughts out of the context and measures the starts of turns only.
     """
-    answer = trajectory.metadata.get("right_answer") if answer is None else answer
+    if answer is None:
+        answer = trajectory.metadata.get("right_answer")
     require(answer is not None, f"trajectory {trajectory.id} names no right_answer; pass answer=")
     require(stride >= 1, f"stride must be at least 1, got {stride}")
-    runs, of_T, points = _runs(trajectory), trajectory.segments, {}
-    last = next((t for run in runs for t in run if of_T[t] == Segment.ANSWER), len(of_T))
-    for run in runs:
-        inside = [t for t in run if think and of_T[t] in segments and t < last]
-        points |= {run[0]: True} if run[0] <= last else {}
-        points |= {t + 1: False for t in [*inside[stride - 1 :: stride], *inside[-1:]]}
-    ends_P, starts_P = (np.array(column) for column in zip(*sorted(points.items())))
-    kept_T = ~(trajectory.generated & (trajectory.segments == Segment.THINK)) | think
-    lengths_P, losses_P = np.cumsum(kept_T)[ends_P - 1], np.zeros(len(ends_P))
-    opened = "<think>" * bridge.startswith("</think>") + bridge
-    for some_P, text in ((starts_P, opened), (~starts_P, bridge)):
+    ends_P, starts_P = _points(trajectory, stride, segments if think else ())
+    # without thoughts the context is shorter, and so are the prefixes in it
+    thought_T = trajectory.generated & (trajectory.segments == Segment.THINK)
+    kept_T = ~thought_T | think
+    lengths_P = np.cumsum(kept_T)[ends_P - 1]
+    # at the start of a turn no thought is open yet
+    at_start = f"<think>{bridge}" if bridge.startswith("</think>") else bridge
+    losses_P = np.zeros(len(ends_P))
+    for some_P, text in ((starts_P, at_start), (~starts_P, bridge)):
         if some_P.any():
-            ids = [tokenizer.encode(part, add_special_tokens=False) for part in (answer, text)]
             losses_P[some_P] = answer_losses(
                 model,
                 trajectory.token_ids[kept_T],
                 lengths_P[some_P],
-                *ids,
+                tokenizer.encode(answer, add_special_tokens=False),
+                tokenizer.encode(text, add_special_tokens=False),
                 batch_tokens=batch_tokens,
             )
     return Curve(ends_P, losses_P, starts_P, len(trajectory), stride)
+
+
+def _points(
+    trajectory: Trajectory, stride: int, segments: Sequence[Segment]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ends_P, starts_P) of a `Curve`: the prefixes to measure, and which begin a turn.
+
+    That is the start of each turn up to the answer, and in it each `stride`-th token of `segments`
+    and the last one.
+    """
+    segments_T = trajectory.segments
+    turns = _turns(trajectory)
+    answered = (t for turn in turns for t in turn if segments_T[t] == Segment.ANSWER)
+    last = next(answered, len(segments_T))
+    points: dict[int, bool] = {}
+    for turn in turns:
+        inside = [t for t in turn if segments_T[t] in segments and t < last]
+        if turn[0] <= last:
+            points[turn[0]] = True
+        for t in [*inside[stride - 1 :: stride], *inside[-1:]]:
+            points[t + 1] = False
+    ends_P = sorted(points)
+    return np.array(ends_P), np.array([points[end] for end in ends_P])
 
 
 def own_words(tokenizer, trajectory: Trajectory, answer: str) -> str:
@@ -171,12 +221,12 @@ def own_words(tokenizer, trajectory: Trajectory, answer: str) -> str:
 
     Goes with segments=(): a turn begins with it. ValueError where that turn does not say it.
     """
-    text = tokenizer.decode(trajectory.token_ids[_runs(trajectory)[-1]])
+    text = tokenizer.decode(trajectory.token_ids[_turns(trajectory)[-1]])
     require(answer in text, f"the last turn of trajectory {trajectory.id} does not say {answer!r}")
     return text.partition(answer)[0]
 
 
-def _runs(trajectory: Trajectory) -> list[list[int]]:
+def _turns(trajectory: Trajectory) -> list[list[int]]:
     """The places of the sampled tokens, a list a turn."""
     at = np.flatnonzero(trajectory.generated)
     require(len(at) and at[0], f"trajectory {trajectory.id} needs a prompt and sampled tokens")
@@ -197,7 +247,8 @@ def token_class_deltas(
         "need the curve of trajectory "
         f"{trajectory.id} with stride=1, so that a change belongs to one token",
     )
-    rng, token_P = np.random.default_rng(seed), curve.ends_P - 1
+    rng = np.random.default_rng(seed)
+    token_P = curve.ends_P - 1  # the token that a change belongs to
     members = {RESPONSE: curve.starts_P & (token_P > token_P[0])}
     for name, mask_T in classes.items():
         require(
@@ -205,14 +256,17 @@ def token_class_deltas(
             f"class {name!r} needs another name or a mask of {curve.tokens} tokens",
         )
         members[name] = np.asarray(mask_T, bool)[token_P] & ~curve.starts_P
-    third_P, found = 3 * token_P // curve.tokens, {}
+    third_P = 3 * token_P // curve.tokens
     free_P = ~np.any([*members.values(), curve.starts_P], axis=0)
+    found = {}
     for name, at_P in members.items():
         matched_P = np.full(len(token_P), np.nan)
         for third in range(3):
-            mine, others = (np.flatnonzero(x_P & (third_P == third)) for x_P in (at_P, free_P))
-            drawn = rng.permutation(others)[: len(mine)]
-            matched_P[rng.permutation(mine)[: len(drawn)]] = curve.deltas_P[drawn]
+            mine = np.flatnonzero(at_P & (third_P == third))
+            others = np.flatnonzero(free_P & (third_P == third))
+            partners = rng.permutation(others)[: len(mine)]
+            partnered = rng.permutation(mine)[: len(partners)]
+            matched_P[partnered] = curve.deltas_P[partners]
         found[name] = curve.deltas_P[at_P], matched_P[at_P]
     return found
 
@@ -226,23 +280,31 @@ def landscape(model, loss: Callable, grid: Sequence[float], seed: int) -> np.nda
     copies of them. ValueError: no grid, a loss that is NaN.
     """
     require(len(grid) > 0, "the grid is empty")
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    skipped = {id(m.weight) for m in (model.get_output_embeddings(), *embeddings)}
+    skipped = {id(model.get_output_embeddings().weight)}
+    skipped |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     weights = [p for p in model.parameters() if id(p) not in skipped]
-    kept, generator = [p.clone() for p in weights], torch.Generator().manual_seed(seed)
-    planes = [[torch.randn(p.shape, generator=generator).to(p) for p in weights] for _ in "xy"]
-    a, b = ([d * (p.norm() / d.norm()) for d, p in zip(plane, weights)] for plane in planes)
+    kept = [p.clone() for p in weights]
+    generator = torch.Generator().manual_seed(seed)
+    right = _random_direction(weights, generator)
+    up = _random_direction(weights, generator)
     losses = []
     try:
-        for x, y in ((float(x), float(y)) for x in grid for y in grid):
-            for p, w, dx, dy in zip(weights, kept, a, b):
-                p.copy_(w.add(dx, alpha=x).add_(dy, alpha=y))
-            losses.append(float(loss(model)))
-            require(not math.isnan(losses[-1]), f"the loss is NaN at {x}, {y}; narrow the grid")
+        for x in map(float, grid):
+            for y in map(float, grid):
+                for p, start, dx, dy in zip(weights, kept, right, up):
+                    p.copy_(start.add(dx, alpha=x).add_(dy, alpha=y))
+                losses.append(float(loss(model)))
+                require(not math.isnan(losses[-1]), f"the loss is NaN at {x}, {y}; narrow the grid")
     finally:
-        for p, w in zip(weights, kept):
-            p.copy_(w)
+        for p, start in zip(weights, kept):
+            p.copy_(start)
     return np.array(losses).reshape(len(grid), -1)
+
+
+def _random_direction(weights: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """Gaussian noise for each parameter, with that parameter's norm."""
+    drawn = [torch.randn(p.shape, generator=generator).to(p) for p in weights]
+    return [d * (p.norm() / d.norm()) for d, p in zip(drawn, weights)]
 
 
 def support_set(groups_N: Sequence, m: int, seed: int) -> Tensor:
@@ -251,7 +313,8 @@ def support_set(groups_N: Sequence, m: int, seed: int) -> Tensor:
     groups_N: the question of each. The mask is for loss weights: advantages are computed over all.
     ValueError where a question has fewer than m.
     """
-    groups_N, rng = np.asarray(groups_N), np.random.default_rng(seed)
+    groups_N = np.asarray(groups_N)
+    rng = np.random.default_rng(seed)
     keep_N = torch.zeros(len(groups_N), dtype=torch.bool)
     for group in np.unique(groups_N):
         at = np.flatnonzero(groups_N == group)
