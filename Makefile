@@ -1,6 +1,7 @@
 # make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
 # make lab        set up .venv if needed, then JupyterLab on the notebooks
 # make test       set up .venv if needed, then the layout, all tests and every notebook
+# make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
 # make reference  set up .venv if needed, then the three-seed reference run of the tour (hours)
 # make clean      remove .venv and everything that runs made
 #
@@ -22,7 +23,7 @@ IS_RIGHT := -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSIO
 # hide our own words.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab test reference setup clean
+.PHONY: help run lab test mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -81,6 +82,10 @@ test: $(STAMP)
 	  || failed="$$failed notebooks"; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
+
+mutants: $(STAMP)
+	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (half an hour)"; \
+	exec $(PY) -m tests.mutants
 
 reference: $(STAMP)
 	@$(ALONE) echo "== the reference run: three seeds of the whole line, controls included (hours)"; \

@@ -7,6 +7,8 @@ files
     The one writer of whole files or none; the one writer and the one reader of JSON lines.
 checks
     One-line checks of arguments, whose messages say what is wrong.
+registry
+    Names under which a thing can be chosen, one registry a kind; modules of others that add theirs.
 task
     A question with its verified answer, and the one place that says whether an answer is right.
 trajectory

@@ -13,12 +13,13 @@ declare stops the stage instead of quietly reusing a folder that was made with a
 """
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
+
+from drlib.registry import nearest
 
 ROOT = Path(__file__).resolve().parents[1]  # of the checkout: figures/, notebooks/, runs/
 
@@ -110,7 +111,7 @@ class Config:
         "leave_one_out", "the estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
     )
     rl_clip: str = setting(
-        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.losses:CLIPS"
+        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.clips:CLIPS"
     )
     rl_level: Literal["token", "sequence"] = setting("token", "what the ratio is of", "rl")
     rl_aggregate: Literal["token", "sequence", "constant"] = setting(
@@ -269,10 +270,3 @@ PROFILES: dict[str, dict] = {
         "eval_samples": 2,
     },
 }
-
-
-def nearest(word: str, known) -> str:
-    """For an error message: the known name that `word` may mean, and all of them."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(known))}"

@@ -2,7 +2,7 @@
 
 `BRICKS` names textual changes of one file each. `win` copies the package into a folder, makes the
 change (the old text must be there exactly once) and runs an attack on the copy in a process of its
-own. An attack is "KIND: NAME": a "call" of `hostile_cases.py`, a "session" of
+own. An attack is "KIND: NAME": a "call" of `sandbox_targets.CASES`, a "session" of
 `session_attacks.py`, `session_spoilers.py` or `session_breakers.py`, or a "hoard" of
 `hoarding_cases.py`. As a script this file is that process:
 `python bricks.py PACKAGE_FOLDER KIND:NAME LEVEL ROUNDS` prints {"won": ..., "rounds": ...} and how.
@@ -39,9 +39,9 @@ class Brick:
 
 BRICKS = {
     "Landlock": Brick(
-        "zygote.py",
-        "self.restrict = layers.landlock_restrict(ruleset)",
-        "self.restrict = []",
+        "confinement.py",
+        "restrict = layers.landlock_restrict(ruleset)",
+        "restrict = []",
         "call: read a file",
         "standard",
     ),
@@ -58,23 +58,23 @@ BRICKS = {
         "session: a mapped output",
     ),
     "no file in the folder of a session": Brick(
-        "sessions.py",
-        "return self._look_at_folder() == self.as_new",
+        "bounds.py",
+        "return self._look() == self._as_new",
         "return True",
         "session: a new file",
     ),
     "no anonymous memory that is shared": Brick(
         "seccomp.py",
-        "(9, 222): [(3, 0x21, (0x0, 0x1, 0x20))],",
-        "(9, 222): [(3, 0x21, (0x0, 0x1, 0x20, 0x21))],",
+        "(9, 222): [_when(3, 0x0, 0x1, 0x20, mask=0x21)],",
+        "(9, 222): [_when(3, 0x0, 0x1, 0x20, 0x21, mask=0x21)],",
         "hoard: shared memory of which a page stays mapped",
     ),
     "no huge pages": Brick(
-        "zygote.py",
+        "confinement.py",
         "layers.take(layers.NO_HUGE_PAGES)",
         "",
         "hoard: huge pages of which a small one stays mapped",
-        also=(("seccomp.py", "(28, 233): [(2, _ALL, (0, 1,", "(28, 233): [(2, _ALL, (14, 0, 1,"),),
+        also=(("seccomp.py", "(28, 233): [_when(2, 0, 1,", "(28, 233): [_when(2, 14, 0, 1,"),),
     ),
     "locks that do nothing": Brick(
         "seccomp.py",
@@ -84,8 +84,8 @@ BRICKS = {
     ),
     "one table of descriptors": Brick(
         "seccomp.py",
-        "(436, 436): [(2, _ALL, (0, 4))],",
-        "(436, 436): [(2, _ALL, (0, 2, 4))],",
+        "(436, 436): [_when(2, 0, 4)],",
+        "(436, 436): [_when(2, 0, 2, 4)],",
         "hoard: socket pairs in tables of their own",
     ),
     "no splice": Brick(

@@ -11,17 +11,20 @@ Run: python -m tests.mutants               all of them; writes tests/mutants.md 
 
 import argparse
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutants.md"
+COPIES = 2  # of the checkout, each with one mutant at a time
 FAILED = 1  # pytest's exit status when tests ran and some failed; 2 and up: they did not run
 
 
@@ -39,9 +42,9 @@ class Mutant:
 
 def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
-    from tests import mutants_loop, mutants_tools
+    from tests import mutants_loop, mutants_open, mutants_tools
 
-    return [*mutants_loop.MUTANTS, *mutants_tools.MUTANTS]
+    return [*mutants_loop.MUTANTS, *mutants_open.MUTANTS, *mutants_tools.MUTANTS]
 
 
 def copy_checkout(target: Path) -> None:
@@ -86,6 +89,33 @@ def judge(mutant: Mutant, folder: Path) -> tuple[str, float]:
     return caught_by(output) if status == FAILED else "", time.perf_counter() - started
 
 
+def judge_all(chosen: list[Mutant], scratch: Path) -> list[tuple[Mutant, str, float]]:
+    """(mutant, the test that caught it, seconds) of each; two copies work side by side.
+
+    SystemExit where tests fail without any mutant: they would seem to catch everything.
+    """
+    copies: queue.Queue[Path] = queue.Queue()
+    for number in range(COPIES):
+        copy_checkout(scratch / str(number))
+        copies.put(scratch / str(number))
+    tests = tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
+    status, output = run_tests(scratch / "0", ("-n", str(COPIES), *tests))
+    if status:
+        sys.exit(f"error: tests fail without any mutant:\n{output[-3000:]}")
+
+    def one(mutant: Mutant) -> tuple[Mutant, str, float]:
+        folder = copies.get()
+        try:
+            by, seconds = judge(mutant, folder)
+        finally:
+            copies.put(folder)
+        print(f"{mutant.name:<55} {by or 'SURVIVED':<70} {seconds:.0f} s", flush=True)
+        return mutant, by, seconds
+
+    with ThreadPoolExecutor(COPIES) as pool:
+        return list(pool.map(one, chosen))
+
+
 def table(rows: list[tuple[Mutant, str, float]]) -> str:
     """What was found, as Markdown."""
     caught = sum(bool(by) for _, by, _ in rows)
@@ -118,18 +148,8 @@ def main() -> None:
         print("\n".join(f"{name:<42} {mutant.why}" for name, mutant in mutants.items()))
         return
     chosen = [mutants[name] for name in arguments.names or mutants]
-    rows = []
     with tempfile.TemporaryDirectory(prefix="drlib-mutants-") as scratch:
-        folder = Path(scratch)
-        copy_checkout(folder)
-        for tests in dict.fromkeys(mutant.tests for mutant in chosen):
-            status, output = run_tests(folder, tests)
-            if status:
-                sys.exit(f"error: {tests} fail without any mutant:\n{output[-3000:]}")
-        for mutant in chosen:
-            by, seconds = judge(mutant, folder)
-            rows.append((mutant, by, seconds))
-            print(f"{mutant.name:<42} {by or 'SURVIVED':<70} {seconds:.0f} s", flush=True)
+        rows = judge_all(chosen, Path(scratch))
     if not arguments.names:
         TABLE.write_text(table(rows), encoding="utf-8")
     survived = [mutant.name for mutant, by, _ in rows if not by]

@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "filter: out of the baseline too",
         "drlib/rl/filtering.py",
-        'in_baseline = config.baseline == "all"\n    if at_limit',
-        'in_baseline = config.baseline != "all"\n    if at_limit',
+        'in_baseline = config.baseline == "all"\n\n    # an unanswered',
+        'in_baseline = config.baseline != "all"\n\n    # an unanswered',
         (FILTERING,),
         "a group forgets its failures",
     ),
@@ -122,8 +122,10 @@ MUTANTS = [
     Mutant(
         "resampling: chosen and rejected swapped",
         "drlib/rl/resampling.py",
-        "(group[i].reward >= positive_from) == won",
-        "(group[i].reward < positive_from) == won",
+        """if group[i].reward < positive_from]
+    successes = [i for i in judged if group[i].reward >= positive_from]""",
+        """if group[i].reward >= positive_from]
+    successes = [i for i in judged if group[i].reward < positive_from]""",
         (RESAMPLING,),
         "failures are chosen by cleanliness, successes at random",
     ),
@@ -234,9 +236,9 @@ MUTANTS = [
     ),
     Mutant(
         "loss: pessimism turned",
-        "drlib/rl/losses.py",
-        "gain_BT = torch.minimum(gain_BT, ratio_BT.clamp(low, high) * advantages_BT)",
-        "gain_BT = torch.maximum(gain_BT, ratio_BT.clamp(low, high) * advantages_BT)",
+        "drlib/rl/clips.py",
+        "torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)",
+        "torch.maximum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)",
         (LOSSES,),
         "the clip lets through what it should hold",
     ),
@@ -251,9 +253,9 @@ MUTANTS = [
     Mutant(
         "KL: sign",
         "drlib/rl/losses.py",
-        "loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, weight_BT, config)",
-        "loss_BT = loss_BT - config.kl_coef * _kl_weighted(kl_BT, weight_BT, config)",
-        (LOSSES, GRADIENT),
+        "loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)",
+        "loss_BT = loss_BT - config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)",
+        (f"{GRADIENT}::test_a_kl_term_draws_the_policy_towards_its_reference",),
         "the policy is driven away from its reference",
     ),
     Mutant(

@@ -6,7 +6,7 @@ entity whether it fits, where they compute sets. `answers` asks this of every no
 
 import random
 
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate_query
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node, inverse
 
@@ -101,7 +101,7 @@ def unique_queries(graph, n, seed, depth=2, width=2):
     for _ in range(200 * n):
         title = rng.choice(pages)
         query = explain(title, graph, rng, depth, width)
-        if not isinstance(query, str) and evaluate(query, graph) == {title}:
+        if not isinstance(query, str) and evaluate_query(query, graph) == {title}:
             found[repr(query)] = (query, title)
         if len(found) == n:
             return list(found.values())

@@ -9,6 +9,7 @@ from drlib.rl.losses import policy_loss
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
 
 CLIPS = ["ppo", "double_sided", "cispo", "none"]
+F64 = torch.float64
 
 
 def a_tool_result(env_fault=False):
@@ -86,3 +87,20 @@ def gradient(logp_BT, *args, **kwargs):
     leaf = logp_BT.detach().clone().requires_grad_()
     policy_loss(leaf, *args, **kwargs)[0].backward()
     return leaf.grad
+
+
+def logs(*rows):
+    """log of each number, [B, T]."""
+    return torch.tensor(rows, dtype=F64).log()
+
+
+def two_policies(seed, actions=6):
+    """Logits of a policy (leaf), its log-probabilities, and another policy's."""
+    rng = torch.Generator().manual_seed(seed)
+    logits_V = torch.randn(actions, generator=rng, dtype=F64).requires_grad_()
+    other_V = torch.randn(actions, generator=rng, dtype=F64).log_softmax(0)
+    return logits_V, logits_V.log_softmax(0), other_V
+
+
+def derivative(value, leaf):
+    return torch.autograd.grad(value, leaf, retain_graph=True)[0]

@@ -23,12 +23,16 @@ import pytest
 
 from drlib.sandbox import Sandbox, probe, template
 from drlib.sandbox.probing import LEVELS
-from tests.greedy_cases import OTHERS
-from tests.hostile_cases import REACHING, REPOSITORY_CANARY
+from tests.greedy_cases import ENDLESS, GREEDY
+from tests.hostile_cases import NETWORK, POWERS, PROCESSES, REPOSITORY_CANARY
+from tests.hostile_files import FILES
+from tests.odd_cases import FORGED, ODD, WORKS
 
 CANARY, BREACH = "canary-7f3a91", "breach-52c8d0"
 TOKEN = f"drlib-test-{os.getpid()}"  # of every name that a case could leave behind
 KEY = 0x5D000000 + os.getpid()
+REACHING = PROCESSES + FILES + NETWORK + POWERS
+OTHERS = ENDLESS + GREEDY + ODD + FORGED + WORKS
 CASES = {case.name: case for case in REACHING + OTHERS}
 BOUND = 100_000  # characters of output that the suites keep
 HERE = probe().level
@@ -49,6 +53,15 @@ def sandbox_at(level: str, **arguments) -> Sandbox:
         del os.environ["DRLIB_TEST_SECRET"]
     assert made.isolation == level
     return made
+
+
+@contextmanager
+def planted_in(folder):
+    """The path of a secret file in a folder of the user."""
+    with tempfile.NamedTemporaryFile(prefix=f".{TOKEN}-", dir=folder) as file:
+        file.write(CANARY.encode())
+        file.flush()
+        yield file.name
 
 
 class Places:
@@ -76,11 +89,8 @@ class Places:
         self.named.listen()
         for path in (self.folder, *self.folder.iterdir()):
             path.chmod(0o777 if path == self.folder or path.name == "socket" else 0o666)
-        for name, folder in (("HOME", Path.home()), ("TMP", tempfile.gettempdir())):
-            file = tempfile.NamedTemporaryFile(prefix=f".{TOKEN}-", dir=folder)
-            stack.enter_context(file).write(CANARY.encode())
-            file.flush()
-            setattr(self, name.lower(), file.name)
+        self.home = stack.enter_context(planted_in(Path.home()))
+        self.tmp = stack.enter_context(planted_in(tempfile.gettempdir()))
         self.victim = subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(3600)", CANARY],
             cwd=self.folder,

@@ -1,5 +1,7 @@
-"""A hand-made world of 150 towns for the tests of the solver and of demonstrations."""
+"""A hand-made world of 150 towns, and attempts by hand, for the tests of what solves and judges."""
 
+from drlib.format import parse, render_answer, render_call
+from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import Proj, to_text
 from drlib.task import Task
 from drlib.worlds.graph import Node
@@ -40,3 +42,18 @@ ON_5 = Proj("river of", "River 5")
 
 def task(query, answer, question="Which one?"):
     return Task("t1", question, answer, "search", "tiny", query=to_text(query))
+
+
+LOOK = render_call("search", {"query": ["Somalia"]})
+SEEN = "1. [Somalia](tiny:Somalia)\nSomalia has the currency Somali Shilling. Its zone is 3."
+GIVEN = Task("q", "Which currency?", "Somali Shilling", "search", "w", aliases=("Shilling",))
+RIGHT = f"<think>I have it.</think>{render_answer('Somali Shilling')}"
+
+
+def episode(*contents, task=GIVEN, roles=None):
+    """Turns after the question, assistant and tool in turn; the answer is that of the last."""
+    made = Episode(task, None, None)
+    roles = roles or ["tool" if at % 2 else "assistant" for at in range(len(contents))]
+    made.messages += [{"role": r, "content": text} for r, text in zip(roles, contents)]
+    made.answer = getattr(parse(contents[-1]), "text", None)
+    return made

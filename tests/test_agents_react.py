@@ -6,15 +6,13 @@ ones run a real (untrained) policy in the real engine.
 Run: python -m pytest tests/test_agents_react.py
 """
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 import torch
 
 from drlib.agents import Limits, ReAct
 from drlib.chat import ChatIds, train_tokenizer
-from drlib.policy.engine import Completion, LocalEngine
+from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
 from drlib.task import Task
@@ -23,6 +21,7 @@ from drlib.training.batches import pack, score, spread
 from drlib.training.data import PHRASES, world_texts
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, World, load_world
+from tests.agent_examples import Lines
 
 TASK = Task("t", "What is the currency of Norway?", "Norwegian Krone", "search", "cldr", 1)
 CALL = '{"name": "search", "arguments": {"query": ["Norway"]}}'
@@ -47,32 +46,9 @@ def toolbox(cldr):
         yield toolbox
 
 
-class Lines:
-    """Says the given lines, a turn each; `None` is a turn that ran into the token limit."""
-
-    version = 3
-
-    def __init__(self, chat, lines):
-        self.chat, self.lines = chat, lines
-
-    def converse(self, prompts, params, respond, *, keys=None, context=None):
-        for i in range(len(prompts)):
-            for line in self.lines:
-                ids = self.chat.encode(line or "no end")
-                ids += [self.chat.end_id] if line else []
-                stops = [i for i, token in enumerate(ids) if token in params.stop_ids]
-                ids = ids[: stops[0] + 1] if stops else ids
-                n = len(ids)
-                done = Completion(ids, [-0.5] * n, [0.25] * n, "stop" if line else "length")
-                reply = respond(i, done)
-                if isinstance(reply, Future):
-                    reply = reply.result()
-                if reply is None:
-                    break
-
-
-def play(chat, toolbox, *lines, limits=Limits()):
-    return ReAct(Lines(chat, lines), toolbox, chat, limits).run([TASK])[0]
+def play(chat, toolbox, *lines, limits=None):
+    agent = ReAct(Lines(chat, lines), toolbox, chat, limits or Limits())
+    return agent.run([TASK])[0]
 
 
 def test_call_then_answer(chat, toolbox):

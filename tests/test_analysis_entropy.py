@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.analysis_examples import rollout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -21,19 +20,17 @@ from transformers import (
 from drlib.analysis.entropy import (
     entropy_bounds,
     high_entropy,
-    outcome,
-    overlap,
-    rescore,
-    responses,
+    high_entropy_overlap,
     summary,
-    token_statistics,
-    token_texts,
     top_share,
 )
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import outcome, responses, token_statistics, token_texts
 from drlib.chat import load_tokenizer
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import record_routes
 from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
+from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
 SMALL = dict(
@@ -367,13 +364,15 @@ def test_masks_work_beyond_the_size_where_torch_quantile_fails():
 def test_overlap_by_hand():
     base = token_statistics([rollout("a", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])])
     other = token_statistics([rollout("a", [[5, 0, 3, 9, 1, 0, 0, 0, 0, 0]])])
-    found = overlap(base, other, share=0.2, bins=2)
+    found = high_entropy_overlap(base, other, share=0.2, bins=2)
     assert found["overlap"] == 0.5  # tops: tokens 0, 1 and tokens 3, 0
     assert found["base"] == [0, 3] and found["tokens"] == [5, 5]
     assert found["change"] == pytest.approx([0, (0 - 4 + 0 + 7 + 0) / 5])
-    assert overlap(base, base)["overlap"] == 1
+    assert high_entropy_overlap(base, base)["overlap"] == 1
     with pytest.raises(ValueError, match="different tokens: run one file through both models"):
-        overlap(base, token_statistics([rollout("b", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])]))
+        high_entropy_overlap(
+            base, token_statistics([rollout("b", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])])
+        )
 
 
 # ---------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from drlib.analysis.entropy import outcome, rescore, responses, token_statistics, token_texts
 from drlib.analysis.inputs import read_rollouts, segments_of, tool_results
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import outcome, responses, token_statistics, token_texts
 from drlib.chat import load_tokenizer
 from drlib.format import END
 from drlib.policy.moe import load_policy

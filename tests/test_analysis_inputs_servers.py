@@ -6,7 +6,6 @@ The log-probabilities are the tour policy's own, written as vLLM and its server 
 Run: python -m pytest tests/test_analysis_inputs_servers.py
 """
 
-import json
 import math
 from itertools import islice
 
@@ -15,11 +14,12 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from drlib.analysis.entropy import entropy_bounds, rescore
+from drlib.analysis.entropy import entropy_bounds
 from drlib.analysis.inputs import FORMATS, read_rollouts
+from drlib.analysis.rescoring import rescore
 from drlib.policy.moe import load_policy
 from drlib.trajectory import Segment, Termination, save_trajectories
-from tests.test_analysis_inputs import TOUR, foreign, lines, tokenizer, tour
+from tests.test_analysis_inputs import TOUR, lines
 
 K = 4  # alternatives a server is asked for
 

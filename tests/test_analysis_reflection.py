@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.analysis_examples import rollout
 
-from drlib.analysis.entropy import token_statistics, token_texts
 from drlib.analysis.reflection import (
     cluster_interval,
     event_curves,
@@ -22,8 +20,10 @@ from drlib.analysis.reflection import (
     reflection_tokens,
     word_entropies,
 )
+from drlib.analysis.token_table import token_statistics, token_texts
 from drlib.chat import load_tokenizer
 from drlib.trajectory import Segment, save_trajectories
+from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
 LOW, HIGH = 0.1, 2.0

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from drlib.analysis import entropy_plots, reflection
-from drlib.analysis.entropy import overlap, summary, token_statistics
+from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.report import report
+from drlib.analysis.token_table import token_statistics
 from drlib.trajectory import load_trajectories, save_trajectories
 
 TOUR, ENTROPY = "figures/reference/tour", "figures/reference/entropy"
@@ -58,7 +59,7 @@ def test_a_model_scores_what_has_no_entropies(tmp_path):
     done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--viewed", 2)
     assert done.returncode == 0, done.stderr
     text = text_of(tmp_path / "r.html")
-    assert "have no entropy" in text and "entropy.rescore" in text and "Words" not in text
+    assert "have no entropy" in text and "rescoring.rescore" in text and "Words" not in text
     done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
     assert done.returncode == 0, done.stderr
     found = float(re.search(r"mean entropy ([\d.]+)", text_of(tmp_path / "r.html"))[1])
@@ -124,7 +125,7 @@ def test_every_panel_draws_the_same_bytes_twice(tmp_path):
         "aligned": (reflection.event_curves(sft, 8, 16, resamples=100),),
         "lifts": (lifts,),
         "strip": (some,),
-        "changes": ({"seed 0": overlap(again, rl)},),
+        "changes": ({"seed 0": high_entropy_overlap(again, rl)},),
         "word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
     }
     for name, arguments in panels.items():

@@ -12,7 +12,7 @@ import torch
 from rl_examples import a_trajectory
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drlib.analysis.entropy import rescore
+from drlib.analysis.rescoring import rescore
 from drlib.analysis.routing import (
     checkpoint_agreement,
     load_by_segment,
@@ -88,7 +88,7 @@ def test_mutual_information_by_hand():
     # segments 0 0 1 1; layer 0: experts 0 0 0 1; layer 1 tells the segment; layer 2 says nothing
     t = routed([0, 0, 1, 1], [[[0], [0], [5]], [[0], [0], [5]], [[0], [1], [5]], [[1], [1], [5]]])
     found = specialisation([t], EXPERTS, draws=5)
-    h = lambda *p: -sum(x * math.log(x) for x in p)  # noqa: E731
+    h = lambda *p: -sum(x * math.log(x) for x in p)  # noqa: E731 - a formula by name
     by_hand = math.log(2) + h(0.75, 0.25) - h(0.5, 0.25, 0.25)
     np.testing.assert_allclose(found["nats"], [by_hand, math.log(2), 0], atol=1e-12)
     np.testing.assert_allclose(found["share"], [by_hand / math.log(2), 1, 0], atol=1e-12)

@@ -161,6 +161,19 @@ def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
     assert len(rl) == 3 and re.match(r"after RL +87.5 \[.+\] +75.0 \[.+\] +100.0 \[.+\] +4$", rl[0])
     assert re.search(r"demonstrator +40.0 \[27.6, 53.8\] +50$", text, re.M)
     assert "pass@8" in text and text.count("untrained") == 3
+    assert text.startswith("held-out answers, % right [95% interval over questions, one seed]")
+
+
+def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(results):
+    one = tour.accuracy(results, "rl", "search", "sample")
+    for stage, worse in (("rl", [4, 0, 5, 0, 2, 1]), ("sft_continued", [0] * 6)):
+        results.outcomes[stage, 1] = asked([8, 8, 8, 4], worse)
+        results.rows.extend(rows_of(results.outcomes[stage, 1], stage, 1))
+    two = tour.accuracy(results, "rl", "search", "sample")
+    assert two[1] < one[1] and two[2] - two[1] > one[2] - one[1]
+    assert "[95% interval over 2 seeds and questions]" in tour.table(results)
+    block = readme.results_block(results)
+    assert "the whole line from 2 seeds; 95% intervals over 2 seeds and questions" in block
 
 
 def test_smoothing_looks_back_only_and_skips_what_is_missing():
@@ -190,6 +203,18 @@ def test_the_learning_figure_shows_runs_control_and_levels(run):
     blue = [ln for ln in fig.axes[0].lines if ln.get_label() == "RL in training, 2 seeds"]
     assert blue[0].get_ydata() == pytest.approx(np.full(12, 50.0))
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
+
+
+def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
+    (rows,) = run.curves["rl_random_reward"].values()
+    run.curves["rl_random_reward"][1] = rows[:7]
+    ax = tour_plots.learning(run).axes[0]
+    (mean,) = [ln for ln in ax.lines if ln.get_label() == "RL, random reward (control)"]
+    assert mean.get_xdata()[-1] == 7
+    grey = [ln for ln in ax.lines if ln.get_color() == tour_plots.COLORS["rl_random_reward"]]
+    assert max(ln.get_xdata()[-1] for ln in grey if ln.get_linestyle() == "--") == 12
+    crosses = [ln for ln in ax.lines if ln.get_marker() == "x"]
+    assert sorted(int(ln.get_xdata()[-1]) for ln in crosses) == [7, 12]
 
 
 def test_a_local_run_is_drawn_before_a_pale_reference(run, results):

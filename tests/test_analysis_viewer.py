@@ -14,8 +14,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from drlib.analysis import viewer
-from drlib.analysis.entropy import rescore, responses, token_texts
 from drlib.analysis.rendering import verdict
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import responses, token_texts
 from drlib.chat import load_tokenizer
 from drlib.trajectory import Termination, load_trajectories
 from tests import browser as driver

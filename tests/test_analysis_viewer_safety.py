@@ -152,10 +152,10 @@ def test_the_widget_works_in_its_frame(tab, tmp_path, rollouts):
     tab.errors.clear()
     tab.open((tmp_path / "notebook.html").as_uri(), "document.title === 'notebook'")
     tab.js(f"document.body.innerHTML = {json.dumps(value)}")  # as JupyterLab does
-    frames = lambda: tab.call("Page.getFrameTree")["frameTree"].get("childFrames")  # noqa: E731
+    frames = lambda: tab.call("Page.getFrameTree")["frameTree"].get("childFrames")  # noqa: E731 - named once, read twice
     until(frames)
     world = tab.call("Page.createIsolatedWorld", frameId=frames()[0]["frame"]["id"])
-    inside = lambda code: tab.js(code, contextId=world["executionContextId"])  # noqa: E731
+    inside = lambda code: tab.js(code, contextId=world["executionContextId"])  # noqa: E731 - named once, read twice
     until(lambda: inside("document.querySelectorAll('#list li').length") == 5)
     tab.point("document.querySelector('iframe')", click=True)
     tab.keys("j")

@@ -5,9 +5,11 @@ Run: python -m pytest tests/test_evals_results.py
 
 import json
 
+import numpy as np
 import pytest
 
 from drlib.evals.evaluate import Outcome, rows_of
+from drlib.evals.metrics import difference_interval, share_interval
 from drlib.evals.results import Results
 
 
@@ -49,10 +51,58 @@ def test_counts_and_means_by_hand(results):
     assert results.accuracy("rl", "search", "sample")[0] == pytest.approx((2 + 0 + 1 + 1) / 8)
 
 
-def test_gain_is_paired_by_question(results):
+def test_accuracy_holds_seeds_and_questions(results):
+    """Greedy search answers of two seeds: (right, right) and (wrong, wrong)."""
+    assert results.scores("rl", "search", "greedy") == {
+        0: {"b": 1.0, "c": 1.0},
+        1: {"b": 0.0, "c": 0.0},
+    }
+    mean, low, high = results.accuracy("rl", "search", "greedy")
+    assert (mean, low, high) == share_interval(np.array([[1.0, 1.0], [0.0, 0.0]]))
+    assert high - low > 0.9  # two seeds that differ so much leave nearly everything open
+
+
+def test_questions_weigh_the_same_whatever_their_samples_and_their_order():
+    one = [
+        outcome("a", "search", 1, True, [True] * 6),
+        outcome("b", "search", 1, False, [False]),
+        outcome("c", "search", 1, False, [False, True]),
+    ]
+    found = Results("x", "ci", [], {("rl", 0): one}).accuracy("rl", "search", "sample")
+    assert found[0] == pytest.approx(0.5)
+    copies = [outcome(o.task, o.kind, o.hops, o.greedy, o.samples * 50) for o in one[::-1]]
+    again = Results("x", "ci", [], {("rl", 0): copies}).accuracy("rl", "search", "sample")
+    assert again == found, "copies of an answer are no news"
+
+
+def test_gain_is_paired_by_seed_and_question(results):
+    """Only seed 0 has both stages: b gains one, c nothing."""
     mean, low, high = results.gain("rl", "sft", "search", "sample")
-    assert mean == pytest.approx((0.5 - 0.0 + 0.5 - 0.5) / 2)
-    assert low <= mean <= high
+    assert mean == pytest.approx((1.0 - 0.0 + 0.5 - 0.5) / 2)
+    assert (mean, low, high) == difference_interval(np.array([[1.0, 0.0]]))
+    results.outcomes["sft", 1] = SFT  # now seed 1 has both, and gains nothing
+    assert results.gain("rl", "sft", "search", "sample")[0] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind", "decoding", "message"),
+    [
+        ("rl", "maths", "greedy", "'rl' was not asked maths questions"),
+        ("rl", "search", "pass@9", "unknown decoding 'pass@9'.* pass@2"),
+        ("cpt", "search", "sample", "'cpt' was not asked search questions"),
+    ],
+)
+def test_what_was_not_asked_has_no_interval(results, stage, kind, decoding, message):
+    with pytest.raises(ValueError, match=message):
+        results.accuracy(stage, kind, decoding)
+
+
+def test_a_gain_needs_a_seed_that_has_both(results):
+    del results.outcomes["rl", 0]
+    with pytest.raises(ValueError, match="no seed has both 'rl' and 'sft'"):
+        results.gain("rl", "sft", "search", "sample")
+    with pytest.raises(ValueError, match="'cpt' was not evaluated: there are"):
+        results.gain("rl", "cpt", "search", "sample")
 
 
 def test_files_round_trip(results, tmp_path):

@@ -14,12 +14,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from drlib.config import Config
+from tests import names
 from tests.conftest import ALONE
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "files",
     "checks",
+    "registry",
     "task",
     "trajectory",
     "config",
@@ -132,7 +134,7 @@ def test_imports_only_from_rooms_above(path):
 @pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) == "rl"], ids=relative)
 def test_rl_is_pure(path):
     """Tensors and records in, tensors and metrics out: no file, no process, no model library."""
-    ground = {"drlib.checks", "drlib.format", "drlib.task", "drlib.trajectory"}
+    ground = {f"drlib.{name}" for name in ("checks", "format", "registry", "task", "trajectory")}
     allowed = {"torch", "numpy", "drlib.rl", *ground}
     touching = {"os", "sys", "io", "pathlib", "shutil", "subprocess", "socket", "tempfile"}
     for line, name in imports(path):
@@ -170,9 +172,7 @@ def test_outside_libraries_are_imported_where_they_may_be_and_are_declared(path)
 def test_files_are_small_and_say_what_they_are(path):
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert len(lines) <= 420, f"{len(lines)} lines"
-    long = [f"{i}: {len(line)}" for i, line in enumerate(lines, 1) if len(line) > 100]
-    assert not long, f"lines above 100 columns: {long}"
+    assert len(lines) <= 400, f"{len(lines)} lines"
     tree = ast.parse(text)
     assert not lines or ast.get_docstring(tree), "no docstring at the top"
     for node in ast.walk(tree):
@@ -180,6 +180,42 @@ def test_files_are_small_and_say_what_they_are(path):
             docs = len((ast.get_docstring(node, clean=False) or "").splitlines())
             length = node.end_lineno - node.lineno + 1 - docs
             assert length <= 50, f"{node.name} has {length} lines without its docstring"
+
+
+def test_every_public_name_has_a_user():
+    """Another module, a notebook, a command, or DESIGN's list of names that others rely on."""
+    assert names.without_user(names.PROMISED) == {}
+
+
+def test_names_that_only_tests_reach_are_found(tmp_path, monkeypatch):
+    """The finder itself, on a toy package: used, used by a user, re-exported, and not used."""
+    files = {
+        "drlib/__init__.py": "",
+        "drlib/room/__init__.py": "from drlib.room.inner import shown\n",
+        "drlib/room/inner.py": (
+            "def shown(): return helper()\ndef helper(): return 1\n"
+            "def forgotten(): return only_by_forgotten()\ndef only_by_forgotten(): pass\n"
+        ),
+        "drlib/user.py": "from drlib.room import shown\nVALUE = shown()\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(names, "ROOT", tmp_path)
+    assert names.without_user() == {"drlib.room.inner": ["forgotten", "only_by_forgotten"]}
+    assert names.without_user({"forgotten"}) == {}
+
+
+def test_the_formatter_is_never_switched_off_and_no_rule_without_a_reason():
+    pragma = re.compile(r"#\s*fmt:|#\s*noqa(?!: [A-Z]+\d+ - \S)|#\s*ruff:")
+    notebooks = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    found = [
+        f"{relative(path)}: {match[0]}"
+        for path in [*MODULES, *TESTS, *notebooks]
+        if path != Path(__file__)
+        for match in pragma.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
 def test_every_folder_of_modules_is_a_package():

@@ -15,26 +15,10 @@ import torch
 from drlib.policy.decoder import Decoder
 from drlib.policy.engine import Completion, LocalEngine, SamplingParams, sample
 from drlib.policy.moe import PolicyShape, build_policy
+from tests.engine_examples import SHAPE, V, small_engine, small_model
 
-V = 256
-SHAPE = PolicyShape(vocab_size=V, hidden=64, layers=3, heads=4, head_dim=16, max_positions=256)
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.set_num_threads(1)
-    policy = build_policy(SHAPE, seed=1, init="plain").eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():  # larger weights than at the start: distributions with some shape
-        for name, weight in policy.named_parameters():
-            scale = 0.3 if "norm" in name else 0.05
-            weight.add_(torch.randn(weight.shape, generator=generator) * scale)
-    return policy
-
-
-@pytest.fixture(scope="module")
-def engine(model):
-    return LocalEngine(model, slots=8, max_context=200)
+model = small_model
+engine = small_engine
 
 
 def make_prompts(n, seed=0, low=3, high=30):
@@ -357,50 +341,3 @@ def test_dense_and_grouped_experts_agree(model):
         grouped = few.decode(ids, torch.zeros(64, dtype=torch.long))
         dense = few.decode(ids[:20], torch.zeros(20, dtype=torch.long))
     assert torch.allclose(grouped[:20], dense, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "prompts, message",
-    [
-        ([[1], []], "prompt 1 has 0 tokens: give at least one"),
-        ([[1] * 200], "prompt 0 has 200 tokens.*context of 200, or raise max_context"),
-        ([[1, V]], f"prompt 0 holds id {V}, outside the vocabulary of {V}"),
-        ([[-1]], "prompt 0 holds id -1"),
-    ],
-)
-def test_bad_prompts_are_named(engine, prompts, message):
-    with pytest.raises(ValueError, match=message):
-        engine.generate(prompts, SamplingParams())
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"seed": -1}, "seed"),
-        ({"stop_sequences": ((),)}, "stop sequence"),
-    ],
-)
-def test_bad_sampling_params_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SamplingParams(**arguments)
-
-
-def test_bad_engine_arguments_are_named(model, engine):
-    with pytest.raises(ValueError, match="max_position_embeddings.* build a longer model"):
-        LocalEngine(model, max_context=1000)
-    with pytest.raises(ValueError, match="slots"):
-        LocalEngine(model, slots=0)
-    with pytest.raises(ValueError, match="2 keys for 1 prompts"):
-        engine.generate([[1]], SamplingParams(), keys=[1, 2])
-    with pytest.raises(ValueError, match="context=500"):
-        engine.converse([[1]], SamplingParams(), lambda i, c: None, context=500)
-    with pytest.raises(ValueError, match="stop_ids holds id 4000"):
-        engine.generate([[1]], SamplingParams(stop_ids=(4000,)))
-
-
-def test_no_prompts_is_no_work(engine):
-    assert engine.generate([], SamplingParams()) == []

@@ -142,7 +142,7 @@ def test_r3_takes_at_least_half_of_the_largest_gap_to_a_bf16_rollout_engine():
         trainer, ids = policy(seed, shape), some_ids(seed, 8, 48, 128)
         engine = copy.deepcopy(trainer).to(torch.bfloat16)
 
-        def logp(model):
+        def logp(model, ids=ids):
             logp_BTV = logits(model, ids[:, :-1]).float().log_softmax(-1)
             return logp_BTV.gather(2, ids[:, 1:, None])
 

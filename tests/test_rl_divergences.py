@@ -1,4 +1,4 @@
-"""KL estimators, corrections and token selection against exact values; the imitation losses."""
+"""KL estimators, corrections and token selection against exact values."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rl_examples import F64, derivative, logs, two_policies
 
 from drlib.rl.divergences import (
     importance_correction,
@@ -14,33 +15,7 @@ from drlib.rl.divergences import (
     top_entropy_mask,
     weight_metrics,
 )
-from drlib.rl.losses import (
-    LossConfig,
-    dft_loss,
-    distillation_advantages,
-    distillation_loss,
-    policy_loss,
-    sft_loss,
-)
-
-F64 = torch.float64
-
-
-def logs(*rows):
-    return torch.tensor(rows, dtype=F64).log()
-
-
-def two_policies(seed, actions=6):
-    """Logits of a policy (leaf), its log-probabilities, and another policy's."""
-    rng = torch.Generator().manual_seed(seed)
-    logits_V = torch.randn(actions, generator=rng, dtype=F64).requires_grad_()
-    other_V = torch.randn(actions, generator=rng, dtype=F64).log_softmax(0)
-    return logits_V, logits_V.log_softmax(0), other_V
-
-
-def gradient(value, leaf):
-    return torch.autograd.grad(value, leaf, retain_graph=True)[0]
-
+from drlib.rl.losses import LossConfig, policy_loss
 
 # ---------------------------------------------------------------------------------------------
 # KL
@@ -67,9 +42,9 @@ def test_kl_estimators_in_expectation(seed):
     assert (k3_V >= 0).all() and (k1_V < 0).any()
     # as losses on samples: k1 has no gradient, k2 the KL's, k3 that of the KL the other way round
     close = torch.testing.assert_close
-    close(gradient((p_V * k1_V).sum(), logits_V), torch.zeros(6, dtype=F64))
-    close(gradient((p_V * k2_V).sum(), logits_V), gradient(exact, logits_V))
-    close(gradient((p_V * k3_V).sum(), logits_V), gradient(backward, logits_V))
+    close(derivative((p_V * k1_V).sum(), logits_V), torch.zeros(6, dtype=F64))
+    close(derivative((p_V * k2_V).sum(), logits_V), derivative(exact, logits_V))
+    close(derivative((p_V * k3_V).sum(), logits_V), derivative(backward, logits_V))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -90,8 +65,8 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl_on_another_policys_samples(e
             weights_B=behaviour_V.exp(),
             denominator=1.0,
         )
-        found[unbiased] = gradient(loss, logits_V)
-    torch.testing.assert_close(found[True], 0.7 * gradient(exact, logits_V))
+        found[unbiased] = derivative(loss, logits_V)
+    torch.testing.assert_close(found[True], 0.7 * derivative(exact, logits_V))
     assert not torch.allclose(found[False], found[True], rtol=1e-2)
     estimates_V = kl_estimate(logp_V, reference_V, estimator)
     assert metrics["kl"] == pytest.approx(estimates_V.mean().item())
@@ -260,75 +235,3 @@ def test_what_stands_outside_the_mask_is_never_chosen():
 def test_bad_selections_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         top_entropy_mask(*arguments)
-
-
-# ---------------------------------------------------------------------------------------------
-# imitation
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_distillation_follows_the_kl_to_the_teacher(seed):
-    """E_{a ~ pi}[A grad log pi] = - grad KL(pi || teacher), by enumeration of the actions."""
-    logits_V, logp_V, teacher_V = two_policies(seed)
-    exact = (logp_V.exp() * (logp_V - teacher_V)).sum()
-    arguments = logp_V[:, None], logp_V.detach()[:, None], teacher_V[:, None]
-    loss, _ = distillation_loss(
-        *arguments, torch.ones(6, 1).bool(), weights_B=logp_V.exp().detach(), denominator=1.0
-    )
-    torch.testing.assert_close(gradient(loss, logits_V), gradient(exact, logits_V))
-    with_dis, _ = distillation_loss(
-        *arguments,
-        torch.ones(6, 1).bool(),
-        LossConfig(clip="double_sided"),
-        weights_B=logp_V.exp().detach(),
-        denominator=1.0,
-    )
-    torch.testing.assert_close(gradient(with_dis, logits_V), gradient(exact, logits_V))
-
-
-def test_distillation_by_hand():
-    logp_BT, teacher_BT = logs([0.5, 0.5, 0.5]), logs([0.25, 0.75, 1e-9])
-    mask_BT = torch.tensor([[True, True, False]])
-    advantages = distillation_advantages(logp_BT, teacher_BT, mask_BT)[0].tolist()
-    assert advantages == pytest.approx([math.log(0.5), math.log(1.5), 0])
-    loss, metrics = distillation_loss(logp_BT, logp_BT, teacher_BT, mask_BT)
-    assert loss.item() == pytest.approx(-(math.log(0.5) + math.log(1.5)) / 2)
-    assert metrics["teacher_kl"] == pytest.approx(loss.item()) and metrics["tokens"] == 2
-    with pytest.raises(ValueError, match="teacher_logp_BT has shape"):
-        distillation_advantages(logp_BT, teacher_BT[:, 1:], mask_BT)
-    with pytest.raises(ValueError, match="teacher_logp_BT is NaN"):
-        distillation_loss(logp_BT, logp_BT, teacher_BT * math.nan, mask_BT)
-    # a sequence left out is not looked at
-    both = [torch.cat([x, x * math.nan]) for x in (logp_BT, teacher_BT)]
-    _, again = distillation_loss(
-        both[0], both[0], both[1], mask_BT.repeat(2, 1), weights_B=torch.tensor([1.0, 0.0])
-    )
-    assert again == metrics
-
-
-def test_dft_by_hand_and_against_the_probability():
-    logp_BT = logs([0.5, 0.25, 0.125]).requires_grad_()
-    mask_BT = torch.tensor([[True, True, False]])
-    loss, metrics = dft_loss(logp_BT, mask_BT)
-    assert loss.item() == pytest.approx((0.5 * math.log(2) + 0.25 * math.log(4)) / 2)
-    assert metrics == {"tokens": 2.0, "nll": pytest.approx(1.5 * math.log(2))}
-    found = gradient(loss, logp_BT)
-    expected = gradient(-(logp_BT.exp() * mask_BT).sum() / 2, logp_BT)  # of the probability itself
-    torch.testing.assert_close(found, expected)
-    first, second = (dft_loss(logp_BT[:, i : i + 1], mask_BT[:, i : i + 1], 2)[0] for i in (0, 1))
-    assert (first + second).item() == pytest.approx(loss.item())
-    empty, metrics = dft_loss(logp_BT, ~mask_BT & mask_BT)
-    assert empty.item() == 0 and metrics["tokens"] == 0
-
-
-def test_sft_is_reinforce_with_the_reward_over_the_probability():
-    """DFT's observation: on the policy's own samples, reward 1/pi on the right token gives SFT."""
-    logits_V, logp_V, _ = two_policies(0)
-    right, p_V = 2, logp_V.exp().detach()
-    rewards = {"sft": 1 / p_V[right], "dft": 1.0}
-    for name, imitate in (("sft", sft_loss), ("dft", dft_loss)):
-        loss, _ = imitate(logp_V[None, right : right + 1], torch.ones(1, 1).bool())
-        reward_V = torch.zeros(6, dtype=F64)
-        reward_V[right] = rewards[name]
-        reinforce = -(p_V * reward_V * logp_V).sum()
-        torch.testing.assert_close(gradient(loss, logits_V), gradient(reinforce, logits_V))

@@ -124,7 +124,7 @@ def test_a_change_of_shape_that_leaves_the_mean_is_seen_once():
 
 def test_false_alarms_of_the_histogram_are_rare_at_its_default_window():
     rng = np.random.default_rng(1)
-    alarms = {window: 0 for window in (64, 200)}
+    alarms = dict.fromkeys((64, 200), 0)
     for window in alarms:
         for _ in range(150):
             monitor = HistogramShift(above=0.25, window=window)

@@ -283,5 +283,5 @@ def test_rewards_are_made_by_name():
     assert make_reward("exact_match")(a_trajectory(answer="12"), TASK).value == 1.0
     assert make_reward("random", seed=3)(a_trajectory(), TASK).parts.keys() == {"random"}
     assert {"exact_match", "random"} <= REWARDS.keys()
-    with pytest.raises(ValueError, match="'exactmatch'; there are exact_match, random"):
+    with pytest.raises(ValueError, match="'exactmatch': did you mean 'exact_match'. Known:"):
         make_reward("exactmatch")

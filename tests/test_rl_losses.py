@@ -6,13 +6,11 @@ import pytest
 import torch
 from rl_examples import CLIPS, a_batch, gradient
 
+from drlib.rl.loss_metrics import merge_metrics
 from drlib.rl.losses import (
     LossConfig,
     loss_denominator,
-    merge_metrics,
     policy_loss,
-    sft_loss,
-    soft_overlong_penalty,
 )
 
 AGGREGATES = [
@@ -171,20 +169,6 @@ def test_nothing_to_learn_from_is_a_zero_loss_with_a_zero_gradient():
         assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_sft_loss_is_the_mean_negative_log_likelihood():
-    logp_BT = torch.tensor([[0.5, 0.25, 1.0], [0.125, 1.0, 1.0]]).log().requires_grad_()
-    mask_BT = torch.tensor([[True, True, False], [True, False, False]])
-    loss, metrics = sft_loss(logp_BT, mask_BT)
-    assert loss.item() == pytest.approx((1 + 2 + 3) * math.log(2) / 3)
-    assert metrics == {"tokens": 3.0, "nll": pytest.approx(loss.item())}
-    first, second = (sft_loss(logp_BT[i : i + 1], mask_BT[i : i + 1], 3)[0] for i in (0, 1))
-    assert (first + second).item() == pytest.approx(loss.item())
-    # the gradient of the policy loss with advantage 1 on policy is the same
-    loss.backward()
-    same = gradient(logp_BT, logp_BT.detach(), torch.ones(2), mask_BT)
-    torch.testing.assert_close(logp_BT.grad, same)
-
-
 def test_merged_metrics_are_those_of_the_whole_batch():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch(shift=0.6)
     whole = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT)[1]
@@ -264,13 +248,3 @@ def test_bad_batches_are_named(change, message):
     change(arguments)
     with pytest.raises(ValueError, match=message):
         policy_loss(**arguments)
-
-
-def test_soft_overlong_penalty():
-    lengths = torch.tensor([0, 80, 85, 100, 101, 500])
-    assert soft_overlong_penalty(lengths, 100, 20).tolist() == [0, 0, -0.25, -1, -1, -1]
-    for limit, buffer in ((100, 0), (100, 101)):
-        with pytest.raises(ValueError, match="need 0 < buffer <= limit"):
-            soft_overlong_penalty(lengths, limit, buffer)
-    with pytest.raises(ValueError, match="lengths_N must be >= 0"):
-        soft_overlong_penalty([-1], 100, 20)

@@ -10,7 +10,8 @@ from rl_examples import CLIPS, a_batch, gradient
 
 from drlib.rl.advantages import leave_one_out, share_over_segments
 from drlib.rl.divergences import top_entropy_mask
-from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, merge_metrics, policy_loss
+from drlib.rl.loss_metrics import merge_metrics
+from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, policy_loss
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -221,7 +222,7 @@ def test_any_switches_survive_splits_padding_and_junk(chosen, seed):
             for k, v in found.items()
         }
         found["logp_BT"] = torch.where(outside_BT, junk, leaf)
-        given = {k: torch.nn.functional.pad(v, (0, pad)) for k, v in found.items()}
+        found = {k: torch.nn.functional.pad(v, (0, pad)) for k, v in found.items()}
         loss, metrics = policy_loss(
             advantages_B=advantages_B[rows],
             weights_B=weights_B[rows],

@@ -188,7 +188,10 @@ def test_measuring_counts_bytes_entries_and_what_has_no_name(tmp_path, monkeypat
     monkeypatch.setattr(bounds, "WORK_BYTES", 1 << 20)
     monkeypatch.setattr(bounds, "WORK_ENTRIES", 50)
     work, here = str(tmp_path), os.getpid()
-    too_much = lambda: bounds.holds_too_much(here, work)  # noqa: E731
+
+    def too_much():
+        return bounds.holds_too_much(here, work)
+
     assert not too_much()
     (tmp_path / "f").write_bytes(bytes(900 << 10))
     assert not too_much()

@@ -136,6 +136,14 @@ def test_in_a_session_a_fork_asks_and_nobody_signals(machine):
     assert judge(machine, "fcntl", 3, 6, ask=True) == DONE
 
 
+def test_a_process_signals_itself_alone(machine):
+    for name in ("kill", "tgkill"):
+        # the number that stands for the process until it installs the filter
+        assert judge(machine, name, 0xFFFFFFF1, 9) == ALLOW
+        for other in (0, 1, 2, 4711, 0xFFFFFFFF):  # 0: its group, -1: everybody
+            assert judge(machine, name, other, 9) == EPERM
+
+
 def test_what_would_tell_calls_of_each_other_is_denied(machine):
     assert judge(machine, "openat", 0, 0, 0o2) == ALLOW
     assert judge(machine, "openat", 0, 0, 0x400000 | 0x10000 | 2) == EPERM  # O_TMPFILE

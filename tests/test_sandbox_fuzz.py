@@ -11,7 +11,7 @@ import random
 import pytest
 
 from drlib.sandbox import Sandbox, SandboxResult
-from tests.greedy_cases import FORGED, ODD, WORKS
+from tests.odd_cases import FORGED, ODD, WORKS
 from tests.sandbox_targets import skip_without
 
 CALLS = int(os.environ.get("DRLIB_FUZZ_CALLS", "10000"))

@@ -263,7 +263,8 @@ def test_nothing_that_a_branch_starts_outlives_its_turn(sandbox):
         "x = []\nwhile True: x.append(bytes(1 << 22))",
         "import json\njson.loads = None",
         "import builtins\nbuiltins.exec = builtins.compile = None",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
     ],
 )
 def test_a_hostile_cell_spoils_no_other_branch(cell, sandbox):

@@ -23,14 +23,15 @@ import pytest
 
 from drlib.sandbox import Sandbox, SandboxUnavailable, probe, template
 from drlib.sandbox.probing import LEVELS
-from tests.greedy_cases import OTHERS
-from tests.hostile_cases import REACHING, REPOSITORY_CANARY
+from tests.hostile_cases import REPOSITORY_CANARY
 from tests.sandbox_targets import (
     BOUND,
     BREACH,
     CANARY,
     CASES,
     HERE,
+    OTHERS,
+    REACHING,
     Places,
     judge,
     nothing_left,
@@ -217,7 +218,6 @@ SYSTEM_CALLS = {  # x86-64 and aarch64 numbers; each must fail with EPERM
     "timer_create": (222, 107),
     "splice": (275, 76),
     "tee": (276, 77),
-    "acct": (163, 89),
     "listmount": (458, 458),
     "statmount": (457, 457),
     "an unknown one": (999, 999),

@@ -20,11 +20,12 @@ import psutil
 import pytest
 
 from drlib.sandbox import Sandbox, probe, template
-from drlib.sandbox.result import STATUSES
 
 pytestmark = pytest.mark.skipif(
     probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
 )
+STATUSES = """ok error killed timeout cpu_limit memory_limit output_limit
+setup_failed worker_died queue_timeout service_unavailable""".split()
 SLOW = "import time; time.sleep({}); print({})"
 
 

@@ -140,6 +140,12 @@ def test_stdin_and_history(sandbox):
     assert sandbox.run("print(x * y)", history=history).text == "6"
 
 
+def test_earlier_cells_do_not_read_the_input(sandbox):
+    cell = "try: x = input()\nexcept EOFError: x = 'nothing'"
+    result = sandbox.run("print(x, input())", stdin="given", history=[cell])
+    assert result.text == "nothing given"
+
+
 def test_bad_arguments(sandbox):
     with pytest.raises(TypeError, match="code must be text, not bytes"):
         sandbox.run(b"print(1)")
@@ -162,8 +168,9 @@ def test_bad_arguments(sandbox):
 # --- independence -----------------------------------------------------------------------------
 
 
-def test_nothing_survives_a_call():
-    with Sandbox(timeout_s=8.0) as single:
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_survives_a_call(level):
+    with Sandbox(timeout_s=8.0, found=LEVELS[level]) as single:
         single.run(
             "import builtins, math, sys, os, json\nbuiltins.print = None\nmath.pi = 3\n"
             "json.dumps = None\nos.environ['A'] = 'b'\nsys.path.clear()\n"
@@ -186,6 +193,14 @@ def test_random_numbers_depend_on_the_call_alone(sandbox):
         third = other.run(code).stdout
     assert first == second == third
     assert sandbox.run(code + "\n").stdout != first
+
+
+def test_the_same_cell_draws_other_numbers_after_other_cells(sandbox):
+    cell = "import random\nprint(random.random())"
+    histories = ([], ["x = 1"], ["x = 2"], ["x = 1", "x = 2"])
+    drawn = [sandbox.run(cell, history=history).text for history in histories]
+    assert len(set(drawn)) == len(histories)
+    assert sandbox.run(cell, history=["x = 1"]).text == drawn[1]
 
 
 def test_calls_from_many_threads_get_their_own_answers(sandbox):

@@ -13,20 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from drlib.sandbox import probe
-from drlib.sandbox.client import TOKEN, SandboxClient
-from tests.waiting import until
-
 pytest.importorskip("fastapi", reason="the cluster extra is not installed")
 pytest.importorskip("prometheus_client", reason="the cluster extra is not installed")
+
+from drlib.sandbox import probe
+from drlib.sandbox.client import TOKEN, SandboxClient
+from drlib.sandbox.service import MAX_UNREAD
+from tests.test_sandbox_service import SECRET, Service, service
+from tests.waiting import until
+
 pytestmark = pytest.mark.skipif(
     probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
 )
-
-from drlib.sandbox.service import MAX_UNREAD
-from tests.test_sandbox_service import SECRET, Service, service
-
-__all__ = ["service"]
+__all__ = ["service"]  # a fixture
 CALL = {"calls": [{"code": "print(1)"}]}
 QUICK = 2.0  # seconds, for an honest call of milliseconds on a machine that others use as well
 

@@ -248,7 +248,7 @@ import os, sys
 frame = sys._getframe()
 while frame.f_code.co_name != "hold": frame = frame.f_back
 theirs, seen = frame.f_globals, []
-fork, ask = theirs["layers"].fork, theirs["notices"].ask
+fork, ask = theirs["layers"].fork, theirs["notices"].ask_keeper
 def look():
     for fd in range(22):
         try: seen.append(os.pread(fd, 1 << 16, 0))
@@ -261,7 +261,7 @@ def spying_fork(before):
 def spying_ask():
     look()
     return ask()
-theirs["layers"].fork, theirs["notices"].ask = spying_fork, spying_ask
+theirs["layers"].fork, theirs["notices"].ask_keeper = spying_fork, spying_ask
 """
 # One that writes into what the next branch reads and prints.
 FORGER = SPY.replace(

@@ -12,9 +12,9 @@ from datasets import Dataset, load_dataset
 
 from drlib.format import parse
 from drlib.synthesis import export
-from drlib.synthesis.demonstrations import Funnel
+from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import Episode
-from drlib.synthesis.queries import And, Count, Or, Proj, evaluate, from_text, to_text
+from drlib.synthesis.queries import And, Count, Or, Proj, evaluate_query, from_text, to_text
 from drlib.synthesis.solver import Solver
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -129,7 +129,7 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
     assert unread == 0 and [t.hops for t in tasks] == [1, 2]
     for old, new in zip((TASKS[0], TASKS[2]), tasks):
         assert (new.id, new.question, new.answer) == (old.id, old.question, old.answer)
-        assert evaluate(from_text(new.query), world.graph) == {old.answer}
+        assert evaluate_query(from_text(new.query), world.graph) == {old.answer}
     # a task without a query has no row either
     assert export.formal_questions([task("d", None, "x")], world) == ([], 1)
 

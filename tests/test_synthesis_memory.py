@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drlib.synthesis.memory import FACT, Memory, Statement
+from drlib.synthesis.memory import FACT, EntityMemory, Statement
 from drlib.trajectory import ToolResult
 
 
@@ -17,7 +17,7 @@ def result(text, ok=True, tool="search"):
 
 
 def test_a_document_is_kept_at_every_entity_that_it_names():
-    memory = Memory(["Guinea", "Papua New Guinea", "Mali"])
+    memory = EntityMemory(["Guinea", "Papua New Guinea", "Mali"])
     text = "Papua New Guinea is an island state. Guinea borders Mali.\nSomalia does not count."
     assert memory.read(text, "page:1", "2020-01-02") == 3
     assert memory.entities == ["Guinea", "Mali", "Papua New Guinea"]
@@ -28,7 +28,7 @@ def test_a_document_is_kept_at_every_entity_that_it_names():
 
 
 def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
-    memory = Memory(["Norway"])
+    memory = EntityMemory(["Norway"])
     assert memory.add("Norway", "Norway  has a king.", "b", "2021")
     assert not memory.add("Norway", "norway has a King", "a", "2019")
     assert not memory.add("Norway", "Norway has a king.", "c")
@@ -48,7 +48,7 @@ def test_the_order_of_telling_changes_nothing(tmp_path):
     ]
     files = set()
     for order in itertools.permutations(told):
-        memory = Memory()
+        memory = EntityMemory()
         for entity, text, source, time in order:
             memory.add(entity, text, source, time)
         memory.save(tmp_path / "m.jsonl")
@@ -57,7 +57,7 @@ def test_the_order_of_telling_changes_nothing(tmp_path):
 
 
 def test_facts_and_tables_are_recalled_by_relation():
-    memory = Memory()
+    memory = EntityMemory()
     assert memory.fact("Norway", "currency", "Norwegian Krone", "graph")
     rows = [
         {"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
@@ -76,7 +76,7 @@ def test_facts_and_tables_are_recalled_by_relation():
 
 
 def test_a_value_keeps_its_own_full_stop():
-    memory = Memory()
+    memory = EntityMemory()
     memory.fact("Acme", "name", "Acme Inc.", "g")
     memory.add("Acme", "The name of Acme is Acme Inc", "h")
     assert [value for value, _ in memory.recall("Acme", "name")] == ["Acme Inc."]
@@ -84,13 +84,13 @@ def test_a_value_keeps_its_own_full_stop():
 
 def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter(tmp_path):
     for order in itertools.permutations(["fact", "the currency of X is euro.", "cut"]):
-        memory = Memory(["X"])
+        memory = EntityMemory(["X"])
         for told in order:
             if told == "fact":
                 memory.fact("X", "currency", "Euro", "g")
             elif told == "cut":
                 memory.save(tmp_path / "m")
-                memory = Memory(["X"]).load(tmp_path / "m")
+                memory = EntityMemory(["X"]).load(tmp_path / "m")
             else:
                 memory.read(told, "p")
         assert [value for value, _ in memory.recall("X", "currency")] == ["Euro"]
@@ -110,18 +110,18 @@ def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter(tmp_path):
     ],
 )
 def test_a_cut_or_wrong_file_is_refused_as_a_whole(change, tmp_path):
-    memory, path = Memory(), tmp_path / "m"
+    memory, path = EntityMemory(), tmp_path / "m"
     memory.add("e", "t", "s")
     memory.save(path)
     path.write_text(path.read_text() + change(path.read_text()))
-    again = Memory()
+    again = EntityMemory()
     with pytest.raises(ValueError, match="line 2 is no statement"):
         again.load(path)
     assert again.entities == []
 
 
 def test_logs_of_tools_are_read_and_failures_are_not():
-    memory = Memory(["Oslo"])
+    memory = EntityMemory(["Oslo"])
     log = [
         result("Oslo is a city."),
         result("Oslo could not be reached.", ok=False),
@@ -133,14 +133,14 @@ def test_logs_of_tools_are_read_and_failures_are_not():
 
 @pytest.mark.parametrize("entity, text, source", [("", "a", "b"), ("a", "  ", "b"), ("a", "b", "")])
 def test_an_empty_statement_is_refused(entity, text, source):
-    memory = Memory()
+    memory = EntityMemory()
     with pytest.raises(ValueError, match="entity, text and source"):
         memory.add(entity, text, source)
     assert memory.entities == []
 
 
 def test_a_file_gives_the_same_memory_back(tmp_path):
-    rng, memory = random.Random("memory-0"), Memory()
+    rng, memory = random.Random("memory-0"), EntityMemory()
     for _ in range(300):
         memory.fact(
             f"é{rng.randrange(9)}",
@@ -150,7 +150,7 @@ def test_a_file_gives_the_same_memory_back(tmp_path):
             str(rng.randrange(1990, 2000)),
         )
     memory.save(tmp_path / "a.jsonl")
-    again = Memory().load(tmp_path / "a.jsonl")
+    again = EntityMemory().load(tmp_path / "a.jsonl")
     again.save(tmp_path / "b.jsonl")
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert [again.about(e) for e in again.entities] == [memory.about(e) for e in memory.entities]
@@ -162,11 +162,11 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path):
     for bad in ("{", "[1]", '{"entity": "a"}', good.replace('"b"', '""')):
         (tmp_path / "bad.jsonl").write_text(f"{good}\n{bad}\n")
         with pytest.raises(ValueError, match=r"bad.jsonl, line 2"):
-            Memory().load(tmp_path / "bad.jsonl")
+            EntityMemory().load(tmp_path / "bad.jsonl")
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    memory = Memory()
+    memory = EntityMemory()
     memory.add("a", "b", "c")
     memory.save(tmp_path / "m.jsonl")
     before = (tmp_path / "m.jsonl").read_bytes()
@@ -179,8 +179,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_equal_under_any_hash_seed():
     program = (
-        "from drlib.synthesis.memory import Memory\n"
-        "m = Memory({'Ada', 'Bob', 'Ada Bob', 'Cy'})\n"
+        "from drlib.synthesis.memory import EntityMemory\n"
+        "m = EntityMemory({'Ada', 'Bob', 'Ada Bob', 'Cy'})\n"
         "m.read('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
         "print([(e, m.about(e)) for e in m.entities], m.sources())"
     )

@@ -12,7 +12,7 @@ from drlib.chat import ChatIds
 from drlib.format import Answer, ToolCall, parse
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
-from drlib.synthesis.oracle import Demonstrator, Faults, Oracle, read_fact
+from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Oracle, read_fact
 from drlib.synthesis.questions import PYTHON_KINDS, chains, python_task, search_task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, demonstration_tasks, world_texts
@@ -75,9 +75,9 @@ def test_read_fact_tells_a_relation_from_one_that_contains_it():
 @pytest.mark.parametrize(
     ("faults", "right", "calls"),
     [
-        (Faults(0, 0, 0, 0, 0), 1.0, None),
-        (Faults(1, 0, 0, 0, 0), 0.0, 0),
-        (Faults(0, 0, 0, 0, 1), 0.0, 6),
+        (DemonstratorFaults(0, 0, 0, 0, 0), 1.0, None),
+        (DemonstratorFaults(1, 0, 0, 0, 0), 0.0, 0),
+        (DemonstratorFaults(0, 0, 0, 0, 1), 0.0, 6),
     ],
 )
 def test_faults_at_their_extremes(cldr, toolbox, faults, right, calls):

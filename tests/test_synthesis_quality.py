@@ -9,19 +9,20 @@ import re
 
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.colors import to_hex
 
 from drlib.analysis import data_plots
-from drlib.analysis.plots import png_bytes
+from drlib.analysis.plots import CONTROL, png_bytes
 from drlib.analysis.widgets import QuestionPanel
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.quality import (
     contaminated,
     near_duplicates,
-    overlap,
     quality_report,
     save_report,
     search_rates,
     shape,
+    split_overlap,
 )
 from drlib.synthesis.queries import (
     And,
@@ -116,16 +117,18 @@ def test_near_duplicates_against_brute_force():
 
 
 def test_overlap_names_what_two_sides_share(tasks):
-    assert overlap(tasks[:20], tasks[20:40])["queries"] == 0
-    same = overlap(tasks[:20], tasks[10:20])
+    assert split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
+    same = split_overlap(tasks[:20], tasks[10:20])
     assert same["queries"] == 10
     assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
     names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
     one, two, other = (
         dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
     )
-    assert overlap([one], [two])["answers"] == overlap([two, two], [one])["answers"] == 1
-    assert overlap([one, two], [other])["answers"] == 0
+    assert (
+        split_overlap([one], [two])["answers"] == split_overlap([two, two], [one])["answers"] == 1
+    )
+    assert split_overlap([one, two], [other])["answers"] == 0
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
@@ -220,6 +223,17 @@ def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
     assert heights == [[0, 1, 0], [0.25, 0.75, 0]]
     centres = [bars[1].get_x() + bars[1].get_width() / 2 for bars in ax.containers]
     assert centres == pytest.approx([0.8, 1.2])
+
+
+def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey(cldr, tasks):
+    report = quality_report(tasks[:4], cldr)
+    names = ("mine", "pydocs", "cldr", "theirs")
+    reports = [report | {"world": name} for name in names]
+    ax = data_plots.quality_figure(reports, control=report | {"world": "cldr"}).axes[1]
+    colors = [to_hex(bars[0].get_facecolor()) for bars in ax.containers]
+    known = data_plots.WORLD_COLORS
+    assert colors[1:3] == [to_hex(known[name]) for name in ("pydocs", "cldr")]
+    assert colors[4] == to_hex(CONTROL) and len(set(colors)) == 5
 
 
 def lines_of(query):

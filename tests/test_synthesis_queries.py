@@ -24,12 +24,12 @@ from drlib.synthesis.queries import (
     Range,
     SqlEngine,
     canonical,
-    children,
     constants,
     depth,
-    evaluate,
+    evaluate_query,
     from_text,
     numbers,
+    subqueries,
     substitute,
     to_text,
     walk,
@@ -154,7 +154,7 @@ def test_hand_computed_answers():
     }
     engine = SqlEngine(SMALL)
     for query, right in cases.items():
-        assert evaluate(query, SMALL) == right == engine.answers(query), query
+        assert evaluate_query(query, SMALL) == right == engine.answers(query), query
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -166,9 +166,9 @@ def test_both_engines_agree_with_brute_force(seed):
         query = random_query(rng, graph, 3)
         titles = {*graph.nodes, *constants(query), *map(str, range(30))}
         brute = {title for title in titles if fulfils(title, query, graph)}
-        assert evaluate(query, graph) == brute, query
+        assert evaluate_query(query, graph) == brute, query
         assert engine.answers(query) == brute, query
-        assert evaluate(canonical(query), graph) == brute, query
+        assert evaluate_query(canonical(query), graph) == brute, query
 
 
 def test_the_engines_agree_on_deep_queries():
@@ -179,8 +179,8 @@ def test_the_engines_agree_on_deep_queries():
         engine = SqlEngine(graph)
         for _ in range(20):
             query = random_query(rng, graph, 6)
-            assert evaluate(query, graph) == engine.answers(query), query
-            full += bool(evaluate(query, graph))
+            assert evaluate_query(query, graph) == engine.answers(query), query
+            full += bool(evaluate_query(query, graph))
     assert full > 200  # not all of them about nothing
 
 
@@ -196,8 +196,8 @@ def test_proposition_1_of_webshaper(sets, pairs, relation):
     apart = Or(tuple(Proj(relation, group) for group in groups))
     together = Proj(relation, Or(tuple(groups)))
     engine = SqlEngine(graph)
-    assert evaluate(apart, graph) == evaluate(together, graph)
-    assert engine.answers(apart) == engine.answers(together) == evaluate(together, graph)
+    assert evaluate_query(apart, graph) == evaluate_query(together, graph)
+    assert engine.answers(apart) == engine.answers(together) == evaluate_query(together, graph)
 
 
 # ---------------------------------------------------------------------------------------- texts
@@ -240,7 +240,7 @@ def test_the_canonical_form_forgets_order_nesting_and_repetition(query, rng):
             return type(part)((parts[0], type(part)(tuple(parts[1:]))))
         if isinstance(part, Diff):
             return Diff(shuffled(part.left), shuffled(part.right))
-        return part if not children(part) else replace(part, of=shuffled(part.of))
+        return part if not subqueries(part) else replace(part, of=shuffled(part.of))
 
     assert canonical(shuffled(query)) == canonical(query)
     assert canonical(canonical(query)) == canonical(query)
@@ -251,7 +251,7 @@ def test_different_queries_have_different_canonical_forms():
     graph = random_graph(rng)
     forms = {}
     for query in (random_query(rng, graph, 3) for _ in range(300)):
-        forms.setdefault(to_text(canonical(query)), set()).add(evaluate(query, graph))
+        forms.setdefault(to_text(canonical(query)), set()).add(evaluate_query(query, graph))
     assert len(forms) > 200
     assert all(len(answers) == 1 for answers in forms.values())
 
@@ -316,7 +316,7 @@ def test_malformed_texts_are_named(text, named):
 def test_what_is_no_query_is_refused():
     for wrong in (3, ("proj", "r", "a"), Proj("r", None), None):
         with pytest.raises(TypeError, match="not a query"):
-            evaluate(wrong, SMALL)
+            evaluate_query(wrong, SMALL)
         with pytest.raises(TypeError, match="not a query"):
             SqlEngine(SMALL).answers(wrong)
 
@@ -327,18 +327,18 @@ def test_the_limits_of_sqlite_are_one_named_error():
     engine = SqlEngine(graph)
     fine = Proj("river", Proj("river of", Proj("river", rivers)))
     for query in (fine, And((rivers,) * 400), Range("length", -(2**63), 2**63 - 1)):
-        assert engine.answers(query) == evaluate(query, graph) != frozenset()
+        assert engine.answers(query) == evaluate_query(query, graph) != frozenset()
     for at in range(60):
         deep = Proj("river" if at % 2 else "river of", deep)
     for query in (deep, And((rivers,) * 600), Or((rivers,) * 600), Range("length", 0, 10**30)):
-        assert evaluate(query, graph)
+        assert evaluate_query(query, graph)
         with pytest.raises(ValueError, match="SQLite cannot answer this query .*64 bits"):
             engine.answers(query)
     for _ in range(3000):
         deep = Proj("river", deep)
     with pytest.raises(ValueError, match="SQLite cannot answer"):
         engine.answers(deep)
-    assert engine.answers(rivers) == evaluate(rivers, graph)  # it goes on
+    assert engine.answers(rivers) == evaluate_query(rivers, graph)  # it goes on
 
 
 def test_parts_of_a_query():

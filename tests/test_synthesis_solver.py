@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from drlib.sandbox import Sandbox
-from drlib.synthesis.demonstrations import Funnel, observations
+from drlib.synthesis.demonstrations import observations
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate
+from drlib.synthesis.funnel import Funnel
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate_query
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
 from drlib.tools.dependable import ReliabilityPolicy
-from drlib.tools.faults import Faults
+from drlib.tools.faults import FaultInjector
 from drlib.worlds import load_world
 from tests.solver_examples import MILLS, ON_5, task, tiny
 from tests.tool_examples import FakeClock
@@ -75,7 +76,7 @@ QUERIES = {
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_operator_is_solved_by_the_tools_alone(name, world, toolbox):
     query, answer = QUERIES[name]
-    assert evaluate(query, world.graph) == {answer}
+    assert evaluate_query(query, world.graph) == {answer}
     episode = Solver(toolbox).solve(task(query, answer))
     assert episode.correct, calls(episode)
     assert Funnel().fault(episode) is None
@@ -198,7 +199,7 @@ def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_depe
     retry = ReliabilityPolicy(attempts=6, breaker_failures=0, deadline_s=1000)
     simulated = reward(world, {})
     real, bare = (
-        reward(Faults({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
+        reward(FaultInjector({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
         for some in ({"search": retry, "visit": retry}, {})
     )
     assert simulated >= 0.95 and abs(real - simulated) <= 0.03

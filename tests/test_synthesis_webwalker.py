@@ -6,13 +6,16 @@ held to the protocol.
 Run: python -m pytest tests/test_synthesis_webwalker.py
 """
 
+import random
 import re
+from collections import deque
 
 import pytest
 
-from drlib.synthesis.families import answer_from, make_site
+from drlib.synthesis.families.webwalker import answer_from, make_site
+from drlib.synthesis.wording import says
 
-K = 15
+K = 15  # actions at most
 
 
 @pytest.fixture(scope="module", params=[0, 1, 2])
@@ -116,3 +119,98 @@ def test_without_one_source_nobody_answers(site):
         )
         answer, opened, _ = explore(poorer, row, depth_first(poorer), 500)
         assert answer is None and {*opened} | {site.root} == {*site.pages}
+
+
+# -------------------------------------------------------------------------------------- sites
+
+
+def clicks(site, path):
+    """The pages of a golden path, opened by clicking the button of each name."""
+    here, opened = site.pages[site.root], []
+    for name in path.removeprefix("root->").split(">"):
+        (url,) = re.findall(rf"- \[{name}\]\((.+)\)", here.text)
+        assert url in here.links
+        here = site.pages[url]
+        opened.append(here)
+    return opened
+
+
+def test_a_site_has_forty_pages_four_deep_and_every_page_can_be_reached(site):
+    assert len(site.pages) == 40
+    away, queue = {site.root: 0}, deque([site.root])
+    while queue:
+        here = queue.popleft()
+        for url in site.pages[here].links:
+            if url not in away:
+                away[url] = away[here] + 1
+                queue.append(url)
+    assert away.keys() == site.pages.keys() and max(away.values()) == 4
+    for page in site.pages.values():
+        assert site.root in page.links and len(page.links) <= 5
+    leaves = [url for row in site.rows[:2] for url in row["Info"]["Source_Website"]]
+    assert len(set(leaves)) == 2 and all(away[url] == 4 for url in leaves)
+    assert sum(n == 4 for n in away.values()) > 2  # others are as deep
+
+
+def test_rows_have_the_released_fields(site):
+    single, _, multi = site.rows
+    for row in site.rows:
+        assert list(row) == ["Question", "Answer", "Root_Url", "Info"]
+        assert list(row["Info"]) == [
+            "Hop",
+            "Domain",
+            "Language",
+            "Difficulty_Level",
+            "Source_Website",
+            "Golden_Path",
+        ]
+        assert row["Root_Url"] == site.root and row["Info"]["Difficulty_Level"] == "hard"
+    assert single["Info"]["Hop"] == "single-source" and multi["Info"]["Hop"] == "multi-source"
+    assert multi["Info"]["Golden_Path"] == [r["Info"]["Golden_Path"][0] for r in site.rows[:2]]
+    assert int(multi["Answer"]) == sum(int(row["Answer"]) for row in site.rows[:2])
+
+
+def test_the_golden_path_leads_to_the_facts_and_no_step_before_the_last_suffices(site):
+    for row in site.rows:
+        opened = [page for path in row["Info"]["Golden_Path"] for page in clicks(site, path)]
+        assert len(opened) == 4 * len(row["Info"]["Golden_Path"])
+        assert {*row["Info"]["Source_Website"]} <= {page.url for page in opened}
+        memory = [site.pages[site.root].text, *(page.text for page in opened)]
+        assert answer_from(memory, row) == row["Answer"]
+        for n in range(len(memory)):
+            assert answer_from(memory[:n], row) is None
+
+
+def test_memory_suffices_exactly_when_it_holds_every_fact(site):
+    rng = random.Random("memory")
+    everything = sorted(site.pages)
+    for row in site.rows:
+        needed = {*row["Info"]["Source_Website"]}
+        for _ in range(50):
+            seen = rng.sample(everything, rng.randint(0, 40))
+            got = answer_from([site.pages[url].text for url in seen], row)
+            assert got == (row["Answer"] if needed <= {*seen} else None)
+        for url in needed:  # one fact removed
+            rest = [page.text for page in site.pages.values() if page.url != url]
+            assert answer_from(rest, row) is None
+
+
+def test_no_page_but_its_source_shows_an_answer(site):
+    for row in site.rows:
+        sources = row["Info"]["Source_Website"]
+        shown = [url for url, page in site.pages.items() if says(page.text, row["Answer"])]
+        assert shown == (sources if len(sources) == 1 else [])
+
+
+def test_sites_differ_by_seed_and_are_the_same_for_one():
+    assert make_site(5) == make_site(5) and make_site(5).root != make_site(6).root
+    small = make_site("small", size=9, depth=2, links=3)
+    assert len(small.pages) == 9 and small.rows[0]["Info"]["Difficulty_Level"] == "easy"
+
+
+@pytest.mark.parametrize(
+    "size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1), (40, 2, 3)]
+)
+def test_impossible_sites_are_refused(size, depth, links):
+    with pytest.raises(ValueError, match=f"{size} pages do not fit"):
+        make_site(0, size, depth, links)

@@ -1,13 +1,8 @@
-"""Questions in English: nothing of a query is lost; a model's wording is kept only if checked."""
+"""Questions in English: nothing of a query is lost; another wording is judged by what it keeps."""
 
-import json
 import random
 import re
-import threading
-import time
 from collections import defaultdict
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from query_examples import any_query, small_graph, tour_graph, unique_queries
@@ -29,8 +24,7 @@ from drlib.synthesis.wording import (
     TEMPLATES,
     flaw,
     plural,
-    render,
-    rewrite,
+    render_question,
     says,
     span,
 )
@@ -44,7 +38,7 @@ NORDIC = And((RIVER, Proj("region of", "Nord")))
 
 
 def test_five_wordings_of_one_question():
-    assert [render(NORDIC, SMALL, i) for i in range(TEMPLATES)] == [
+    assert [render_question(NORDIC, SMALL, i) for i in range(TEMPLATES)] == [
         "Which town is the one that has the river Rin and that has the region Nord?",
         "Find the town with the river Rin and with the region Nord.",
         "What is the name of the town that has the river Rin and that has the region Nord?",
@@ -52,18 +46,18 @@ def test_five_wordings_of_one_question():
         "I am looking for a town that has the river Rin and that has the region Nord."
         " Which one is it?",
     ]
-    assert render(NORDIC, SMALL, TEMPLATES) == render(NORDIC, SMALL, 0)
+    assert render_question(NORDIC, SMALL, TEMPLATES) == render_question(NORDIC, SMALL, 0)
 
 
 def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
     inner = And((Proj("region", "Borg"), Proj("region", "Cove")))
     query = And((Proj("region of", inner), RIVER))
-    assert render(query, SMALL) == (
+    assert render_question(query, SMALL) == (
         "Which town is the one that has a region (that is a region of Borg and that is a region of "
         "Cove) and that has the river Rin?"
     )
     chain = Proj("length", Proj("river", Proj("region of", "Nord")))
-    assert render(chain, SMALL) == (
+    assert render_question(chain, SMALL) == (
         "Which length is the one that is a length of a river that is a river of a town that has "
         "the region Nord?"
     )
@@ -87,33 +81,35 @@ def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
         ),
         (
             And((RIVER, Range("founding year", 1410, 1413))),
-            "Which town is the one that has the river Rin and with a founding year in the early 1410s?",
+            "Which town is the one that has the river Rin and with a founding year in the early "
+            "1410s?",
         ),
         (Range("length", 900, 999), "Which river is the one with a length between 900 and 999?"),
         (
             Extreme("founding year", RIVER, True),
-            "Which town is the one with the latest founding year of any town that has the river Rin?",
+            "Which town is the one with the latest founding year of any town that has the river "
+            "Rin?",
         ),
         (
             Extreme("founding year", NORDIC, False),
-            "Which town is the one with the earliest founding year of any town that has the river Rin and "
-            "that has the region Nord?",
+            "Which town is the one with the earliest founding year of any town that has the river "
+            "Rin and that has the region Nord?",
         ),
         (
             And((Extreme("length", Proj("river", "Alba"), True), Proj("length of", "940"))),
-            "Which thing is the one with the largest length of any river (that is a river of Alba) and "
-            "that has the length 940?",
+            "Which thing is the one with the largest length of any river (that is a river of "
+            "Alba) and that has the length 940?",
         ),
     ],
 )
 def test_each_node_has_its_words(query, text):
-    assert render(query, SMALL) == text
+    assert render_question(query, SMALL) == text
 
 
 def test_other_names_stand_in_for_titles():
-    assert "Sau" in render(Proj("river of", "Sava"), SMALL, 0, {"Sava": "Sau"})
+    assert "Sau" in render_question(Proj("river of", "Sava"), SMALL, 0, {"Sava": "Sau"})
     merged = Or(("Rin", "Sava"))
-    text = render(Proj("river of", merged), SMALL, 0, {merged: "some river"})
+    text = render_question(Proj("river of", merged), SMALL, 0, {merged: "some river"})
     assert "the river some river" in text and "Sava" not in text
 
 
@@ -121,7 +117,7 @@ def test_every_constant_relation_and_number_of_any_query_is_said():
     rng = random.Random("said")
     for _ in range(400):
         query = any_query(SMALL, rng)
-        text = render(query, SMALL, rng.randrange(TEMPLATES))
+        text = render_question(query, SMALL, rng.randrange(TEMPLATES))
         for part in walk(query):
             if isinstance(part, Proj | Range | Extreme):
                 assert says(text, part.relation.removesuffix(" of")), (query, text)
@@ -137,7 +133,7 @@ def test_different_queries_read_differently(template):
     rng, by_text = random.Random("differ"), defaultdict(set)
     for _ in range(3000):
         query = any_query(SMALL, rng)
-        by_text[render(query, SMALL, template)].add(to_text(canonical(query)))
+        by_text[render_question(query, SMALL, template)].add(to_text(canonical(query)))
     assert len(by_text) > 1500
     for text, queries in by_text.items():
         assert len(queries) == 1, (text, queries)
@@ -146,10 +142,10 @@ def test_different_queries_read_differently(template):
 def test_the_tour_reads_without_loss_and_the_same_each_time():
     graph = tour_graph()
     for i, (query, _) in enumerate(unique_queries(graph, 60, 0)):
-        text = render(query, graph, i)
-        assert text == render(query, graph, i)
+        text = render_question(query, graph, i)
+        assert text == render_question(query, graph, i)
         assert all(says(text, name) for name in constants(query))
-        assert len({render(query, graph, t) for t in range(TEMPLATES)}) == TEMPLATES
+        assert len({render_question(query, graph, t) for t in range(TEMPLATES)}) == TEMPLATES
 
 
 @pytest.mark.parametrize(
@@ -181,129 +177,47 @@ def test_plurals_and_whole_words():
     assert says("is it MALI?", "Mali") and not says("Somalia", "Mali")
 
 
-# ------------------------------------------------------------------------------------ endpoints
+# ---------------------------------------------------------------------------- another wording
 
-QUESTION = render(NORDIC, SMALL)
+QUESTION = render_question(NORDIC, SMALL)
 GOOD = "By the Rin lies a town in the region Nord. Which town is meant?"
+ANSWERS = ["Alba", "Alba Town"]
 
 
-class Model(BaseHTTPRequestHandler):
-    """Answers as its path says; keeps what it was sent."""
-
-    seen = []
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).seen.append((self.path, body, self.headers.get("Authorization")))
-        said = {
-            "good": GOOD,
-            "spaces": GOOD.replace(". ", ".\n\n  "),
-            "leak": GOOD[:-1] + ", Alba?",
-            "alias": GOOD[:-1] + ", the ALBA TOWN?",
-            "lost": "Which town lies in the region Nord?",
-            "number": GOOD[:-1] + " among 3?",
-            "long": GOOD + " Think." * 200 + "?",
-            "hidden": GOOD[:-1] + ", Al\u200bba?",
-            "short": "Rin, Nord?",
-            "open": "The town by the Rin in the region Nord",
-            "empty": "",
-        }
-        kind = self.path.split("/")[1]
-        if kind == "hang":
-            time.sleep(1.0)
-        reply = {"choices": [{"message": {"content": said.get(kind)}}]}
-        raw = {
-            "text": b"no json",
-            "deep": b"[" * 100_000,
-            "list": b"[]",
-            "bytes": b"\xff\xfe\x00",
-            "number0": b"7",
-            "nothing": b'{"choices": []}',
-        }.get(kind, json.dumps(reply).encode())
-        self.send_response(500 if kind == "500" else 200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        with suppress(BrokenPipeError):  # who waits no longer hangs up
-            self.wfile.write(raw)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(scope="module")
-def base():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def ask(base, kind, **more):
-    names = ["Alba", "Alba Town"]
-    return rewrite(QUESTION, NORDIC, f"{base}/{kind}/v1", "tiny", answers=names, **more)
-
-
-@pytest.mark.parametrize("kind", ["good", "spaces"])
-def test_a_model_that_answers_well_is_used(base, kind):
-    assert ask(base, kind, key="secret") == (GOOD, "")
-    path, body, authorization = Model.seen[-1]
-    assert path == f"/{kind}/v1/chat/completions" and authorization == "Bearer secret"
-    assert body["model"] == "tiny" and body["messages"][-1]["content"].endswith(QUESTION)
-    assert "Alba" not in json.dumps(body)  # the answer is never shown
+def test_a_wording_that_keeps_everything_has_no_flaw():
+    assert flaw(GOOD, QUESTION, constants(NORDIC), ANSWERS) == ""
 
 
 @pytest.mark.parametrize(
-    "kind, reason",
+    "text, reason",
     [
-        ("leak", "tells the answer 'Alba'"),
-        ("alias", "tells the answer 'Alba'"),
-        ("hidden", "do not print"),
-        ("deep", "no chat completion"),
-        ("lost", "loses 'Rin'"),
-        ("number", "numbers"),
-        ("long", "characters"),
-        ("short", "characters"),
-        ("open", "end like a question"),
-        ("empty", "loses 'Rin'"),
-        ("500", "HTTP 500"),
-        ("text", "no chat completion"),
-        ("list", "no chat completion"),
-        ("bytes", "no chat completion"),
-        ("nothing", "no chat completion"),
-        ("number0", "no chat completion"),
-        ("none", "no chat completion"),
+        (GOOD[:-1] + ", Alba?", "tells the answer 'Alba'"),
+        (GOOD[:-1] + ", the ALBA TOWN?", "tells the answer 'Alba'"),
+        (GOOD[:-1] + ", Al\u200bba?", "do not print"),
+        ("Which town lies in the region Nord?", "loses 'Rin'"),
+        (GOOD[:-1] + " among 3?", "numbers"),
+        (GOOD + " Think." * 200 + "?", "characters"),
+        ("Rin, Nord?", "characters"),
+        ("The town by the Rin in the region Nord", "end like a question"),
+        ("", "loses 'Rin'"),
     ],
 )
-def test_a_model_that_does_not_leaves_the_template_and_a_reason(base, kind, reason):
-    text, why = ask(base, kind)
-    assert text == QUESTION and reason in why
-
-
-def test_a_model_that_hangs_is_not_waited_for(base):
-    text, why = ask(base, "hang", timeout_s=0.1)
-    assert text == QUESTION and "timeout" in why
-
-
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9/v1", "no address", "ftp://x"])
-def test_no_model_at_all(endpoint):
-    text, why = rewrite(QUESTION, NORDIC, endpoint, "tiny", answers=["Alba"], timeout_s=5)
-    assert text == QUESTION and why.startswith("the endpoint failed")
+def test_a_wording_that_loses_or_tells_something_is_refused_with_the_reason(text, reason):
+    assert reason in flaw(text, QUESTION, constants(NORDIC), ANSWERS)
 
 
 def test_numbers_may_move_but_not_change():
     query = And((RIVER, Range("length", 50, 59)))
-    question = render(query, SMALL)
+    question = render_question(query, SMALL)
     fine = "Between 50 and 59 is its length, and it lies by the Rin: what is it?"
     assert flaw(fine, question, ["Rin"], []) == ""
     assert flaw(re.sub("59", "69", fine), question, ["Rin"], []) == "its numbers are others"
 
 
-def test_what_stands_for_a_name_must_stay_too(base):
-    question = render(NORDIC, SMALL, 0, {"Nord": '"N." (initials)'})
-    text, why = rewrite(question, NORDIC, f"{base}/good/v1", "tiny", answers=["Alba"])
-    assert (text, why) == (GOOD, "")  # Nord is not in the question: nothing asks for it
-    text, why = rewrite(
-        question, NORDIC, f"{base}/good/v1", "tiny", answers=["Alba"], keep=['"N." (initials)']
-    )
-    assert text == question and "loses" in why and "initials" in why
+def test_what_stands_for_a_name_must_stay_too():
+    initials = '"N." (initials)'
+    question = render_question(NORDIC, SMALL, 0, {"Nord": initials})
+    # Nord is not in the question: nothing asks for it
+    assert flaw(GOOD, question, constants(NORDIC), ["Alba"]) == ""
+    reason = flaw(GOOD, question, [*constants(NORDIC), initials], ["Alba"])
+    assert "loses" in reason and "initials" in reason

@@ -7,8 +7,6 @@ import json
 from dataclasses import asdict
 
 import pytest
-from test_tools_providers import Replay
-from tool_examples import FakeClock, Scripted, fault, hits, together
 
 from drlib.sandbox import Sandbox, SandboxResult
 from drlib.tools import (
@@ -19,8 +17,10 @@ from drlib.tools import (
     Toolbox,
     ledger,
 )
-from drlib.tools.backends import Source
+from drlib.tools.backends import FunctionBackend
 from drlib.worlds import load_world
+from tests.provider_examples import Replay
+from tests.tool_examples import FakeClock, Scripted, fault, hits, together
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_one_deadline_bounds_the_pages_of_a_call(cldr):
         clock.sleep(timeout_s)
         raise fault("unreachable" if "url" in arguments else "timeout")
 
-    source = [Source("web", hangs)]
+    source = [FunctionBackend("web", hangs)]
     with Toolbox(None, backends={"visit": source, "search": source}, clock=clock) as toolbox:
         urls = [f"https://{n}.org" for n in range(10)]
         pages = toolbox.call("visit", {"url": urls, "goal": ""})
@@ -167,12 +167,12 @@ def test_a_shared_failure_is_no_cache_hit(cldr):
     with Toolbox(
         None,
         Broken(),
-        backends={"search": [Source("a", down)]},
+        backends={"search": [FunctionBackend("a", down)]},
         policies={"search": policy},
         clock=clock,
     ) as toolbox:
         for call in (("search", {"query": ["x"]}), ("python", {"code": "print(1)"})):
-            results = together(8, lambda _: toolbox.call(*call))
+            results = together(8, lambda _, call=call: toolbox.call(*call))
             assert all(r.env_fault and not r.cache_hit for r in results)
 
 
@@ -213,7 +213,9 @@ def test_a_service_that_is_set_up_wrong_or_has_no_engines_gives_way_to_the_backu
             server.reply = (status, {}, body)
             for backup in (None, [{"title": "t", "url": "u"}]):
                 backends = [Provider("searxng", server.url)]
-                backends += [Source("backup", lambda a, t, found=backup: found)] if backup else []
+                backends += (
+                    [FunctionBackend("backup", lambda a, t, found=backup: found)] if backup else []
+                )
                 policies = {"search": ReliabilityPolicy(attempts=1)}
                 with Toolbox(None, backends={"search": backends}, policies=policies) as toolbox:
                     result = toolbox.call("search", {"query": ["x"]})

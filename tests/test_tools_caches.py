@@ -7,17 +7,16 @@ import json
 import sqlite3
 import subprocess
 import sys
-import warnings
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
-from drlib.tools import Dependable, Disk, ReliabilityPolicy, Toolbox
-from drlib.tools.backends import Source
-from drlib.tools.dependable import Memory
+from drlib.tools import Dependable, DiskCache, ReliabilityPolicy, Toolbox
+from drlib.tools.backends import FunctionBackend
+from drlib.tools.dependable import MemoryCache
+from tests.tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
 
 @pytest.fixture
@@ -32,14 +31,14 @@ def test_equal_calls_at_the_same_time_are_one(clock):
         return "ok"
 
     calls = []
-    chain = Dependable("search", [Source("a", slow)], clock=clock)
+    chain = Dependable("search", [FunctionBackend("a", slow)], clock=clock)
     outcomes = together(20, lambda _: chain.call(Q))
     assert len(calls) == 1 and {o.value for o in outcomes} == {"ok"}
     assert sum(not o.cache_hit for o in outcomes) == 1
 
 
 def test_the_tools_of_a_toolbox_share_one_memory(monkeypatch):
-    monkeypatch.setattr("drlib.tools.toolbox.Memory", partial(Memory, entries=2))
+    monkeypatch.setattr("drlib.tools.toolbox.MemoryCache", partial(MemoryCache, entries=2))
     backends = {name: [Scripted(name, after={"text": name})] for name in ("python", "calculator")}
     with Toolbox(None, backends=backends) as toolbox:
         calls = [("python", {"code": "1"}), ("calculator", {"expression": "1"})] * 2
@@ -61,8 +60,8 @@ def test_a_shared_failure_is_no_cache_hit(clock):
         raise fault("server")
 
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0)
-    for last in (None, Source("here", lambda arguments, timeout_s: [])):
-        chain = Dependable("search", [Source("a", down)], policy, clock=clock)
+    for last in (None, FunctionBackend("here", lambda arguments, timeout_s: [])):
+        chain = Dependable("search", [FunctionBackend("a", down)], policy, clock=clock)
         outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, last=last))
         assert all(o.env_fault and not o.cache_hit for o in outcomes)
 
@@ -71,13 +70,13 @@ def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
     def get(key, value="x"):
         return memory.get(key, lambda: value, lambda made: made != "no")
 
-    memory = Memory(entries=2)
+    memory = MemoryCache(entries=2)
     assert [get(key)[1] for key in "ababcbaca"] == [0, 0, 1, 1, 0, 1, 0, 0, 1]
-    memory = Memory(size=3_000)
+    memory = MemoryCache(size=3_000)
     big = "y" * 1_000
     assert [get(key, big)[1] for key in "ababcaac"] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert get("d", "z" * 10_000) == ("z" * 10_000, False) and not get("d")[1]
-    memory = Memory(size=3_000)
+    memory = MemoryCache(size=3_000)
     for n in range(1_000):  # what is not kept takes no room
         assert get(str(n), "no") == ("no", False)
     assert memory._held == 0 and not get("a")[1] and get("a")[1]
@@ -86,7 +85,7 @@ def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
 def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
     for status, kept in (("timeout", False), ("killed", False), ("error", True), ("ok", True)):
         value = {"text": "", "status": status}
-        backend, disk = Scripted("a", after=value), Disk(tmp_path / status)
+        backend, disk = Scripted("a", after=value), DiskCache(tmp_path / status)
         chain = Dependable("python", [backend], disk=disk, clock=clock)
         assert [chain.call({"code": "x"}).cache_hit for _ in range(2)] == [False, kept]
         again = Dependable("python", [backend], disk=disk, clock=clock)
@@ -105,7 +104,9 @@ def test_a_cached_call_does_not_reach_the_backend(clock):
 def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, clock):
     def run(version):
         backend = Scripted("a", after={"text": "æ\ud800"})
-        chain = Dependable("visit", [backend], disk=Disk(tmp_path / "deep" / "cache"), clock=clock)
+        chain = Dependable(
+            "visit", [backend], disk=DiskCache(tmp_path / "deep" / "cache"), clock=clock
+        )
         outcome = chain.call(Q, version)
         assert outcome.value == {"text": "æ\ud800"} and outcome.source == "a"
         return outcome.cache_hit, len(backend.calls)
@@ -115,7 +116,7 @@ def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, cloc
 
 def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock):
     def run(*kinds):
-        disk = Disk(tmp_path / "cache")
+        disk = DiskCache(tmp_path / "cache")
         backends = [Scripted(k, after=fault(k) if k else "ok") for k in kinds]
         return Dependable("visit", backends, PLAIN, disk=disk, clock=clock).call(Q)
 
@@ -128,8 +129,8 @@ def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock
 @pytest.mark.parametrize("damage", ["garbage", "cut", "another file"])
 def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_path, clock):
     path = tmp_path / "cache"
-    Disk(path).put("key", "the right value")
-    Disk(path).put("more", ["filler"] * 5000)
+    DiskCache(path).put("key", "the right value")
+    DiskCache(path).put("more", ["filler"] * 5000)
     data = path.read_bytes()
     path.write_bytes(
         {
@@ -138,7 +139,7 @@ def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_
             "another file": b"my notes, not a data base " * 100,
         }[damage]
     )
-    damaged, disk = path.read_bytes(), Disk(path)
+    damaged, disk = path.read_bytes(), DiskCache(path)
     chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="cache: .*delete the file if it is damaged"):
         assert disk.get("key") is None and disk.get("more") is None
@@ -147,12 +148,12 @@ def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_
     assert path.read_bytes() == damaged  # a file that is none of ours is left as it is
     path.unlink()
     disk.put("key", "new")
-    assert disk.get("key") == "new" and Disk(path).get("key") == "new"
+    assert disk.get("key") == "new" and DiskCache(path).get("key") == "new"
 
 
 def test_a_changed_row_is_as_good_as_absent(tmp_path):
     path = tmp_path / "cache"
-    disk = Disk(path)
+    disk = DiskCache(path)
     disk.put("key", "the right value")
     data = path.read_bytes()
     assert data.count(b"the right value") == 1
@@ -168,7 +169,7 @@ def test_a_changed_row_is_as_good_as_absent(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_path, clock):
-    disk = Disk(tmp_path)  # a folder
+    disk = DiskCache(tmp_path)  # a folder
     chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="unable to open"):
         assert chain.call(Q).value == "ok"
@@ -177,8 +178,8 @@ def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_pat
 WRITER = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from drlib.tools import Disk
-disk, me = Disk(sys.argv[1]), sys.argv[2]
+from drlib.tools import DiskCache
+disk, me = DiskCache(sys.argv[1]), sys.argv[2]
 def work(n):
     disk.put(f"{me}-{n}", [me, n] * 50)
     disk.put("shared", "same")

@@ -15,10 +15,11 @@ from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.chat import train_tokenizer
-from drlib.tools import SCHEMAS, TOOLS, Toolbox, environment
-from drlib.tools.backends import Source
+from drlib.tools import TOOLS, Toolbox, trl_environment
+from drlib.tools.backends import FunctionBackend
 from drlib.worlds import Entity, World, load_world
 
+SCHEMAS = [tool.schema for tool in TOOLS.values()]
 # as the prompts of the committed runs have them
 PROMPTS = [
     '{"name": "search", "description": "Search the world\'s pages. Give one or more queries.", '
@@ -39,7 +40,7 @@ def toolbox():
         return []
 
     names = ("python", "google_scholar", "parse_file")
-    backends = {name: [Source("none", nothing)] for name in names}
+    backends = {name: [FunctionBackend("none", nothing)] for name in names}
     with Toolbox(load_world("tour"), backends=backends, calculator=True) as toolbox:
         yield toolbox
 
@@ -70,8 +71,8 @@ def test_tongyi_s_tools_take_tongyi_s_arguments():
 
 
 def test_what_trl_derives_is_the_function_format(toolbox):
-    derived = [get_json_schema(method) for method in methods(environment(toolbox)())]
-    ours = sorted((tool.function for tool in TOOLS), key=lambda f: f["function"]["name"])
+    derived = [get_json_schema(method) for method in methods(trl_environment(toolbox)())]
+    ours = sorted((tool.function for tool in TOOLS.values()), key=lambda f: f["function"]["name"])
     assert [json.dumps(f) for f in derived] == [json.dumps(f) for f in ours]
 
 
@@ -94,7 +95,7 @@ def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, mo
         Qwen3ForCausalLM(shape),
         reward_funcs=lambda **_: None,
         processing_class=tokenizer,
-        environment_factory=environment(toolbox),
+        environment_factory=trl_environment(toolbox),
         train_dataset=Dataset.from_list([row] * 2),
         args=GRPOConfig(
             str(tmp_path),
@@ -104,15 +105,15 @@ def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, mo
             per_device_train_batch_size=2,
         ),
     )
-    assert [tool.__name__ for tool in trainer.tools] == sorted(tool.name for tool in TOOLS)
-    definitions = {tool.name: tool.function for tool in TOOLS}
+    assert [tool.__name__ for tool in trainer.tools] == sorted(tool.name for tool in TOOLS.values())
+    definitions = {tool.name: tool.function for tool in TOOLS.values()}
     assert all(get_json_schema(tool) == definitions[tool.__name__] for tool in trainer.tools)
     calculator = next(tool for tool in trainer.tools if tool.__name__ == "calculator")
     assert calculator(expression="6 * 7") == "42"
 
 
 def test_both_formats_name_the_same_parameters():
-    for tool in TOOLS:
+    for tool in TOOLS.values():
         short, full = tool.schema, tool.function["function"]
         assert (short["name"], short["description"]) == (full["name"], full["description"])
         assert short["parameters"]["required"] == full["parameters"]["required"]
@@ -127,8 +128,8 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
     rendered = [
         tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
         for tools in (
-            methods(environment(toolbox)()),
-            sorted((t.function for t in TOOLS), key=lambda f: f["function"]["name"]),
+            methods(trl_environment(toolbox)()),
+            sorted((t.function for t in TOOLS.values()), key=lambda f: f["function"]["name"]),
         )
     ]
     assert rendered[0] == rendered[1] and "google_scholar" in rendered[0]
@@ -136,7 +137,7 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
 
 def test_an_environment_is_a_rollout_of_its_own(toolbox):
     other = World([Entity("Norway", "territory", {"currency": "Shell"})], "other")
-    made = environment(toolbox, {other.version: other})
+    made = trl_environment(toolbox, {other.version: other})
     first, second = made(), made()
     assert first.reset(prompt="?", world=other.version) is None
     assert "Shell" in first.search(query=["Norway"])
@@ -151,7 +152,7 @@ def test_an_environment_is_a_rollout_of_its_own(toolbox):
 
 
 def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
-    made = environment(toolbox)()
+    made = trl_environment(toolbox)()
     made.reset(world=toolbox.world.version)
     assert "Krone" in made.search(query=["Norway"])
     with pytest.raises(ValueError, match="unknown world 'v9' in a row: put it into worlds"):
@@ -159,7 +160,7 @@ def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
 
 
 def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox):
-    made = environment(toolbox)()
+    made = trl_environment(toolbox)()
     assert made.search(query=["Norway"] * 11) == "Error: query may have 10 entries at most."
     assert made.visit(url=["u"] * 11, goal="") == "Error: url may have 10 entries at most."
     assert made.parse_file(files=["f"] * 11) == "Error: files may have 10 entries at most."
@@ -170,4 +171,4 @@ def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox
 
 def test_only_the_tools_that_are_there_become_methods():
     with Toolbox(load_world("tour")) as two:
-        assert {m.__name__ for m in methods(environment(two)())} == {"search", "visit"}
+        assert {m.__name__ for m in methods(trl_environment(two)())} == {"search", "visit"}

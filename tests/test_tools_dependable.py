@@ -7,10 +7,10 @@ Run: python -m pytest tests/test_tools_dependable.py
 import threading
 
 import pytest
-from tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
-from drlib.tools import Dependable, Disk, ReliabilityPolicy
-from drlib.tools.backends import Source, digest, uniform
+from drlib.tools import Dependable, DiskCache, ReliabilityPolicy
+from drlib.tools.backends import FunctionBackend, digest, uniform
+from tests.tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_answers_of_the_world_are_no_faults(kind, clock):
 
 
 def test_what_one_source_does_not_have_the_source_in_this_process_may(clock):
-    here = Source("world", lambda arguments, timeout_s: "page")
+    here = FunctionBackend("world", lambda arguments, timeout_s: "page")
     chain = Dependable("visit", [Scripted("a", after=fault("refused")), Scripted("b")], clock=clock)
     outcome = chain.call({"url": "cldr:Norway"}, "v1", here)
     assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
@@ -95,7 +95,7 @@ def test_the_deadline_holds_and_every_try_knows_what_is_left(clock):
         raise fault("timeout")
 
     given, policy = [], ReliabilityPolicy(attempts=9, timeout_s=4, deadline_s=10, backoff_s=0.5)
-    chain = Dependable("visit", [Source("a", hangs), Scripted("b")], policy, clock=clock)
+    chain = Dependable("visit", [FunctionBackend("a", hangs), Scripted("b")], policy, clock=clock)
     outcome = chain.call(Q)
     assert clock.now <= 10 + 1e-9 and outcome.env_fault and outcome.degraded
     assert given[:2] == [4, 4] and 0 < given[2] < 2 and len(given) == 3
@@ -126,12 +126,12 @@ def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
 ):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0, critical=critical)
     after = answer if isinstance(answer, list) else fault(answer)
-    here = Source("world", lambda arguments, timeout_s: backup(arguments, timeout_s))
+    here = FunctionBackend("world", lambda arguments, timeout_s: backup(arguments, timeout_s))
     for in_process in (False, True):
         first = Scripted("a", fault("server"), after=["page"])
         backup = Scripted("b", after=after)
         backends, last = ([first], here) if in_process else ([first, backup], None)
-        disk = Disk(tmp_path / str(in_process))
+        disk = DiskCache(tmp_path / str(in_process))
         chain = Dependable("visit", backends, policy, disk=disk, clock=clock)
         down, up = chain.call(Q, last=last), chain.call(Q, last=last)
         assert not down.value and down.degraded and down.env_fault is critical
@@ -168,8 +168,10 @@ def test_the_source_in_this_process_is_asked_after_the_deadline_too(clock):
         raise fault("timeout")
 
     given = []
-    here = Source("world", lambda arguments, timeout_s: given.append(timeout_s) or "page")
-    chain = Dependable("search", [Source("a", hangs), Source("b", hangs)], PLAIN, clock=clock)
+    here = FunctionBackend("world", lambda arguments, timeout_s: given.append(timeout_s) or "page")
+    chain = Dependable(
+        "search", [FunctionBackend("a", hangs), FunctionBackend("b", hangs)], PLAIN, clock=clock
+    )
     outcome = chain.call(Q, last=here)
     assert clock.now >= 60 and given == [15.0]
     assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
@@ -258,7 +260,7 @@ def test_a_half_open_breaker_lets_one_call_through(clock):
         return "ok"
 
     calls, policy = [], ReliabilityPolicy(attempts=1, breaker_failures=1, breaker_open_s=5)
-    chain = Dependable("search", [Source("a", slow), Scripted("b")], policy, clock=clock)
+    chain = Dependable("search", [FunctionBackend("a", slow), Scripted("b")], policy, clock=clock)
     chain.call({"query": "first"})
     clock.now = 6.0
     trial = threading.Thread(target=chain.call, args=({"query": "trial"},))
@@ -281,7 +283,7 @@ def test_a_call_from_before_the_breaker_opened_does_not_close_it(clock):
         return "ok"
 
     policy = ReliabilityPolicy(attempts=1, breaker_failures=1)
-    chain = Dependable("search", [Source("a", uneven), Scripted("b")], policy, clock=clock)
+    chain = Dependable("search", [FunctionBackend("a", uneven), Scripted("b")], policy, clock=clock)
     slow = threading.Thread(target=chain.call, args=({"query": "slow"},))
     slow.start()
     assert entered.wait(20) and chain.call({"query": "1"}).attempts == 2

@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 import pytest
 from rl_examples import a_trajectory, changed
-from tool_examples import FakeClock, Scripted, together
 
 from drlib.rl.rewards import has_env_fault
-from drlib.tools import Dependable, Faults, ReliabilityPolicy, Toolbox, ToolFault
+from drlib.tools import Dependable, FaultInjector, ReliabilityPolicy, Toolbox, ToolFault
 from drlib.tools.faults import RAISED
 from drlib.worlds import load_world
+from tests.tool_examples import FakeClock, Scripted, together
 
 QUERIES = [f"{name} {n}" for n in range(20) for name in ("Norway", "Gabon", "Peru", "Chad")]
 
@@ -25,7 +25,7 @@ def cldr():
 
 @pytest.mark.parametrize("fault", sorted(RAISED))
 def test_each_fault_is_the_one_it_names(fault, cldr):
-    faults = Faults(script={"*": [fault]}, clock=FakeClock(), retry_after_s=3.0)
+    faults = FaultInjector(script={"*": [fault]}, clock=FakeClock(), retry_after_s=3.0)
     backend = faults.backend(Scripted("a"))
     with pytest.raises(ToolFault) as caught:
         backend({"query": "x"}, 5.0)
@@ -38,7 +38,9 @@ def test_each_fault_is_the_one_it_names(fault, cldr):
 
 def test_a_time_out_takes_its_time_and_a_delay_may_become_one():
     clock = FakeClock()
-    faults = Faults(script={"q": ["timeout", "latency", "latency"]}, latency_s=2, clock=clock)
+    faults = FaultInjector(
+        script={"q": ["timeout", "latency", "latency"]}, latency_s=2, clock=clock
+    )
     backend = faults.backend(Scripted("a"))
     with pytest.raises(ToolFault, match="timeout"):
         backend({"query": "q"}, 5.0)
@@ -49,7 +51,7 @@ def test_a_time_out_takes_its_time_and_a_delay_may_become_one():
 
 
 def test_drift_changes_what_is_found_and_nothing_else(cldr):
-    faults = Faults(rates={"drift": 1.0})
+    faults = FaultInjector(rates={"drift": 1.0})
     world = faults.world(cldr)
     assert (world.name, world.version, len(world)) == (cldr.name, cldr.version, len(cldr))
     before, after = cldr.search("Norway", 5), world.search("Norway", 5)
@@ -66,7 +68,7 @@ def test_drift_changes_what_is_found_and_nothing_else(cldr):
 
 def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
     def drawn(seed, order):
-        faults = Faults(rates={"503": 0.3, "cut": 0.2}, seed=seed)
+        faults = FaultInjector(rates={"503": 0.3, "cut": 0.2}, seed=seed)
         backend = faults.backend(Scripted("a"))
 
         def work(i):
@@ -92,7 +94,7 @@ def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
     """Of rollouts with equal calls the first to come gets the first: only the faults are fixed."""
 
     def drawn(seed):
-        faults = Faults(rates={"503": 0.3, "cut": 0.2}, seed=seed)
+        faults = FaultInjector(rates={"503": 0.3, "cut": 0.2}, seed=seed)
         backend = faults.backend(Scripted("a"))
 
         def work(_):
@@ -107,7 +109,7 @@ def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
 
 
 def test_a_script_names_the_operation(cldr):
-    world = Faults(script={"Norway": ["", "503"], "*": ["cut"]}).world(cldr)
+    world = FaultInjector(script={"Norway": ["", "503"], "*": ["cut"]}).world(cldr)
     assert world.search("Norway") and world.search("Norway", 3)
     for query, kind in [("Norway", "server"), ("Gabon", "connection")]:
         with pytest.raises(ToolFault, match=kind):
@@ -126,7 +128,7 @@ def test_a_script_names_the_operation(cldr):
 )
 def test_faults_that_make_no_sense_are_refused(rates, script, message):
     with pytest.raises(ValueError, match=message):
-        Faults(rates, script)
+        FaultInjector(rates, script)
 
 
 # ---------------------------------------------------------------- with the toolbox
@@ -136,7 +138,7 @@ def transcript(cldr, seed, *, protected=True):
     """What 80 rollout calls read, on eight threads, as bytes."""
     clock = FakeClock()
     rates = {"503": 0.2, "429": 0.1, "cut": 0.1, "malformed": 0.1, "drift": 0.1, "latency": 0.1}
-    faults = Faults(rates, seed=seed, clock=clock)
+    faults = FaultInjector(rates, seed=seed, clock=clock)
     policy = ReliabilityPolicy(attempts=3, breaker_failures=0, deadline_s=1000, seed=seed)
     policies = {"search": policy, "visit": policy} if protected else {}
     with Toolbox(faults.world(cldr), results=2, policies=policies, clock=clock) as toolbox:
@@ -168,7 +170,7 @@ def test_the_toolbox_s_protection_can_be_left_off(cldr):
 @pytest.mark.parametrize("protected", [False, True])
 def test_a_broken_tool_is_never_the_policy_s_failure(fault, protected, cldr):
     clock = FakeClock()
-    world = Faults(rates={fault: 1.0}, clock=clock).world(cldr)
+    world = FaultInjector(rates={fault: 1.0}, clock=clock).world(cldr)
     policies = dict.fromkeys(("search", "visit"), ReliabilityPolicy()) if protected else {}
     with Toolbox(world, policies=policies, clock=clock) as toolbox:
         for name, arguments in [
@@ -183,7 +185,7 @@ def test_a_broken_tool_is_never_the_policy_s_failure(fault, protected, cldr):
 
 
 def test_a_page_that_is_not_there_is_the_policy_s_own_mistake(cldr):
-    with Toolbox(Faults(rates={"404": 1.0}).world(cldr)) as toolbox:
+    with Toolbox(FaultInjector(rates={"404": 1.0}).world(cldr)) as toolbox:
         result = toolbox.call("visit", {"url": ["cldr:Norway"], "goal": "x"})
     assert not result.ok and not result.env_fault
     assert result.text == "Error: cldr:Norway could not be accessed."
@@ -191,6 +193,6 @@ def test_a_page_that_is_not_there_is_the_policy_s_own_mistake(cldr):
 
 def test_faults_of_the_primary_lead_to_the_backup(cldr):
     clock = FakeClock()
-    first = Faults(rates={"500": 1.0}, clock=clock).backend(Scripted("first", after=[]))
+    first = FaultInjector(rates={"500": 1.0}, clock=clock).backend(Scripted("first", after=[]))
     chain = Dependable("search", [first, Scripted("second", after=[])], clock=clock)
     assert chain.call({"query": "x"}).source == "second"

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("trafilatura")
 
 from drlib.tools import ReliabilityPolicy, Toolbox, fetch
-from drlib.tools.backends import ANSWERS, PAGE, ToolFault
-from tests.test_tools_fetch import OPEN, fault, reader, site
+from drlib.tools.backends import ANSWERS, PAGE_FAULTS, ToolFault
 from tests.waiting import until
+from tests.web_servers import OPEN, fault, reader, site
 
-__all__ = ["reader", "site"]
+__all__ = ["reader", "site"]  # fixtures
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 ONCE = ReliabilityPolicy(attempts=1, timeout_s=5.0)
 
@@ -356,7 +356,7 @@ def test_thousands_of_random_replies_give_typed_results_only(site, reader, make)
         try:
             reader({"url": f"http://example.test:{site.port}/a"}, 10.0)
         except ToolFault as wrong:
-            assert wrong.kind in (*PAGE, *ANSWERS), replies["now"]
+            assert wrong.kind in (*PAGE_FAULTS, *ANSWERS), replies["now"]
             assert not wrong.detail.startswith("timeout"), replies["now"]
             kinds.add(wrong.kind)
     assert {"unreachable", "refused" if make is random_redirect else "unreadable"} <= kinds

@@ -154,6 +154,26 @@ def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_referenc
     assert gradient.norm() > 1e-3
 
 
+def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
+    """Plain descent on nothing but the term: the KL that it measures falls."""
+    dead = rollouts[8:12]
+    config = settings(rl_kl_coef=1.0)
+    here = record(policy, dead, config, PAD)
+    noise = np.random.default_rng(0)
+    away = [
+        np.where(t.generated, r + noise.normal(size=len(r)), 0).astype(np.float32)
+        for t, r in zip(dead, here)
+    ]
+    model = copy.deepcopy(policy)
+    share = Share(dead, torch.zeros(4), torch.ones(4), {"reference": away})
+    before = learn(model, [share], config, Ranks(), PAD)["kl"]
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.02 * p.grad
+    after = learn(model, [share], config, Ranks(), PAD)["kl"]
+    assert after < before - 1e-4
+
+
 def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
     """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
     config = settings(rl_correction="truncate", rl_engine="bfloat16")

@@ -15,7 +15,7 @@ from babel import Locale
 from babel.core import get_global
 
 import drlib.worlds.cldr as cldr
-from drlib.tools import Faults, Toolbox
+from drlib.tools import FaultInjector, Toolbox
 from drlib.worlds import load_world, read_facts
 from drlib.worlds.library import next_part
 
@@ -187,7 +187,7 @@ def test_relations_read_well():
         "code",
         "symbol",
     }
-    relations = {relation for _, relation, _ in cldr.read().facts}
+    relations = {relation for _, relation, _ in cldr.read_locale_data().facts}
     assert {relation.split()[-1] for relation in relations} == nouns
 
 
@@ -204,8 +204,8 @@ print(world.version, world.graph.version)"""
 
 
 def test_built_once_and_reused(world, tmp_path, monkeypatch):
-    reads, read = [], cldr.read
-    monkeypatch.setattr(cldr, "read", lambda: reads.append(1) or read())
+    reads, read = [], cldr.read_locale_data
+    monkeypatch.setattr(cldr, "read_locale_data", lambda: reads.append(1) or read())
     path = tmp_path / "cldr.sqlite"
     first, again = load_world("cldr", path), load_world("cldr", path)
     assert len(reads) == 1 and first.changes.added == ["cldr"] and again.changes.added == []
@@ -219,7 +219,7 @@ def test_built_once_and_reused(world, tmp_path, monkeypatch):
 
 def test_a_toolbox_reads_it_with_and_without_faults(world):
     part = {"url": ["cldr:Latin script?part=2"], "goal": "languages"}
-    with Toolbox(world, results=3) as toolbox, Toolbox(Faults().world(world)) as other:
+    with Toolbox(world, results=3) as toolbox, Toolbox(FaultInjector().world(world)) as other:
         text = toolbox.call("visit", part).text
         assert text == other.call("visit", part).text
         assert len(read_facts(text)["script of"]) == 60 and next_part(text).endswith("?part=3")

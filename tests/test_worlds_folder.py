@@ -1,17 +1,15 @@
-"""A folder as a world: chunks, links, tables and front matter by hand, and every bad file.
+"""A folder as a world: chunks, links, tables and front matter by hand.
 
-The triples of a model are in test_worlds_triples.py.
+What cannot be read is in test_worlds_folder_faults.py, the triples of a model in
+test_worlds_triples.py.
 """
 
-import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -19,99 +17,14 @@ import pytest
 pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 
-from drlib.worlds import folder, load_world  # noqa: E402
-from drlib.worlds.folder import chunks  # noqa: E402
-from tests.test_tools_files import BILLION_LAUGHS, docx, paragraph, pdf, zipped  # noqa: E402
-
-INTRO = """---
-tags: [alpha, beta]
-author: Ada
-nested: {a: 1}
-part of: a series
-link: own name
----
-# Intro
-
-See [install](#install), [usage](../api.rst#usage), [the web](https://example.org/a.md), an
-![image](a.png), [nothing here](#nowhere) and [up and out](../../../etc/passwd.md).
-
-## Install now!
-
-[It](it%20aly.html) is text.
-
-| City | Country | Notes |
-|------|---------|-------|
-| **Oslo** | Norway | |
-| Rome | [Italy](it%20aly.html#history) | a \\| b |
-
-```
-# no heading
-```
-
-### Details
-
-## Install now!
-
-Again.
-"""
-API = """
-===
-API
-===
-
-Hello :doc:`guide/intro` and `home <guide/intro.md>`_.
-
-Usage
-=====
-
-Some text::
-
-    Indented
-    --------
-
-Details
--------
-
-Deep.
-
-Other
-=====
-"""
-ITALY = """<html><head><title>Italy</title><script>evil()</script></head><body>
-<h1>Italy</h1><p>Back to <a href="intro.md">intro</a>.</p>
-<section id="history"><h2>History<a href="#history">¶</a></h2><p>Old.</p>
-<pre># code, no heading</pre>
-<table><tr><th>Year</th><th>Ruler</th></tr><tr><td>1861</td><td>Victor</td></tr>
-<tr><td>1878</td><td>Umberto</td></tr></table></section></body></html>"""
-NOTEBOOK = {
-    "cells": [
-        {"cell_type": "markdown", "source": ["# A study\n", "of [Italy](it%20aly.html)"]},
-        {"cell_type": "code", "source": "# a comment\nprint(1)", "outputs": []},
-    ]
-}
+from drlib.worlds import folder
+from drlib.worlds.chunking import CHUNK, chunks
+from tests.folder_examples import API, INTRO, facts_of, load, mixed_folder
 
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with a file of most types."""
-    guide = tmp_path / "docs" / "guide"
-    guide.mkdir(parents=True)
-    (guide / "intro.md").write_text(INTRO)
-    (guide / "it aly.html").write_text(ITALY)
-    (guide / "study.ipynb").write_text(json.dumps(NOTEBOOK))
-    (tmp_path / "docs" / "api.rst").write_text(API)
-    (tmp_path / "docs" / "plain.txt").write_text("# no heading\n[no link](api.rst)\n")
-    (tmp_path / "docs" / "paper.pdf").write_bytes(pdf("The first page", "The second page"))
-    (tmp_path / "docs" / "memo.docx").write_bytes(docx(paragraph("A memo about tungsten")))
-    return tmp_path / "docs"
-
-
-def load(path, index=None, **options):
-    return load_world(f"folder:{path}", index, **options)
-
-
-def facts_of(part):
-    return {tuple(fact) for fact in part.facts}
+    return mixed_folder(tmp_path / "docs")
 
 
 def test_chunks_links_tables_and_front_matter_of_markdown():
@@ -206,12 +119,12 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
     part = chunks("a.txt", "\n".join(lines))
     assert [d.title for d in part.documents[:3]] == ["a.txt", "a.txt (2)", "a.txt (3)"]
     assert "\n".join(d.text for d in part.documents).split("\n") == lines
-    assert all(len(d.text) <= folder.CHUNK for d in part.documents)
-    one = chunks("b.md", "# B\n" + "y" * (3 * folder.CHUNK - 1))
+    assert all(len(d.text) <= CHUNK for d in part.documents)
+    one = chunks("b.md", "# B\n" + "y" * (3 * CHUNK - 1))
     assert [len(d.text) for d in one.documents] == [
-        folder.CHUNK + 3,
-        folder.CHUNK + 3,
-        folder.CHUNK + 2,
+        CHUNK + 3,
+        CHUNK + 3,
+        CHUNK + 2,
     ]  # "B" and an empty line
     assert {d.text[:3] for d in one.documents} == {"B\n\n"}
 
@@ -314,140 +227,6 @@ def test_the_folder_is_not_written_to(place, tmp_path):
     load(place)
     load(place, tmp_path / "elsewhere" / "index.sqlite")
     assert state() == before
-
-
-# ---------------------------------------------------------------------------------------------
-# what may lie in a folder
-
-
-def test_missing_and_empty_folders_and_files_name_the_remedy(tmp_path):
-    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
-        load(tmp_path / "none")
-    (tmp_path / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
-        load(tmp_path / "a.md")
-    (tmp_path / "a.md").unlink()
-    with pytest.raises(ValueError, match=r"put files of type .*\.md .*into it"):
-        load(tmp_path)
-    (tmp_path / "a.exe").write_bytes(b"MZ")
-    with pytest.raises(ValueError, match=r"no pages in it.*'a.exe', 'no regular file .*\.md"):
-        load(tmp_path)
-
-
-def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(place, tmp_path, monkeypatch):
-    rng = random.Random("bytes-0")
-    outside = tmp_path / "secret.txt"
-    outside.write_text("secret")
-    (place / "broken link.md").symlink_to(place / "nothing.md")
-    (place / "leaves.txt").symlink_to(outside)
-    (place / "cycle").symlink_to(place)
-    (place / "loop.md").symlink_to(place / "loop.md")
-    os.mkfifo(place / "pipe.md")
-    monkeypatch.chdir(place)  # the name of a socket must be short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket.txt")
-    (place / "folder.md").mkdir()
-    (place / "folder.md" / "inside.md").write_text("inside a folder called like a file")
-    (place / ".git").mkdir()
-    (place / ".git" / "config.md").write_text("hidden")
-    (place / "binary.txt").write_bytes(b"\x7fELF\0\1\2" + rng.randbytes(100))
-    (place / "broken.pdf").write_bytes(pdf("x")[:50])
-    (place / "broken.ipynb").write_text('{"cells": [{"cell_type"')
-    (place / "strange.ipynb").write_text("[1]")
-    (place / "bomb.docx").write_bytes(docx("<w:p/>" * 9_000_000))
-    (place / "entities.docx").write_bytes(docx(paragraph("&j;"), BILLION_LAUGHS))
-    (place / "no.docx").write_bytes(zipped([("a", "b")]))
-    (place / "picture.png").write_bytes(b"\x89PNG")
-    (place / "latin.txt").write_bytes("Zürich".encode("latin-1"))
-    (place / "wide.md").write_bytes("# Zürich".encode("utf-16"))
-    (place / "empty.md").write_bytes(b"")
-    with open(os.fsencode(place) + b"/\xff.md", "w") as strange:
-        strange.write("x")
-    world = load(place)
-    reasons = {
-        "broken link.md": "links are not followed",
-        "leaves.txt": "links are not followed",
-        "cycle": "links are not followed",
-        "loop.md": "links are not followed",
-        "pipe.md": "no regular file",
-        "socket.txt": "no regular file",
-        ".git": "hidden and",
-        "binary.txt": "binary bytes",
-        "broken.pdf": "malformed",
-        "broken.ipynb": "malformed",
-        "strange.ipynb": "malformed",
-        "bomb.docx": "too_large",
-        "entities.docx": "entities",
-        "no.docx": "malformed",
-        "picture.png": "no regular file of type .txt .md",
-        "\\udcff.md": "No such file",
-    }
-    assert set(world.changes.skipped) == set(reasons)
-    wrong = {
-        name: world.changes.skipped[name]
-        for name, reason in reasons.items()
-        if reason not in world.changes.skipped[name]
-    }
-    assert wrong == {}
-    assert world.page("latin.txt").text == world.page("wide.md").text.split("\n")[0] == "Zürich"
-    assert world.page("folder.md/inside.md") and world.page("empty.md").text == ""
-    assert len(world.changes.added) == 7 + 4 and world.find("guide/intro.md")
-    assert "secret" not in str(world.store.rows("SELECT text FROM pages"))
-
-
-def test_a_file_above_the_limit_is_skipped_without_being_read(tmp_path):
-    (tmp_path / "small.md").write_text("small")
-    with open(tmp_path / "huge.txt", "wb") as huge:
-        huge.truncate(200_000_000)
-    tracemalloc.start()
-    world = load(tmp_path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert world.changes.skipped == {
-        "huge.txt": "200000000 bytes, above the limit of 20000000: split the file"
-    }
-    assert peak < 20_000_000 and len(world) == 1
-
-
-def test_a_large_text_below_the_limit_is_shortened_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "MAX_TEXT", 10_000)
-    (tmp_path / "a.txt").write_text("a line of text\n" * 2_000)
-    texts = [text for (text,) in load(tmp_path).store.rows("SELECT text FROM pages")]
-    assert sum(map(len, texts)) < 11_000 and any("19999 characters left out" in t for t in texts)
-
-
-def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
-    for line in (
-        "[",
-        "[](",
-        "# ",
-        "|-",
-        "`<",
-        "- - ",
-        "[a](" + "b" * 800,
-        "{#",
-        "|--|\n",
-        "---\n",
-        "a\n---\n",
-        "# a\n",
-        "|a|b|\n|--|--|\n",
-        ":doc:`",
-    ):
-        for suffix in (".md", ".rst"):
-            part = chunks(f"a{suffix}", line * (200_000 // len(line)))  # quadratic: minutes
-            assert part.documents[0].title == f"a{suffix}"
-
-
-def test_links_in_a_circle_and_a_world_without_links(tmp_path):
-    (tmp_path / "a.md").write_text("[b](b.md) [a](a.md)")
-    (tmp_path / "b.md").write_text("[a](a.md)")
-    world = load(tmp_path)
-    assert world.links("a.md") == ("b.md", "a.md") and world.links("b.md") == ("a.md",)
-    assert set(world.graph.facts) == {("a.md", "link", "b.md"), ("b.md", "link", "a.md")}
-    for name in "ab":
-        (tmp_path / f"{name}.md").write_text("no link")
-    bare = load(tmp_path)
-    assert bare.graph is None and bare.search("link")
 
 
 def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):

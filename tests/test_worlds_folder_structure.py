@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
-from drlib.worlds import folder, load_world  # noqa: E402
-from drlib.worlds.folder import chunks, slug  # noqa: E402
-from tests.test_worlds_folder import facts_of, load  # noqa: E402
+from drlib.worlds import folder, load_world
+from drlib.worlds.chunking import chunks, slug
+from tests.folder_examples import facts_of, load
 
 
 def test_front_matter_is_text_as_it_stands_and_what_is_no_fact_can_be_read():

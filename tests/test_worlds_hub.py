@@ -155,8 +155,8 @@ def test_a_folder_of_files_in_their_order_and_the_limit(tmp_path):
 
 def test_the_second_load_reads_nothing_and_a_changed_file_is_read(tmp_path, monkeypatch):
     path, index, calls = jsonl(tmp_path / "a.jsonl", WIKI), tmp_path / "index.sqlite", []
-    real = hub.read
-    monkeypatch.setattr(hub, "read", lambda rows: calls.append(1) or real(rows))
+    real = hub.read_pages
+    monkeypatch.setattr(hub, "read_pages", lambda rows: calls.append(1) or real(rows))
     first = load_world(f"hub:{path}", index)
     again = load_world(f"hub:{path}", index)
     assert len(calls) == 1 and again.version == first.version

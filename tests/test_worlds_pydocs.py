@@ -183,7 +183,7 @@ def test_pages_are_prose_and_facts(world):
 def test_the_same_under_another_hash_seed_and_without_touching_this_process(world, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "77")
     loaded = {*sys.modules}
-    part = module.read()
+    part = module.read_standard_library()
     assert Graph(part.nodes, part.facts).version == world.graph.version
     assert [d.text for d in part.documents[:50]] == [
         world.page(d.title).text.partition("\n\nFacts about")[0] for d in part.documents[:50]
@@ -192,7 +192,7 @@ def test_the_same_under_another_hash_seed_and_without_touching_this_process(worl
 
 
 def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkeypatch):
-    """Only the modules' names are asked for; the child is started as `read` does it."""
+    """Only the modules' names are asked for; the child is started as the reader does it."""
     for name in ("code", "zlib", "chunk"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RUN')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -205,7 +205,10 @@ def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkey
         return subprocess.CompletedProcess(command, 0, "\n[[], [], []]")
 
     monkeypatch.setattr(module.subprocess, "run", run)
-    assert module.read() == ([], [], []) and int(seen[0].stdout.splitlines()[-1]) > 200
+    assert (
+        module.read_standard_library() == ([], [], [])
+        and int(seen[0].stdout.splitlines()[-1]) > 200
+    )
     assert not (tmp_path / "RUN").exists()
 
 
@@ -214,9 +217,11 @@ def test_it_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="reading the standard library failed"):
         load_world("pydocs", tmp_path / "index.db")
-    monkeypatch.setattr(module, "read", lambda: module.Part([module.Document("a", "b")]))
+    monkeypatch.setattr(
+        module, "read_standard_library", lambda: module.Part([module.Document("a", "b")])
+    )
     assert len(load_world("pydocs", tmp_path / "index.db")) == 1
-    monkeypatch.setattr(module, "read", lambda: pytest.fail("read again"))
+    monkeypatch.setattr(module, "read_standard_library", lambda: pytest.fail("read again"))
     assert len(load_world("pydocs", tmp_path / "index.db")) == 1
 
 

@@ -1,14 +1,9 @@
-"""The store and its library: pages that read back, updates all or nothing, readers undisturbed.
+"""The store and its library: pages that read back, and updates that are all or nothing.
 
 Run: python -m pytest tests/test_worlds_store.py
 """
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import threading
 
 import pytest
 
@@ -17,28 +12,13 @@ from drlib.tools.toolbox import SEPARATOR
 from drlib.worlds import Node
 from drlib.worlds.library import Library, next_part, read_facts
 from drlib.worlds.store import FACTS_PER_PAGE, Changes, Document, Part, Skip, Store
+from tests.store_examples import library, place
 
 CODES = [
     ("json.dumps", "Serialize to text. Pass max_length."),
     ("dumps", "Nothing of it."),
     ("json", "A module; json, dumps apart."),
 ]
-
-
-def place(name, *facts, links=(), aliases=()):
-    """A source of one page."""
-    text = f"{name} is a place.\nIt has a page."
-    return Part(
-        [Document(name, text, links)],
-        [Node(name, "place", aliases)],
-        [(name, *fact) for fact in facts],
-    )
-
-
-def library(parts, path=None):
-    store = Store(path)
-    store.update({source: "1" for source in parts}, parts.__getitem__)
-    return Library("test", store, "t")
 
 
 @pytest.fixture(scope="module")
@@ -332,94 +312,3 @@ def test_a_foreign_or_damaged_file_is_named_and_kept(tmp_path):
             store.update({"0": "1"}, lambda _: place("Page 0"))
             Library("test", store, "t").page("Page 0")
         assert path.read_bytes() == before
-
-
-def test_a_reader_keeps_its_state_and_a_new_one_sees_the_update(tmp_path):
-    path = tmp_path / "index"
-    old = library({"a": place("A", ("r", "1"))}, path)
-    version = old.version
-    new = library({"a": place("A", ("r", "1")), "b": place("B", ("r", "A"))}, path)
-    assert read_facts(old.page("A").text) == {"r": ["1"]} and old.find("B") is None
-    assert old.version == version == old.store.version != new.version
-    assert read_facts(new.page("A").text) == {"r": ["1"], "r of": ["B"]}
-
-
-WRITER = """
-import os, sys
-sys.path.insert(0, "tests")
-from test_worlds_store import Store, place
-def read(source):
-    if source == "999":
-        print("nearly done", flush=True)
-        sys.stdin.readline()
-    return place(f"New {source}", ("r", "A"))
-store = Store(sys.argv[1])
-store.update({str(i): "2" for i in range(1000)} | {"a": "1"}, read)
-print(store.version, flush=True)
-"""
-
-
-def writer(path):
-    """A process that has written all but the last source of an update when this returns."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "nearly done\n"
-    return process
-
-
-def test_readers_are_not_disturbed_by_a_writer(tmp_path):
-    path = tmp_path / "index"
-    version = library({"a": place("A", ("r", "1"))}, path).version
-    process, faults, shown = writer(path), [], set()
-
-    def look():
-        world = library({"a": place("A", ("r", "1"))}, path)
-        found = {(world.version, len(world), world.search("A")[0].title) for _ in range(20)}
-        faults.extend(found - {(version, 1, "A")})
-
-    one = library({"a": place("A", ("r", "1"))}, path)  # shared by the threads below
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    threads += [
-        threading.Thread(target=lambda: shown.update(one.page("A").text for _ in range(50)))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    out, _ = process.communicate("\n")
-    assert not faults and shown == {one.page("A").text} and process.returncode == 0
-    after = Store(path)
-    after.update({str(i): "2" for i in range(1000)} | {"a": "1"}, None)
-    assert after.version == out.strip() != version == one.store.version
-
-
-def test_a_killed_writer_leaves_the_old_state(tmp_path):
-    path = tmp_path / "index"
-    version = library({"a": place("A", ("r", "1"))}, path).version
-    process = writer(path)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    world = library({"a": place("A", ("r", "1"))}, path)
-    assert (world.version, len(world)) == (version, 1)
-    assert world.store.rows("PRAGMA integrity_check") == [("ok",)]
-
-
-def test_processes_that_build_the_same_index_at_once_read_it_once(tmp_path):
-    code = """
-import sys
-sys.path.insert(0, "tests")
-from test_worlds_store import Store, place
-store = Store(sys.argv[1])
-changes = store.update({str(i): "1" for i in range(50)}, lambda s: place(f"Page {s}", ("r", s)))
-print(len(changes.added), store.version)
-"""
-    run = [sys.executable, "-c", code, tmp_path / "index"]
-    processes = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    found = [process.communicate()[0].split() for process in processes]
-    assert sorted(int(read) for read, _ in found) == [0, 0, 0, 50]
-    assert len({version for _, version in found}) == 1

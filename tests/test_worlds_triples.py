@@ -227,7 +227,7 @@ def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
     world = load(place, model, timeout_s=5.0)
     skipped = world.changes.skipped
     assert len(skipped) == 7 and len(world) == 7
-    assert sum("ConnectError" in why for why in skipped.values()) == triples.PATIENCE
+    assert sum("ConnectError" in why for why in skipped.values()) == triples.MAX_FAILED_FILES
     assert sum("failed 3 times in a row" in why for why in skipped.values()) == 4
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
-from drlib.worlds import load_world  # noqa: E402
+from drlib.worlds import load_world
 
 
 def test_without_libzim_the_error_names_the_licence_and_the_command(monkeypatch, tmp_path):

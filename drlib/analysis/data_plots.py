@@ -1,9 +1,11 @@
 """Pictures of questions and of data: a question as its graph, a report, a funnel.
 
-Colours: C0 what is asked for, C1 what a question names, grey what lies between.
+Colours: C0 what is asked for, C1 what a question names, grey what lies between; a world has one
+colour in every picture (`WORLD_COLORS`).
 """
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -12,6 +14,9 @@ from matplotlib.figure import Figure
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Query, Range
 from drlib.worlds.graph import inverse
+
+WORLD_COLORS = {"tour": "C4", "cldr": "C0", "pydocs": "C2"}  # by the name that loads them
+OTHER_WORLDS = ("C3", "C5", "C6")  # in turn, for folders and other sources
 
 Edge = tuple[str, "Query | None", str]  # label, what is inside, text of a leaf that is no title
 
@@ -98,25 +103,32 @@ def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
     return max(below, row + 1)
 
 
-def quality_figure(reports: Sequence[dict]) -> Figure:
-    """Reports of `quality_report`, one colour a world: faults, depths, search, answers."""
+def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figure:
+    """Reports of `quality_report`, each in its world's colour: faults, depths, search, answers.
+
+    control: one more, of questions that are not expected to be good, in grey.
+    """
+    others = cycle(OTHER_WORLDS)
+    colors = [WORLD_COLORS.get(report["world"]) or next(others) for report in reports]
+    if control:
+        reports, colors = [*reports, control], [*colors, CONTROL]
     fig, (faults, depth, search, answers) = plt.subplots(
         1, 4, figsize=(11, 2.9), layout="constrained", width_ratios=(1.5, 1, 0.8, 0.8)
     )
     width = 0.8 / len(reports)
     depths = sorted({key for report in reports for key in report["depth"]}, key=int)
-    for i, report in enumerate(reports):
+    for i, (report, color) in enumerate(zip(reports, colors)):
         shift = (i - (len(reports) - 1) / 2) * width
         sql, sets, n = report["by_sql"], report["by_sets"], report["questions"]
         label = f"{report['world']}, {n:,} questions"
-        _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, f"C{i}", label)
-        _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, f"C{i}")
-        _bars(search, report["search_finds"], shift, width, f"C{i}")
+        _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, color, label)
+        _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, color)
+        _bars(search, report["search_finds"], shift, width, color)
         rates = {
             "largest\nshare": report["answers"]["largest_share"],
             "different\na question": report["answers"]["different"] / n,
         }
-        _bars(answers, rates, shift, width, f"C{i}")
+        _bars(answers, rates, shift, width, color)
     faults.set(title="faults (worse of two engines)", ylim=(0, 1))
     for tick in faults.get_xticklabels():
         tick.set(rotation=30, ha="right", rotation_mode="anchor")

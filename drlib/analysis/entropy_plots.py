@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from drlib.analysis.entropy import TokenTable, responses
 from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.token_table import TokenTable, responses
 from drlib.trajectory import Segment, Trajectory
 
 SCALE = "cividis"  # entropy, nats
@@ -142,7 +142,7 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
 
 def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     """Change of entropy from a base to a trained model on the same tokens, by tenths of them;
-    found: label -> `entropy.overlap`, and the label gets the overlap of the top tokens."""
+    found: label -> `entropy.high_entropy_overlap`; the label gets the overlap of the top tokens."""
     for color, (name, one) in zip(cycle((UP, DOWN, "C2")), found.items()):
         label = f"{name}: {one['overlap']:.0%} of the top 20% shared"
         ax.plot(range(1, len(one["change"]) + 1), one["change"], "o-", color=color, label=label)
@@ -153,7 +153,7 @@ def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
 
 def answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
     """The answer's loss along a trajectory (`pseudo_gradient.Curve`); a dot is a turn's start, and
-    nothing was measured along dotted lines. spans: `entropy.responses`, orange where they failed.
+    nothing was measured along dotted lines. spans: `token_table.responses`, orange where failed.
     """
     for color, (name, curve) in zip(cycle((UP, DOWN, CONTROL, "C2")), curves.items()):
         ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.2, ls=":")

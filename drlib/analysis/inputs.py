@@ -5,7 +5,7 @@ and reads it as a stream. What a file lacks is filled in like this, and never gu
 
 - Token ids: the file's, else its text, tokenised turn by turn: messages through the chat template
   (ChatML without one), assistants' words as they stand. A tag in a tool's text counts as a tag.
-- Log-probabilities: NaN; entropies: None (`entropy.rescore` makes both). Alternatives are sorted,
+- Log-probabilities: NaN; entropies: None (`rescoring.rescore` makes both). Alternatives are sorted,
   shorter lists end in -1 and -inf, one whose text names no single id has -1. The last is left out
   if it was sampled: servers add that one, however improbable it is.
 - Tool results: messages of the role tool and <tool_response> tags, one a turn (parallel calls':
@@ -36,8 +36,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
-from drlib.analysis.entropy import token_texts
 from drlib.analysis.segments import mark_people, segments_of
+from drlib.analysis.token_table import token_texts
 from drlib.chat import load_any_tokenizer
 from drlib.checks import require
 from drlib.files import iter_json_lines

@@ -49,7 +49,7 @@ def answer_losses(
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     require(bool(answer), "the answer has no tokens; give one that tokenises to something")
     require(
-        len(ends_P) > 0 and 1 <= ends_P.min() and ends_P.max() <= len(context),
+        len(ends_P) > 0 and ends_P.min() >= 1 and ends_P.max() <= len(context),
         f"prefix ends must be one or more of 1..{len(context)}, got {prefix_ends}",
     )
     require(

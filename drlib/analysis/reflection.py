@@ -31,7 +31,8 @@ from statistics import NormalDist
 import numpy as np
 import yaml
 
-from drlib.analysis.entropy import STATUSES, TokenTable, high_entropy
+from drlib.analysis.entropy import high_entropy
+from drlib.analysis.token_table import RESPONSE_STATUSES, TokenTable
 from drlib.checks import require
 from drlib.evals.metrics import RESAMPLES, Interval, resample
 from drlib.trajectory import Segment
@@ -55,7 +56,7 @@ def cluster_interval(
     n = len(parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
-        draws = resample(parts, statistic, seed, resamples, draw="counts")
+        draws = resample(parts, statistic, seed, resamples)
     z, f = NormalDist().inv_cdf(0.975), n - 1
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     beyond = NormalDist().cdf(-math.sqrt(n / f) * t)
@@ -132,7 +133,7 @@ def reflection_lift(
         f"{window}: a lift needs some, and some that do not",
     )
     found = []
-    for number, status in enumerate(("all", *STATUSES[1:])):
+    for number, status in enumerate(("all", *RESPONSE_STATUSES[1:])):
         inside = after & (table.status == number) if number else after
         if inside.any():
             asked = dict(seed=seed, resamples=resamples)
@@ -213,7 +214,7 @@ def event_curves(
     """
     entropy, curves, places = table.known("entropy"), {}, np.arange(-before, after)
     width, m = before + after, len(table.names)
-    for number, status in enumerate(("all", *STATUSES[1:])):
+    for number, status in enumerate(("all", *RESPONSE_STATUSES[1:])):
         starts = np.flatnonzero((table.since == 0) & ((table.status == number) | (number == 0)))
         if not len(starts):
             continue
@@ -248,7 +249,7 @@ def lexicons() -> dict[str, list[str]]:
 def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.ndarray:
     """bool_N: a whole word (or phrase) of `words` begins in this token of a thought.
 
-    texts: of each token, as `entropy.token_texts` gives them; a match may span several.
+    texts: of each token, as `token_table.token_texts` gives them; a match may span several.
     """
     spaced = (r"\s+".join(map(re.escape, word.split())) for word in words)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", re.I)

@@ -21,17 +21,12 @@ import numpy as np
 
 from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
-from drlib.analysis.entropy import (
-    TokenTable,
-    entropy_bounds,
-    rescore,
-    summary,
-    token_statistics,
-    token_texts,
-)
+from drlib.analysis.entropy import entropy_bounds, summary
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import png_bytes
 from drlib.analysis.rendering import markup, visible
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import TokenTable, token_statistics, token_texts
 from drlib.chat import load_any_tokenizer
 from drlib.checks import require
 from drlib.trajectory import Trajectory

@@ -1,6 +1,6 @@
 """Where tokens go in a mixture of experts: load, specialisation, decisiveness, change.
 
-All but `router_entropies` read `Trajectory.routed_experts`, which `entropy.rescore(model,
+All but `router_entropies` read `Trajectory.routed_experts`, which `rescoring.rescore(model,
 trajectories, experts=True)` fills. A token counts once for each of its k experts, observations too.
 
 Specialisation is the mutual information of a token's segment and its expert. Finitely many tokens
@@ -69,7 +69,7 @@ def _routes(trajectory: Trajectory) -> np.ndarray:
     require(
         trajectory.routed_experts is not None,
         f"trajectory {trajectory.id} has no record of "
-        "its experts; fill it with entropy.rescore(model, ..., experts=True)",
+        "its experts; fill it with rescoring.rescore(model, ..., experts=True)",
     )
     return trajectory.routed_experts.astype(np.int64)
 

@@ -4,20 +4,18 @@
 trajectories that were kept. It is read from the committed reference run or gathered from the stages
 of a local one.
 
-Intervals are 95% and clustered by question (eight samples of one question are not eight
-questions). Left out: tests of hypotheses, and everything that trains.
+Intervals are 95%, over seeds and questions (`evals.metrics`); a run of one seed can only speak of
+its questions, and says so. Left out: tests of hypotheses, and everything that trains.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from drlib.analysis.rendering import is_right
 from drlib.checks import require
 from drlib.config import Config
-from drlib.evals.metrics import Interval, percentile_interval
-from drlib.evals.results import CONTROLS, EVALUATED, TITLES, Results, gather
+from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
+from drlib.evals.results import CONTROLS, EVALUATED, Results, gather, titles
 from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run import RunFolder, read_metrics
@@ -79,37 +77,23 @@ accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> In
 
 
 def error_rate(results: Results, stage: str) -> Interval:
-    """Failed calls per call of the sampled rollouts, with its interval by question."""
-    return _ratio(results, stage)
+    """Failed calls per call of the sampled rollouts, with its interval.
+
+    ValueError: the stage was not evaluated, or made no call.
+    """
+    failed_SQ, calls_SQ = results.calls(stage)
+    return rate_interval(failed_SQ, calls_SQ)
 
 
 def error_ratio(results: Results, stage: str, over: str) -> Interval:
-    """`error_rate(stage)` divided by `error_rate(over)`, paired by question."""
-    return _ratio(results, stage, over)
+    """`error_rate(stage)` divided by `error_rate(over)`, paired by seed and question.
 
-
-def _calls(results: Results, stage: str) -> dict[str, np.ndarray]:
-    """(failed calls, calls) of each question."""
-    table: dict[str, np.ndarray] = {}
-    for (name, _), outcomes in results.outcomes.items():
-        for o in outcomes if name == stage else ():
-            table[o.task] = table.get(o.task, np.zeros(2)) + (o.errors, o.calls)
-    require(bool(table), f"stage {stage!r} was not evaluated: there are {results.stages}")
-    return table
-
-
-def _ratio(results: Results, *stages: str) -> Interval:
-    """Of a stage's sums, errors over calls; with a second stage, over that one's."""
-    tables = [_calls(results, stage) for stage in stages]
-    questions = sorted(tables[0])
-    parts_QC = np.array([np.concatenate([t[name] for t in tables]) for name in questions])
-
-    def ratio(sums_RC: np.ndarray) -> np.ndarray:
-        rate, *over = (sums_RC[:, c] / sums_RC[:, c + 1] for c in range(0, sums_RC.shape[1], 2))
-        return rate / over[0] if over else rate
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return percentile_interval(parts_QC, ratio, seed=0)
+    ValueError: a stage was not evaluated, not with the other's seeds, or made no call, or no call
+    of `over` failed.
+    """
+    same = results.by_seed(stage).keys() == results.by_seed(over).keys()
+    require(same, f"{stage!r} and {over!r} were evaluated with different seeds")
+    return relative_rate_interval(*results.calls(stage), *results.calls(over))
 
 
 def percent(interval: Interval, sign: str = "") -> str:
@@ -119,7 +103,13 @@ def percent(interval: Interval, sign: str = "") -> str:
 
 
 def seeds(n: int) -> str:
+    """The number with its noun, for labels: 3 seeds."""
     return f"{n} seed{'s' * (n > 1)}"
+
+
+def drawn_over(n: int) -> str:
+    """What an interval of a run of n seeds was drawn over, in words."""
+    return f"{seeds(n)} and questions" if n > 1 else "questions, one seed"
 
 
 SHORT = {
@@ -167,8 +157,8 @@ def table(results: Results) -> str:
     best = pass_name(results)
     decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
     lines = [
-        f"held-out answers, % right [95% interval], {seeds(len(results.seeds))};",
-        f"n questions: n greedy, {k} n sampled",
+        f"held-out answers, % right [95% interval over {drawn_over(len(results.seeds))}];",
+        f"n: greedy answers, every seed's to the same questions; {k} n are sampled",
     ]
     for title, kind, hops in BLOCKS:
         lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
@@ -177,9 +167,13 @@ def table(results: Results) -> str:
             if any(cells):
                 n = results.count(stage, kind, "greedy", hops)[1]
                 n = n or results.count(stage, kind, "sample", hops)[1]
-                name = SHORT.get(stage, TITLES[stage])
+                name = SHORT.get(stage, titles()[stage])
                 lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
-    lines += ["", "The demonstrator was asked its own easy training questions."]
+    lines += [
+        "",
+        "The demonstrator was asked its own easy training questions, and is not trained:",
+        "its interval is over answers alone.",
+    ]
     return "\n".join(lines)
 
 

@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 
 from drlib.analysis.plots import band
 from drlib.analysis.tour import TourRun, seeds
+from drlib.training import stages
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
 MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
-COLORS = {"sft": "C2", "sft_continued": "C1", "rl": "C0", "rl_random_reward": "0.45"}
+COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
 BEHIND = "0.8"
 
 
@@ -42,13 +43,27 @@ def draw(
     scale: float = 1.0,
     thick: float = 2.0,
 ) -> None:
-    """A `band` of the stage's seeds, as far as all of them have come; nothing without any."""
+    """A `band` of the stage's seeds, as far as all of them have come; nothing without any.
+
+    A mean over fewer seeds would jump where one ends, so a seed that came further goes on as its
+    own thin line. Where they end at different steps, a cross stands at the end of each.
+    """
     curves = run.curves.get(stage, {}) if run else {}
     lines = [smoothed(rows, key, width) for _, rows in sorted(curves.items())]
-    length = min((len(steps) for steps, _ in lines), default=0)
-    if length:
-        values = [scale * v[:length] for _, v in lines]
-        band(ax, values, color, label, lines[0][0][:length], style=style, thick=thick)
+    if not lines:
+        return
+    lengths = [len(steps) for steps, _ in lines]
+    shared = min(lengths)
+    if shared:
+        values = [scale * v[:shared] for _, v in lines]
+        band(ax, values, color, label, lines[0][0][:shared], style=style, thick=thick)
+    if shared == max(lengths):
+        return
+    for steps, values in lines:
+        if len(steps):
+            alone = slice(max(shared - 1, 0), None)
+            ax.plot(steps[alone], scale * values[alone], color=color, lw=0.9, ls=style)
+            ax.plot(steps[-1:], scale * values[-1:], "x", color=color, ms=6, mew=1.6, zorder=4)
 
 
 def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:

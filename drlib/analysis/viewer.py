@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from drlib.analysis.entropy import Source, outcome, responses, status_of, token_texts
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS, UNSEEN, visible
+from drlib.analysis.token_table import TrajectorySource, outcome, responses, status_of, token_texts
 from drlib.chat import load_any_tokenizer
 from drlib.checks import require
 from drlib.files import write_whole
@@ -34,10 +34,16 @@ from drlib.trajectory import Termination, Trajectory
 TEMPLATE, SCRIPT = (Path(__file__).with_name(f"viewer.{end}") for end in ("html", "js"))
 TOOLS = ("all ok", "some error", "some empty", "no calls")  # what the tool filter offers
 _FULL = 0.995  # the quantile of all values that gets the full colour
-_REMEDY = "run one file through both checkpoints (entropy.rescore) and compare those"
+_REMEDY = "run one file through both checkpoints (rescoring.rescore) and compare those"
 
 
-def page(source: Source, tokenizer=None, *, compare: Source | None = None, title: str = "") -> str:
+def page(
+    source: TrajectorySource,
+    tokenizer=None,
+    *,
+    compare: TrajectorySource | None = None,
+    title: str = "",
+) -> str:
     """The page of a rollout file (of any format in `inputs`), or of trajectories.
 
     tokenizer: of the model that made them, or its folder; with None, ids are shown as #123.
@@ -79,7 +85,7 @@ def page(source: Source, tokenizer=None, *, compare: Source | None = None, title
     return _fill(title or (paths[0].name if paths else "Trajectories"), head, parts)
 
 
-def write_page(out: str | Path, source: Source, tokenizer=None, **how) -> Path:
+def write_page(out: str | Path, source: TrajectorySource, tokenizer=None, **how) -> Path:
     """Write `page(...)` to the file `out`; `how`: its `compare` and `title`."""
     return save(out, page(source, tokenizer, **how))
 

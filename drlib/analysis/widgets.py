@@ -18,12 +18,13 @@ from matplotlib.figure import Figure
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
 from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
+from drlib.rl.clips import CLIPS
 from drlib.rl.losses import LossConfig
 from drlib.synthesis.checks import effort, faults
-from drlib.synthesis.demonstrations import Solver
-from drlib.synthesis.engine import OPERATORS
-from drlib.synthesis.queries import depth, evaluate, from_text, to_text
-from drlib.synthesis.wording import render
+from drlib.synthesis.queries import depth, evaluate_query, from_text, to_text
+from drlib.synthesis.solver import Solver
+from drlib.synthesis.upgrades import OPERATORS
+from drlib.synthesis.wording import render_question
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
@@ -67,6 +68,7 @@ class GrpoPanel(_Panel):
         }
         fields = ("clip", "level", "aggregate", "kl_estimator")
         options = {name: get_args(get_type_hints(LossConfig)[name]) for name in fields}
+        options["clip"] = tuple(CLIPS)
         options = {"advantage": list(ESTIMATORS)} | options
         self.switches = {name: ipw.Dropdown(options=some) for name, some in options.items()}
         self.switches["kl_estimator"].value = LossConfig.kl_estimator
@@ -210,7 +212,7 @@ class QuestionPanel(_Panel):
                 new = next(filter(None, draws), None)
                 query, applied = new or query, applied + (new is not None)
         task = dataclasses.replace(task, query=to_text(query))
-        found, wrong = evaluate(query, self._graph), faults(query, self._graph)
+        found, wrong = evaluate_query(query, self._graph), faults(query, self._graph)
         cells = {
             "upgrades": applied,
             "answers": len(found),
@@ -226,7 +228,7 @@ class QuestionPanel(_Panel):
             "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
             for tag, some in (("th", cells), ("td", cells.values()))
         )
-        question = html.escape(render(query, self._graph, 0))
+        question = html.escape(render_question(query, self._graph, 0))
         self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
         self.picture.value = png_bytes(data_plots.question_graph(query, task.answer))
 

@@ -2,8 +2,9 @@
 
 `results.json` holds sums by stage, kind, look-ups, decoding and seed: what tables are made from.
 `outcomes.json` holds every question's outcomes as digits: what intervals are made from, because
-eight samples of one question are not eight questions. All stages and seeds are asked the same
-held-out questions, so differences are paired by question.
+eight samples of one question are not eight questions, and three seeds' answers to one question are
+not three questions either. All stages and seeds are asked the same held-out questions, so
+differences are paired by seed and question. `evals.metrics` says what the intervals hold.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
-from drlib.evals.metrics import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
+from drlib.evals.metrics import Interval, difference_interval, share_interval, wilson_interval
 from drlib.files import write_whole
 from drlib.training import stages
 from drlib.training.data import read_episodes
@@ -25,16 +29,17 @@ from drlib.training.run import git, read_manifest
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
-TITLES = {
-    "untrained": "untrained",
-    "demonstrator": "the demonstrator",
-    "cpt": "after pre-training",
-    "sft": "after SFT",
-    "sft_continued": "SFT continued (RL's compute)",
-    "rl": "after RL",
-    "rl_random_reward": "RL, random reward",
-    "closed_book": "after RL, closed book",
-}
+
+
+def titles() -> dict[str, str]:
+    """What tables call each row, in their order: the registry's titles, the teacher's and a twin's.
+
+    The demonstrations are rows of their teacher, and the policy after RL is asked again with tools
+    that find nothing ("closed_book").
+    """
+    named = {name: stage.title for name, stage in stages.STAGES.items() if stage.title}
+    known = {"demonstrations": "demonstrator", "evaluate_closed_book": "closed_book"}
+    return {known.get(name, name): title for name, title in named.items()}
 
 
 def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
@@ -100,7 +105,7 @@ class Results:
 
     @property
     def stages(self) -> list[str]:
-        return [s for s in TITLES if any(r["stage"] == s for r in self.rows)]
+        return [s for s in titles() if any(r["stage"] == s for r in self.rows)]
 
     @property
     def seeds(self) -> list[int]:
@@ -134,40 +139,79 @@ class Results:
         ]
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
-    def values(self, stage: str, kind: str | None, decoding: str, hops: int | None = None):
-        """Each question's scores (all seeds, all samples); `kind` None: of both kinds."""
-        table = defaultdict(list)
-        for (name, _), outcomes in self.outcomes.items():
-            for o in outcomes if name == stage else ():
-                if kind in (None, o.kind) and hops in (None, o.hops):
-                    scores = {
-                        "greedy": [o.greedy],
-                        "sample": o.samples,
-                        f"pass@{len(o.samples)}": [any(o.samples)],
-                    }
-                    table[o.task] += map(float, scores.get(decoding, ()))
-        return table
+    def by_seed(self, stage: str) -> dict[int, list[Outcome]]:
+        """The outcomes of a stage by its seed, in order of seeds; ValueError without any."""
+        found = {
+            seed: some for (name, seed), some in sorted(self.outcomes.items()) if name == stage
+        }
+        require(bool(found), f"stage {stage!r} was not evaluated: there are {self.stages}")
+        return found
+
+    def scores(
+        self, stage: str, kind: str | None, decoding: str, hops: int | None = None
+    ) -> dict[int, dict[str, float]]:
+        """Of each seed, each question's mean score; `kind` None: questions of both kinds."""
+        found = {}
+        for seed, outcomes in self.by_seed(stage).items():
+            chosen = [o for o in outcomes if kind in (None, o.kind) and hops in (None, o.hops)]
+            found[seed] = {o.task: _score(o, decoding) for o in chosen}
+        asked = f"{stage!r} was not asked {kind or 'any'} questions ({decoding})"
+        require(all(found.values()), asked)
+        return found
+
+    def calls(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
+        """Failed tool calls and all tool calls of the sampled rollouts, [S seeds, Q questions]."""
+        by_seed = self.by_seed(stage)
+        failed = {seed: {o.task: o.errors for o in some} for seed, some in by_seed.items()}
+        made = {seed: {o.task: o.calls for o in some} for seed, some in by_seed.items()}
+        return _matrix(failed), _matrix(made)
 
     def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
-        """(share right, low, high), 95%, clustered by question; seeds are pooled.
+        """(share right, low, high), 95%, over seeds and questions, or questions where one seed is.
 
-        Where all questions agree a bootstrap has no width: there it is Wilson's over questions.
+        The demonstrator is no training and has sums only: its interval is Wilson's over answers.
+        ValueError where the stage was not asked.
         """
-        by_question = self.values(stage, kind, decoding, hops)
-        if not by_question:  # the demonstrator: sums only
-            correct, n = self.count(stage, kind, decoding, hops)
-            if not n:
-                raise ValueError(f"{stage!r} was not asked {kind} questions ({decoding})")
-            return correct / n, *wilson_interval(correct, n)
-        mean, low, high = bootstrap_mean(by_question, seed=0)
-        if low == high and mean in (0.0, 1.0):
-            low, high = wilson_interval(round(mean * len(by_question)), len(by_question))
-        return mean, low, high
+        if any(name == stage for name, _ in self.outcomes):
+            return share_interval(_matrix(self.scores(stage, kind, decoding, hops)))
+        correct, n = self.count(stage, kind, decoding, hops)
+        require(n > 0, f"{stage!r} was not asked {kind} questions ({decoding})")
+        return correct / n, *wilson_interval(correct, n)
 
-    def gain(self, stage: str, over: str, kind: str | None, decoding: str, hops=None) -> Interval:
-        """Accuracy of `stage` less that of `over`, paired by question, with its interval."""
-        a, b = (self.values(s, kind, decoding, hops) for s in (stage, over))
-        return bootstrap_difference(a, b, seed=0)
+    def gain(
+        self, stage: str, over: str, kind: str | None, decoding: str, hops: int | None = None
+    ) -> Interval:
+        """Accuracy of `stage` less that of `over`, paired by seed and question, with its interval.
+
+        Only seeds that have both stages count. ValueError without one.
+        """
+        ours = self.scores(stage, kind, decoding, hops)
+        theirs = self.scores(over, kind, decoding, hops)
+        both = sorted(ours.keys() & theirs.keys())
+        require(bool(both), f"no seed has both {stage!r} and {over!r}")
+        differences_SQ = _matrix({seed: ours[seed] for seed in both})
+        differences_SQ -= _matrix({seed: theirs[seed] for seed in both})
+        return difference_interval(differences_SQ)
+
+
+def _score(outcome: Outcome, decoding: str) -> float:
+    """Of one question: right or wrong, or the share of its samples that are right."""
+    if decoding == "greedy":
+        return float(outcome.greedy)
+    if decoding == "sample":
+        return sum(outcome.samples) / len(outcome.samples)
+    if decoding == f"pass@{len(outcome.samples)}":
+        return float(any(outcome.samples))
+    known = f"greedy, sample and pass@{len(outcome.samples)}"
+    raise ValueError(f"unknown decoding {decoding!r}: there are {known}")
+
+
+def _matrix(by_seed: dict[int, dict[str, float]]) -> np.ndarray:
+    """Values [S seeds, Q questions], questions by name; ValueError where seeds had other ones."""
+    questions = sorted(next(iter(by_seed.values())))
+    for seed, values in by_seed.items():
+        require(sorted(values) == questions, f"seed {seed} was asked other questions")
+    return np.array([[values[name] for name in questions] for values in by_seed.values()])
 
 
 COUNTS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")

@@ -9,16 +9,32 @@ for pictures (tests and `lab run` use it, so that they never change the committe
 import inspect
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from drlib.config import ROOT
 from drlib.files import write_whole
 
-ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
 STYLE = ROOT / "drlib" / "drlib.mplstyle"
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
+
+
+def one_thread_in_a_notebook() -> None:
+    """Torch and what else counts by OpenMP use one thread in a kernel, as in the stages and tests.
+
+    The policies here are small: with two threads they wait for each other, and what takes half a
+    minute takes several. A kernel that was started with OMP_NUM_THREADS keeps it, and outside of a
+    kernel nothing happens. Torch need not be imported yet, and is not imported here.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not hasattr(shell, "kernel") or "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def progress(iterable: Iterable | None = None, total: float | None = None, desc: str = ""):

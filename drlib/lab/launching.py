@@ -32,7 +32,7 @@ REDRAW_S = 1.0
 LOG_LINES = 30
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+PARALLEL = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 class LaunchError(RuntimeError):
@@ -84,7 +84,7 @@ def launch(
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
     name = desc or module
-    how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
+    how = (*PARALLEL, f"--nproc-per-node={processes}") if processes > 1 else ()
     LOGS.mkdir(parents=True, exist_ok=True)
     handle, log = tempfile.mkstemp(prefix=f"{name.replace('/', '_')}-", suffix=".log", dir=LOGS)
     with open(handle, "wb") as output:
@@ -120,7 +120,7 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
     for name in stages.needed(stage, config, runs):
-        spec, final = stages.find(name), stages.folder(name, config, runs)
+        spec, final = stages.stage_named(name), stages.folder(name, config, runs)
         launch(
             build.MODULE,
             stages.arguments(name, config, runs),

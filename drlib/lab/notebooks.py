@@ -2,8 +2,9 @@
 
 `run` adds what papermill leaves open: unknown parameter names and wrong types are errors, the
 kernel starts in notebooks/ as under Jupyter and nbval, with private Jupyter folders, and bars and
-prints of the cells appear on the terminal. The executed copy gets its name when it is complete; a
-failed one stays beside it as NN_profile.failed.ipynb.
+prints of the cells appear on the terminal. The executed copy is NN_profile.running.ipynb while it
+grows and gets its name when it is complete; one that failed stays as NN_profile.failed.ipynb. One
+that was stopped from outside keeps the first name, and the next run says so and replaces it.
 
 `refresh` executes with the defaults (the ci profile) and writes outputs that are the same bytes on
 every run: no timings, no widget state, no random cell ids. Left out: cells tagged raises-exception
@@ -19,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from drlib.config import Config, nearest
+from drlib.config import Config
 from drlib.files import write_whole
 from drlib.lab.display import ROOT
+from drlib.registry import nearest
 
 FOLDER = ROOT / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -117,21 +119,29 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     usual = ROOT / "runs" / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
     output = (output or usual).resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
+    running = output.with_suffix(".running.ipynb")
     failed = output.with_suffix(".failed.ipynb")
     pictures = os.environ.get("DRLIB_FIGURES") or str(output.parent / "figures")
     pause = "0.5" if sys.stderr.isatty() else "60"  # a log file needs no moving bars
     print(f"{source.name}, profile {profile}: executing (the copy goes to {output})", flush=True)
-    with private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TEXT_BARS=pause):
-        _execute(
-            source,
-            failed,
-            parameters,
-            f"the copy is {failed}",
-            stdout_file=sys.stdout,
-            stderr_file=sys.stderr,
-            on_cell_start=_announce,
-        )
-    os.replace(failed, output)
+    if running.exists():
+        print(f"an earlier run was stopped before its end; its copy {running} is replaced")
+    try:
+        with private_jupyter(DRLIB_FIGURES=pictures, DRLIB_TEXT_BARS=pause):
+            _execute(
+                source,
+                running,
+                parameters,
+                f"the copy is {failed}",
+                stdout_file=sys.stdout,
+                stderr_file=sys.stderr,
+                on_cell_start=_announce,
+            )
+    except NotebookError:
+        os.replace(running, failed)
+        raise
+    os.replace(running, output)
+    failed.unlink(missing_ok=True)  # of an earlier run: this one is whole
     print(f"done: {output}, pictures in {pictures}", flush=True)
     return output
 
@@ -195,7 +205,7 @@ def normalised(notebook):
 
 
 @contextmanager
-def private_jupyter(**more: str):
+def private_jupyter(**more: str | None):
     """The environment of a kernel that neither sees nor touches the user's Jupyter and IPython."""
     with tempfile.TemporaryDirectory(prefix="drlib-jupyter-") as scratch, patch.dict(os.environ):
         for name, value in (kernel_environment(Path(scratch)) | more).items():

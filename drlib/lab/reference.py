@@ -18,7 +18,7 @@ import torch
 
 from drlib.analysis import tour
 from drlib.config import Config
-from drlib.evals.results import EVALUATED, TITLES, Results, gather
+from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.launching import ensure
@@ -44,7 +44,7 @@ def reference(
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
-        stages.find(name)  # a misspelt one fails before anything is trained
+        stages.stage_named(name)  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each, name in itertools.product(configs, names):
         ensure(name, each, runs=runs)
@@ -91,8 +91,9 @@ def results_block(results: Results) -> str:
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
         f"All rows: `{results.command}` (or `make reference`). One row: "
-        "`python -m drlib.training STAGE`, with the stage's name from the last column (the "
-        "demonstrator was asked its own easy training questions)."
+        "`python -m drlib.training STAGE`, with the stage's name from the last column. The "
+        "demonstrator was asked its own easy training questions, and it is not trained: its "
+        "interval is over answers alone."
     )
 
 
@@ -109,10 +110,11 @@ def _claim(results: Results) -> str:
         for kind in ("search", "python", None)
     }
     errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
+    ratio, low, high = tour.error_ratio(results, "rl", OVER)
     return (
         "What reinforcement learning adds to the same fine-tuning continued with its compute, on "
-        f"held-out questions ({tour.seeds(len(results.seeds))} of the whole line, 95% intervals "
-        "by question):\n\n"
+        f"held-out questions (the whole line from {tour.seeds(len(results.seeds))}; 95% intervals "
+        f"over {tour.drawn_over(len(results.seeds))}):\n\n"
         f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} right, "
         f"{gains['search']} points.\n"
         "- **Three look-ups**, which nobody demonstrated, greedy: "
@@ -120,7 +122,8 @@ def _claim(results: Results) -> str:
         f"{share(OVER, 'search', 'greedy', 3)}.\n"
         f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} right, "
         f"{gains['python']} points; both kinds together {gains[None]}.\n"
-        f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%."
+        f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%, so "
+        f"{ratio:.2f} [{low:.2f}, {high:.2f}] times as many."
     )
 
 
@@ -138,7 +141,7 @@ def _table(results: Results) -> str:
     heads = [f"{title} (n={asked[of]})" for title, of in columns.items()]
     lines = ["| % right | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
     for stage in results.stages:
-        line = f"| {TITLES[stage]} | "
+        line = f"| {titles()[stage]} | "
         for of, usual in asked.items():
             n = results.count(stage, *of)[1]
             own = "" if n in (0, usual) else f" (n={n})"

@@ -292,7 +292,11 @@ class _FusedPolicyGradient(Function):
             for k, columns in enumerate(head.columns):
                 head.collect(k, rows, head.logits(rows, columns, out=block[:, columns]))
             head.combine(rows)
-            head.add_gradients([rows], lambda _, c: block[:, c], by_logp, None, d_hidden, d_weight)
+
+            def tile(_, columns, block=block):
+                return block[:, columns]
+
+            head.add_gradients([rows], tile, by_logp, None, d_hidden, d_weight)
         ctx.gradients = [d if d is None else d.to(hidden.dtype) for d in (d_hidden, d_weight)]
         logp, entropy = (row_N.float() for row_N in head.found_4N[:2])
         ctx.mark_non_differentiable(logp, entropy)

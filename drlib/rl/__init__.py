@@ -7,8 +7,8 @@ In the order in which a batch of rollouts goes through them:
     resampling   which rollouts of a group to keep (GRPO-RoC, DAPO, DUPO)
     filtering    which of them may enter the loss, which the baseline
     advantages   how much better each was than its siblings
-    losses       the policy gradient, every clip and mean a switch, and losses towards
-                 demonstrations and teachers; `divergences` has its parts
+    losses       the policy gradient, every choice in it a switch; `clips`, `divergences` and
+                 `loss_metrics` have its parts, `distillation` gives it a teacher's advantages
     stability    controllers that watch a run; `staleness` is about the age of rollouts
 
 Tensors and records come in, tensors and metrics go out; there is no model, no optimiser and no

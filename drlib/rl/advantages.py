@@ -1,8 +1,9 @@
 """Advantages of group-based policy gradients: how much better a rollout was than its siblings.
 
 Four estimators, one small function each, all of the same signature, so that swapping them is
-swapping a name. `leave_one_out` is the recipe's (Tongyi DeepResearch section 3.4, after LOOP,
-arXiv 2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G.
+swapping a name in `ADVANTAGES`, where your own can be registered. `leave_one_out` is the recipe's
+(Tongyi DeepResearch section 3.4, after LOOP, arXiv 2502.01600, eq. 3); the report's printed eq. 5
+is `group_mean`, smaller by (G-1)/G.
 
 Every reward is shifted by its group's smallest one before anything is summed. Advantages do not
 depend on the shift, and so a group of equal rewards gives exactly 0 whatever the rounding.
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from drlib.checks import require
+from drlib.registry import Registry
+
+ADVANTAGES = Registry("advantage")  # name -> (rewards_N, groups_N, valid_N=None) -> advantages_N
 
 
 class _Groups(NamedTuple):
@@ -27,6 +31,7 @@ class _Groups(NamedTuple):
     index_N: Tensor
 
 
+@ADVANTAGES.register("leave_one_out")
 def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
     """A_i = R_i - mean of the other members' rewards (LOOP eq. 3); the recipe's default.
 
@@ -46,18 +51,29 @@ def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
     return _finish(groups.shifted_N - baseline_N, groups, rewards_N)
 
 
+@ADVANTAGES.register("group_mean")
 def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
-    """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO);
-    the rest as `leave_one_out`."""
+    """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO).
+
+    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
+    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid and
+    in a group of one. ValueError: lengths differ, a valid reward is not finite, a dtype is wrong.
+    """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     return _finish(_centred(groups), groups, rewards_N)
 
 
+@ADVANTAGES.register("group_normalized")
 def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4).
 
     `std` is the sample's (divided by G-1), as TRL and verl compute it. It makes rare successes and
-    failures of very hard and easy questions weigh more. The rest as `leave_one_out`.
+    failures of very hard and easy questions weigh more.
+
+    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
+    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid, in
+    a group of one and where the deviation is 0, also with epsilon = 0. ValueError: lengths differ,
+    a valid reward is not finite, a dtype is wrong.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     centred_N = _centred(groups)
@@ -66,11 +82,17 @@ def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
     return _finish(_divide(centred_N, std_N, epsilon), groups, rewards_N)
 
 
+@ADVANTAGES.register("batch_normalized")
 def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch").
 
     One scale for all questions: `group_mean`, with the step size held when rewards change scale.
-    The rest as `leave_one_out`.
+    Give it the rewards of the whole step: the deviation is of what it is given.
+
+    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
+    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid, in
+    a group of one and where the deviation is 0, also with epsilon = 0. ValueError: lengths differ,
+    a valid reward is not finite, a dtype is wrong.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     kept = rewards_N.double()[groups.valid_N]
@@ -84,13 +106,15 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
     own; only the whole is judged. Take the baseline over trajectories first: over segments, those
     with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
-    rows is ReSum's 1 / (number of segments), "token" the recipe's.
+    rows is ReSum's 1 / (number of segments), "token" the recipe's. Function only: no run uses it
+    yet.
 
     advantages_N: float. trajectory_of_segment_S: int, in any order. Returns advantages_S, dtype of
     `advantages_N`. ValueError: shapes, indices that are no integers or name no trajectory.
     """
     advantages_N = torch.as_tensor(advantages_N)
-    name, n = "trajectory_of_segment_S", advantages_N.numel()
+    name = "trajectory_of_segment_S"
+    n = advantages_N.numel()
     index_S = _integers(trajectory_of_segment_S, name, advantages_N.device)
     flat = advantages_N.dim() == index_S.dim() == 1
     require(
@@ -113,24 +137,26 @@ def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
     boolean = valid_N.dtype == torch.bool or not valid_N.numel()
     require(boolean, f"valid_N must be boolean, got {valid_N.dtype}; pass counts > 0")
     valid_N = valid_N.to(rewards_N.device, torch.bool)
-    shapes = [tuple(t.shape) for t in (rewards_N, groups_N, valid_N)]
+    shapes = [tuple(tensor.shape) for tensor in (rewards_N, groups_N, valid_N)]
     require(
         rewards_N.dim() == 1 and len(set(shapes)) == 1,
-        "rewards_N, groups_N and valid_N need "
-        "one entry per rollout (shape [N]); got shapes {}, {}, {}".format(*shapes),
+        "rewards_N, groups_N and valid_N need one entry per rollout (shape [N]); got shapes "
+        + ", ".join(map(str, shapes)),
     )
     for i in torch.nonzero(valid_N & ~rewards_N.isfinite()).flatten().tolist():
         raise ValueError(
             f"rewards_N[{i}] is {rewards_N[i].item()}; make valid_N[{i}] False where "
             "a rollout could not be judged"
         )
+    # each reward less the smallest valid one of its group
     index_N = torch.unique(groups_N, return_inverse=True)[1]
     exact_N = rewards_N.double()
     candidates_N = exact_N.masked_fill(~valid_N, torch.inf)
     smallest = torch.full_like(exact_N, torch.inf).scatter_reduce(0, index_N, candidates_N, "amin")
     shifted_N = torch.where(valid_N, exact_N - smallest[index_N], 0.0)
-    sums = (_group_sum(values_N, index_N) for values_N in (valid_N.double(), shifted_N))
-    return rewards_N, _Groups(shifted_N, *sums, valid_N, index_N)
+    count_N = _group_sum(valid_N.double(), index_N)
+    total_N = _group_sum(shifted_N, index_N)
+    return rewards_N, _Groups(shifted_N, count_N, total_N, valid_N, index_N)
 
 
 def _integers(values, name: str, device) -> Tensor:
@@ -159,11 +185,3 @@ def _divide(centred_N: Tensor, std: Tensor, epsilon: float) -> Tensor:
 def _finish(advantages_N: Tensor, groups: _Groups, rewards_N: Tensor) -> Tensor:
     alone_N = groups.count_N < 2
     return advantages_N.masked_fill(~groups.valid_N | alone_N, 0.0).to(rewards_N.dtype)
-
-
-ADVANTAGES = {
-    "leave_one_out": leave_one_out,
-    "group_mean": group_mean,
-    "group_normalized": group_normalized,
-    "batch_normalized": batch_normalized,
-}

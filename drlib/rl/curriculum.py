@@ -7,32 +7,33 @@ DeepResearch's automatic data curation (report, section on RL data), `StagedCurr
 rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
 
 Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
-draws. Left out: the background process that tries questions, weights that learn (bandits).
+draws. Of the four only `Curriculum` is in a run so far, the others are functions only. Left out:
+the background process that tries questions, weights that learn (bandits).
 """
 
 import math
 import random
-from collections import defaultdict, namedtuple
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from drlib.checks import require, within
 from drlib.rl.staleness import Machine
 
-FLOOR = 0.04
-START = 0.3  # assumed solve rate before anything was tried
-MEMORY = 0.7  # of the running solve rate, a step
+_FLOOR = 0.04  # of a skill's weight: nothing is ever forgotten
+_START = 0.3  # assumed solve rate before anything was tried
+_MEMORY = 0.7  # of the running solve rate, a step
 
 
 class Curriculum:
     """A running solve rate p of each skill, drawn in proportion to p(1 - p) and a little more."""
 
     def __init__(self, skills: Sequence[str], state: dict[str, float] | None = None):
-        self.rates = dict.fromkeys(skills, START) | (state or {})
+        self.rates = dict.fromkeys(skills, _START) | (state or {})
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
         """One of the skills `among`, in proportion to p(1 - p) + 0.04."""
-        weights = [self.rates[s] * (1 - self.rates[s]) + FLOOR for s in among]
+        weights = [self.rates[s] * (1 - self.rates[s]) + _FLOOR for s in among]
         return rng.choices(list(among), weights)[0]
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> None:
@@ -42,17 +43,24 @@ class Curriculum:
             seen[skill].append(solved)
         for skill, solved in seen.items():
             mean = sum(solved) / len(solved)
-            self.rates[skill] = MEMORY * self.rates[skill] + (1 - MEMORY) * mean
+            self.rates[skill] = _MEMORY * self.rates[skill] + (1 - _MEMORY) * mean
 
     def state_dict(self) -> dict[str, float]:
         return dict(self.rates)
 
 
-Refresh = namedtuple("Refresh", "mastered hopeless added")  # an exchange: question ids, sorted
+class Refresh(NamedTuple):
+    """An exchange of questions: their ids, sorted."""
+
+    mastered: tuple[str, ...]
+    hopeless: tuple[str, ...]
+    added: tuple[str, ...]
 
 
 class DataCuration(Machine):
     """An active set of questions of medium difficulty, renewed from a background pool.
+
+    Function only: no run uses it yet (Tongyi DeepResearch's automatic data curation).
 
     Args:
         solve_rates: share solved by the starting policy, for every question. Those strictly
@@ -67,9 +75,11 @@ class DataCuration(Machine):
     def __init__(
         self, solve_rates: Mapping[str, float], *, window: int = 8, every: int | None = None
     ):
-        every = math.inf if every is None else every
-        within(window, "[2, inf)", "window"), within(every, "[1, inf]", "every")
-        self.window, self.every, self.known = window, every, frozenset(solve_rates)
+        within(window, "[2, inf)", "window")
+        self.window = window
+        self.every = math.inf if every is None else every
+        within(self.every, "[1, inf]", "every")
+        self.known = frozenset(solve_rates)
         active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
         require(len(active) > 0, "every question is always or never solved; add others")
         self.size = len(active)
@@ -77,14 +87,16 @@ class DataCuration(Machine):
 
     def observe(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Take in (question, reward in 0..1) of a step's judged rollouts, late ones too."""
-        active, seen = {*self.state["active"]}, self.state["outcomes"]
+        active = set(self.state["active"])
+        seen = self.state["outcomes"]
         for question, solved in self._checked(outcomes):
             if question in active:
                 seen[question] = [*seen.get(question, ()), solved][-self.window :]
 
     def probe(self, solve_rates: Mapping[str, float]) -> None:
         """Take in what the background process measured: what is medium enters the pool."""
-        active, pool = {*self.state["active"]}, self.state["pool"]
+        active = set(self.state["active"])
+        pool = self.state["pool"]
         for question, rate in self._checked(solve_rates.items()):
             pool.pop(question, None)
             if question not in active and 0 < rate < 1:
@@ -95,26 +107,33 @@ class DataCuration(Machine):
 
         Questions nearest to a half fill the set up to its first size. It is never left empty.
         """
-        s = self.state
-        s["steps"] += 1
-        if not ask and s["steps"] < self.every:
+        state = self.state
+        state["steps"] += 1
+        if not ask and state["steps"] < self.every:
             return None
-        s["steps"] = 0
-        full = {q: seen for q, seen in s["outcomes"].items() if len(seen) >= self.window}
+        state["steps"] = 0
+
+        # who leaves: questions whose last outcomes are all 1 or all 0
+        full = {q: seen for q, seen in state["outcomes"].items() if len(seen) >= self.window}
         mastered = sorted(q for q, seen in full.items() if min(seen) >= 1)
         hopeless = sorted(q for q, seen in full.items() if max(seen) <= 0)
-        kept = sorted({*s["active"]} - {*mastered, *hopeless})
-        nearest = sorted(s["pool"], key=lambda q: (abs(s["pool"][q] - 0.5), q))
-        added = sorted(nearest[: self.size - len(kept)])
-        if not added and kept in ([], s["active"]):
+        left = {*mastered, *hopeless}
+        kept = sorted(q for q in state["active"] if q not in left)
+
+        # who comes: from the pool, nearest to a half
+        pool = state["pool"]
+        by_difficulty = sorted(pool, key=lambda q: (abs(pool[q] - 0.5), q))
+        added = sorted(by_difficulty[: self.size - len(kept)])
+        if not added and kept in ([], state["active"]):
             return None
-        s["active"] = sorted([*kept, *added])
-        for part, gone in (("pool", added), ("outcomes", mastered + hopeless)):
-            s[part] = {q: value for q, value in s[part].items() if q not in gone}
+
+        state["active"] = sorted([*kept, *added])
+        state["pool"] = {q: rate for q, rate in pool.items() if q not in added}
+        state["outcomes"] = {q: seen for q, seen in state["outcomes"].items() if q not in left}
         return Refresh(tuple(mastered), tuple(hopeless), tuple(added))
 
     def load_state_dict(self, state: Mapping) -> None:
-        named = (name for part in ("active", "pool", "outcomes") for name in state[part])
+        named = [*state["active"], *state["pool"], *state["outcomes"]]
         self._checked((question, 0) for question in named)
         super().load_state_dict(state)
 
@@ -126,7 +145,7 @@ class DataCuration(Machine):
         return rates
 
 
-class Stage(NamedTuple):
+class RolloutStage(NamedTuple):
     """A stretch of training under a rollout's limits `tokens` and `turns`."""
 
     steps: int
@@ -137,16 +156,19 @@ class Stage(NamedTuple):
 
 
 RSTAR2_STAGES = (  # section 4: 510 steps in all
-    Stage(300, 8_000, 10),
-    Stage(85, 12_000, 10),
-    Stage(125, 12_000, 15, True, True),
+    RolloutStage(steps=300, tokens=8_000, turns=10),
+    RolloutStage(steps=85, tokens=12_000, turns=10),
+    RolloutStage(steps=125, tokens=12_000, turns=15, hard_only=True, reset=True),
 )
 
 
 class StagedCurriculum(Machine):
-    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`."""
+    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`.
 
-    def __init__(self, stages: Sequence[Stage] = RSTAR2_STAGES):
+    Function only: no run uses it yet (rStar2-Agent, arXiv 2508.20722, section 4).
+    """
+
+    def __init__(self, stages: Sequence[RolloutStage] = RSTAR2_STAGES):
         usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
         require(usable, f"stages need at least 1 step, token and turn each, got {stages}")
         self.stages = tuple(stages)
@@ -156,8 +178,11 @@ class StagedCurriculum(Machine):
     @property
     def filter_due(self) -> bool:
         """Whether `keep_hard` must be called before the next step."""
-        coming = self.plan[self.state["step"] :][:1]
-        return any(self.stages[at].hard_only and str(at) not in self.state["hard"] for at in coming)
+        step = self.state["step"]
+        if step == len(self.plan):
+            return False
+        at = self.plan[step]
+        return self.stages[at].hard_only and str(at) not in self.state["hard"]
 
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
@@ -168,7 +193,7 @@ class StagedCurriculum(Machine):
         self.state["hard"][str(self.plan[self.state["step"]])] = hard
         return tuple(hard)
 
-    def begin_step(self) -> tuple[Stage, tuple[str, ...] | None] | None:
+    def begin_step(self) -> tuple[RolloutStage, tuple[str, ...] | None] | None:
         """The next step's stage, with `reset` at its first step only, and the hard questions (None:
         all of them); None after the last step."""
         require(not self.filter_due, "the stage has hard questions only: call keep_hard first")
@@ -177,8 +202,9 @@ class StagedCurriculum(Machine):
             return None
         self.state["step"] += 1
         at = self.plan[step]
-        stage, hard = self.stages[at], self.state["hard"].get(str(at))
+        stage = self.stages[at]
         first = at not in self.plan[:step]
+        hard = self.state["hard"].get(str(at))
         return stage._replace(reset=stage.reset and first), hard and tuple(hard)
 
 
@@ -186,7 +212,8 @@ class TaskMixture(Machine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
 
     No kind runs ahead by a whole draw; whole-number weights are met exactly after each
-    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
+    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10. Function only:
+    no run uses it yet.
     """
 
     def __init__(self, weights: Mapping[str, float]):
@@ -197,9 +224,13 @@ class TaskMixture(Machine):
 
     def draw(self, n: int) -> list[str]:
         """The next `n` kinds; ties go to the kind named first."""
-        total, counts, drawn = sum(self.weights.values()), self.state, []
-        for nth in range(sum(counts.values()) + 1, sum(counts.values()) + n + 1):
+        total = sum(self.weights.values())
+        counts = self.state
+        before = sum(counts.values())
+        drawn = []
+        for nth in range(before + 1, before + n + 1):
             behind = {k: w * nth - counts[k] * total for k, w in self.weights.items()}
-            drawn.append(max(behind, key=behind.__getitem__))
-            counts[drawn[-1]] += 1
+            kind = max(behind, key=behind.__getitem__)
+            counts[kind] += 1
+            drawn.append(kind)
         return drawn

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from drlib.checks import one_of, require, within
 
-MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
-ESTIMATORS = ("k1", "k2", "k3")
+_MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
+_KL_ESTIMATORS = ("k1", "k2", "k3")
 CORRECTION_BOUNDS = {  # published ranges of old / behaviour: TIS, MIS, GLM-5 (3.2), SkyRL
     "truncate": (0.0, 2.0),
     "mask": (0.0, 2.0),
@@ -38,7 +38,7 @@ def log_ratio(logp_BT: Tensor, other_logp_BT: Tensor, name: str = "behaviour_log
     delta_BT = logp_BT - other_logp_BT.detach().to(logp_BT.dtype)
     largest = delta_BT.detach().abs().max().item() if delta_BT.numel() else 0.0
     require(
-        largest <= MAX_LOG_RATIO,
+        largest <= _MAX_LOG_RATIO,
         f"|logp - {name}| reaches {largest:.0f} nats; are both of "
         "the same tokens, shifted alike and at the same temperature?",
     )
@@ -58,11 +58,13 @@ def kl_estimate(
     logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
     under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
     """
-    one_of(estimator, ESTIMATORS, "kl_estimator")
+    one_of(estimator, _KL_ESTIMATORS, "kl_estimator")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
-    if estimator == "k3":
-        return torch.expm1(-delta_BT) + delta_BT
-    return delta_BT if estimator == "k1" else delta_BT.square() / 2
+    if estimator == "k1":
+        return delta_BT
+    if estimator == "k2":
+        return delta_BT.square() / 2
+    return torch.expm1(-delta_BT) + delta_BT
 
 
 @torch.no_grad()
@@ -99,8 +101,9 @@ def importance_correction(
     if kind == "geometric":
         delta_BT = mean_per_row(delta_BT, mask_BT)
     elif level == "sequence":
+        # the product over the sequence
         summed_B1 = delta_BT.sum(dim=1, keepdim=True)
-        delta_BT = summed_B1.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expand_as(delta_BT)
+        delta_BT = summed_B1.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).expand_as(delta_BT)
     rho_BT = delta_BT.exp()
     if kind == "truncate":
         return rho_BT.clamp(low, high) * mask_BT
@@ -168,13 +171,15 @@ def weight_metrics(log_weight_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
     weight_K = log_weight_BT[mask_BT].double().exp()
     if not len(weight_K):
         weight_K = torch.ones(1, dtype=torch.float64)
-    mean, square = weight_K.mean().item(), weight_K.square().mean().item()
-    return {"weight_mean": mean, "weight_square_mean": square, "ess": mean**2 / square}
+    mean = weight_K.mean().item()
+    mean_square = weight_K.square().mean().item()
+    return {"weight_mean": mean, "weight_square_mean": mean_square, "ess": mean**2 / mean_square}
 
 
 @torch.no_grad()
 def mismatch_metrics(old_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
-    """mismatch_kl: KL(behaviour || old) by k3 on the behaviour's samples; mismatch_max: of rho."""
+    """How far the rollout engine is from the trainer: `mismatch_kl`, KL(behaviour || old) in nats
+    by k3 on the behaviour's samples, and `mismatch_max`, the largest pi_old / pi_behaviour."""
     delta_K = log_ratio(old_BT[mask_BT], behaviour_BT[mask_BT]).double()
     delta_K = delta_K if len(delta_K) else delta_K.new_zeros(1)
     kl = kl_estimate(-delta_K, torch.zeros_like(delta_K), "k3").mean().item()
@@ -184,7 +189,8 @@ def mismatch_metrics(old_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> d
 def mean_per_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Each sequence's mean over its masked tokens at all its positions; 0 where it has none."""
     count_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    return ((values_BT * mask_BT).sum(dim=1, keepdim=True) / count_B1).expand_as(values_BT)
+    mean_B1 = (values_BT * mask_BT).sum(dim=1, keepdim=True) / count_B1
+    return mean_B1.expand_as(values_BT)
 
 
 def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
@@ -197,13 +203,14 @@ def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
 def check_tokens(logp_BT: Tensor, mask_BT: Tensor, *, name="logp_BT", **others) -> None:
     """ValueError unless `logp_BT` is float [B, T], `mask_BT` bool, and all have one shape; others:
     tensors by name, or None."""
-    shape, boolean = tuple(logp_BT.shape), mask_BT.dtype == torch.bool
+    shape = tuple(logp_BT.shape)
     floats = len(shape) == 2 and logp_BT.dtype in (torch.float32, torch.float64)
     require(
         floats,
         f"{name} must be float32 or float64 of shape [B, T], got {logp_BT.dtype} "
         f"{shape}; a ratio of 1.001 is 1 in bfloat16: pass {name}.float()",
     )
+    boolean = mask_BT.dtype == torch.bool
     require(boolean, f"mask_BT must be boolean, got {mask_BT.dtype}; pass mask_BT.bool()")
     for other_name, other in {"mask_BT": mask_BT, **others}.items():
         got = shape if other is None else tuple(other.shape)
@@ -219,7 +226,8 @@ def check_weights(weights_B: Tensor | None, like_BT: Tensor) -> Tensor:
     dtype = like_BT.dtype if like_BT.is_floating_point() else torch.float64
     if weights_B is None:
         return torch.ones(like_BT.shape[0], dtype=dtype, device=like_BT.device)
-    got, need = list(weights_B.shape), list(like_BT.shape[:1])
+    got = list(weights_B.shape)
+    need = list(like_BT.shape[:1])
     require(got == need, f"weights_B needs one weight per sequence, shape {need}, got {got}")
     usable = bool(((weights_B >= 0) & weights_B.isfinite()).all())
     require(usable, "weights_B must be finite and >= 0; 0 leaves a sequence out")

@@ -24,8 +24,8 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -33,11 +33,11 @@ from torch import Tensor
 
 from drlib.checks import Coefficient, Count, check_fields, finite, require
 from drlib.format import FOREIGN_REASONS, FOREIGN_TAGS
-from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401
+from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401 - exported here too
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
 
-Real = Annotated[float, "[-inf, inf]"]
+_Real = Annotated[float, "[-inf, inf]"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Pipeline:
     validation: Literal["none", "replay"] = "none"  # low quality needs `Evidence.replayed`
     max_format_errors: Coefficient | None = 0  # quality: turns that could not be parsed
     max_tool_errors: Coefficient | None = None  # quality: share of failed calls
-    ambiguous_from: Real | None = None  # quality: rewards from here up to `positive_from` are low
+    ambiguous_from: _Real | None = None  # quality: rewards from here up to `positive_from` are low
     max_log_ratio: Coefficient | None = None  # consistency: |`Evidence.log_ratio`|, nats
     two_judges: bool = False  # consistency: both on one side of `positive_from`
     max_alike: Count | None = None  # diversity: of one group and outcome, with the same actions
@@ -64,13 +64,16 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """The filter's switches; the defaults are the recipe. "exclude" is from the loss; whether the
-    baseline keeps the reward of what the loss leaves out is for `baseline` to say ("all": it does;
-    "kept": no). ValueError: a value that a switch does not have."""
+    """The filter's switches; the defaults are the recipe.
+
+    "exclude" is from the loss; whether the baseline keeps the reward of what the loss leaves out is
+    for `baseline` to say ("all": it does; "kept": no). ValueError: a value that a switch does not
+    have.
+    """
 
     overlong: Literal["exclude", "keep"] = "exclude"  # unanswered failures at one of `limits`
     limits: tuple[Termination, ...] = (Termination.LENGTH,)
-    positive_from: Real = 0.5  # a reward from here on is a success, below it a failure
+    positive_from: _Real = 0.5  # a reward from here on is a success, below it a failure
     hallucination: Literal["keep", "exclude"] = "keep"  # successes after an imagined turn
     baseline: Literal["all", "kept"] = "all"  # "all": Tongyi's rule, as E-GRPO spells it out
     pipeline: Pipeline | None = None
@@ -119,19 +122,30 @@ def classify(
     """
     config = config or FilterConfig()
     drop = "drop" if config.pipeline else "excluded"
-    fault, unjudged = has_env_fault(trajectory), trajectory.reward is None
-    if fault or unjudged:
-        return Verdict(drop, 0.0, False, ("env_fault",) * fault + ("unjudged",) * unjudged)
+
+    # nothing to judge by
+    reasons = ("env_fault",) if has_env_fault(trajectory) else ()
+    if trajectory.reward is None:
+        reasons += ("unjudged",)
+    if reasons:
+        return Verdict(drop, 0.0, False, reasons)
     finite(trajectory.reward, f"trajectory {trajectory.id}: the reward (None: not judged)")
     positive = trajectory.reward >= config.positive_from
-    limits = (*config.limits, *([Termination.WALL_CLOCK] if config.pipeline else []))
-    at_limit = trajectory.termination in limits and trajectory.answer is None
     in_baseline = config.baseline == "all"
+
+    # an unanswered failure at a limit
+    limits = config.limits
+    if config.pipeline:
+        limits = (*limits, Termination.WALL_CLOCK)
+    at_limit = trajectory.termination in limits and trajectory.answer is None
     if at_limit and not positive and config.overlong == "exclude":
         return Verdict(drop, 0.0, in_baseline, ("overlong",))
+
+    # a success about a world of its own
     gated = config.pipeline or config.hallucination == "exclude"
     if positive and gated and hallucinated(trajectory):
         return Verdict(drop, 0.0, in_baseline, ("hallucination",))
+
     if config.pipeline:
         return _grade(trajectory, positive, config, evidence or Evidence())
     return Verdict("positive" if positive else "negative", 1.0, True)
@@ -150,15 +164,24 @@ def apply_filter(
     of the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
     `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
     `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline also
-    `reasons_by_label`. ValueError as `classify`, or `evidence` has another length.
+    `reasons_by_label`. ValueError: `evidence` has another length, a reward is not finite, or a
+    check that is switched on lacks its evidence.
     """
     config = config or FilterConfig()
-    evidence = [None] * len(trajectories) if evidence is None else evidence
-    got, needed = len(evidence), len(trajectories)
-    require(got == needed, f"{got} pieces of evidence for {needed} trajectories")
+    if evidence is None:
+        evidence = [None] * len(trajectories)
+    alike = len(evidence) == len(trajectories)
+    require(alike, f"{len(evidence)} pieces of evidence for {len(trajectories)} trajectories")
     verdicts = [classify(t, config, e) for t, e in zip(trajectories, evidence)]
     if config.pipeline:
         _compare_within_groups(trajectories, verdicts, config)
+    weights_N = torch.tensor([verdict.loss_weight for verdict in verdicts])
+    in_baseline_N = torch.tensor([verdict.in_baseline for verdict in verdicts], dtype=torch.bool)
+    return weights_N, in_baseline_N, _report(trajectories, verdicts, bool(config.pipeline))
+
+
+def _report(trajectories: Sequence[Trajectory], verdicts: list[Verdict], by_label: bool) -> dict:
+    """What the filter did, for the log."""
     tokens = [int(trajectory.generated.sum()) for trajectory in trajectories]
     lost = sum(n for n, verdict in zip(tokens, verdicts) if not verdict.loss_weight)
     judged = [t.reward for t in trajectories if t.reward is not None and not has_env_fault(t)]
@@ -170,14 +193,12 @@ def apply_filter(
         "reward_mean": sum(judged) / len(judged) if judged else None,
         "reward_mean_in_loss": sum(kept) / len(kept) if kept else None,
     }
-    if config.pipeline:
+    if by_label:
         report["reasons_by_label"] = {
             label: _counts(r for v in verdicts if v.label == label for r in v.reasons or ("clean",))
             for label in report["labels"]
         }
-    weights_N = torch.tensor([verdict.loss_weight for verdict in verdicts])
-    in_baseline_N = torch.tensor([verdict.in_baseline for verdict in verdicts], dtype=torch.bool)
-    return weights_N, in_baseline_N, report
+    return report
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
@@ -185,74 +206,120 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def hallucinated(trajectory: Trajectory) -> bool:
-    """Whether the policy wrote a tool response or another speaker's turn itself, by any of three
-    signs: a sampled token inside one, a tag in its message, the agent's format error."""
+    """Whether the policy wrote a tool response or another speaker's turn itself.
+
+    Any of three signs tells: a sampled token inside one, a tag in its message, the agent's format
+    error.
+    """
+    sampled_inside = trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)
+    if sampled_inside.any():
+        return True
+    if any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS):
+        return True
     refused = [result.text for result in trajectory.tool_results if result.tool == "format"]
-    inside = (trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)).any()
-    tagged = any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS)
-    return bool(inside) or tagged or any(r in text for text in refused for r in FOREIGN_REASONS)
+    return any(reason in text for text in refused for reason in FOREIGN_REASONS)
 
 
 def _grade(trajectory, positive: bool, config: FilterConfig, evidence: Evidence) -> Verdict:
     """The pipeline's verdict on a judged trajectory that no earlier rule took."""
-    pipeline, results = config.pipeline, trajectory.tool_results
-
-    def needed(name: str, check: str):
-        remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
-        require(getattr(evidence, name) is not None, f"trajectory {trajectory.id}: {remedy}")
-        return getattr(evidence, name)
-
-    def limit(check: str) -> float:  # a threshold that is None is never passed
-        threshold = getattr(pipeline, check)
-        return math.inf if threshold is None else threshold
-
-    gap = 0.0 if pipeline.max_log_ratio is None else needed("log_ratio", "max_log_ratio")
-    second = needed("second_reward", "two_judges") if pipeline.two_judges else trajectory.reward
-    broken = {
-        "mixed_versions": len(np.unique(trajectory.versions[trajectory.generated])) > 1,
-        "log_ratio": not abs(gap) <= limit("max_log_ratio"),  # NaN is a mismatch too
-        "judges_disagree": (second >= config.positive_from) != positive,
-    }
-    refused = sum(result.tool == "format" for result in results)
-    failed = sum(not result.ok for result in results) / max(len(results), 1)
-    if trajectory.termination == Termination.FORMAT:
-        refused = math.inf
-    flawed = {
-        "format": refused > limit("max_format_errors"),
-        "tool_errors": failed > limit("max_tool_errors"),
-        "ambiguous": not positive and trajectory.reward >= limit("ambiguous_from"),
-        "no_answer": not positive and trajectory.answer is None,
-        "hallucination": not positive and hallucinated(trajectory),
-    }
-    drop = any(broken.values())
-    reasons = tuple(name for name, found in (broken if drop else flawed).items() if found)
+    broken = _inconsistencies(trajectory, positive, config, evidence)
+    reasons = broken or _flaws(trajectory, positive, config.pipeline)
     if not reasons:
         return Verdict("high", 1.0, True)
-    if not drop and pipeline.validation == "replay" and not needed("replayed", "validation"):
-        drop, reasons = True, (*reasons, "replay_failed")
-    if drop:
-        return Verdict("drop", 0.0, config.baseline == "all", reasons)
-    return Verdict("low", pipeline.low_weight, True, reasons)
+    dropped = Verdict("drop", 0.0, config.baseline == "all", reasons)
+    if broken:
+        return dropped
+    by_replay = config.pipeline.validation == "replay"
+    if by_replay and not _needed(trajectory, evidence, "replayed", "validation"):
+        return replace(dropped, reasons=(*reasons, "replay_failed"))
+    return Verdict("low", config.pipeline.low_weight, True, reasons)
+
+
+def _inconsistencies(
+    trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
+) -> tuple[str, ...]:
+    """Why a rollout is none that the trainer, one policy and two judges would agree on."""
+    pipeline = config.pipeline
+    reasons = []
+    if len(np.unique(trajectory.versions[trajectory.generated])) > 1:
+        reasons.append("mixed_versions")
+    if pipeline.max_log_ratio is not None:
+        gap = abs(_needed(trajectory, evidence, "log_ratio", "max_log_ratio"))
+        if not gap <= pipeline.max_log_ratio:  # NaN is a mismatch too
+            reasons.append("log_ratio")
+    if pipeline.two_judges:
+        second = _needed(trajectory, evidence, "second_reward", "two_judges")
+        if (second >= config.positive_from) != positive:
+            reasons.append("judges_disagree")
+    return tuple(reasons)
+
+
+def _flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> tuple[str, ...]:
+    """What makes a rollout one of low quality."""
+    results = trajectory.tool_results
+    refused = sum(result.tool == "format" for result in results)
+    if trajectory.termination == Termination.FORMAT:
+        refused = math.inf
+    failed = sum(not result.ok for result in results) / max(len(results), 1)
+    reasons = []
+    if refused > _limit(pipeline.max_format_errors):
+        reasons.append("format")
+    if failed > _limit(pipeline.max_tool_errors):
+        reasons.append("tool_errors")
+    if positive:
+        return tuple(reasons)
+    if trajectory.reward >= _limit(pipeline.ambiguous_from):
+        reasons.append("ambiguous")
+    if trajectory.answer is None:
+        reasons.append("no_answer")
+    if hallucinated(trajectory):
+        reasons.append("hallucination")
+    return tuple(reasons)
+
+
+def _limit(threshold: float | None) -> float:
+    """A threshold that is None is never passed."""
+    return math.inf if threshold is None else threshold
+
+
+def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str) -> Any:
+    """A piece of evidence; ValueError where there is none."""
+    remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
+    require(getattr(evidence, name) is not None, f"trajectory {trajectory.id}: {remedy}")
+    return getattr(evidence, name)
 
 
 def _compare_within_groups(trajectories, verdicts: list[Verdict], config: FilterConfig) -> None:
-    """Drop, in `verdicts`, those of another world and too many alike; quality, then the id decides
-    who stays."""
+    """Drop, in `verdicts`, those of another world than their group's and too many alike.
+
+    Quality decides who stays of those alike, then the id.
+    """
     worlds = defaultdict(Counter)  # of each group
-    for t in trajectories:
-        worlds[t.group_id][t.world_version] += 1
+    for trajectory in trajectories:
+        worlds[trajectory.group_id][trajectory.world_version] += 1
     kept: Counter = Counter()  # (group, success, answer, calls in any order) -> rollouts
-    for i in sorted(range(len(verdicts)), key=lambda i: (verdicts[i].label, trajectories[i].id)):
-        t, verdict, versions = trajectories[i], verdicts[i], worlds[trajectories[i].group_id]
-        calls = {
-            (r.tool, json.dumps(r.arguments, sort_keys=True, default=repr)) for r in t.tool_results
-        }
-        if t.world_version != min(versions, key=lambda version: (-versions[version], version)):
+    order = sorted(range(len(verdicts)), key=lambda i: (verdicts[i].label, trajectories[i].id))
+    for i in order:
+        trajectory = trajectories[i]
+        verdict = verdicts[i]
+        versions = worlds[trajectory.group_id]
+        usual = min(versions, key=lambda version: (-versions[version], version))
+        if trajectory.world_version != usual:
             # its reward answers another question than its group's
             verdicts[i] = Verdict("drop", 0.0, False, (*verdict.reasons, "mixed_worlds"))
         elif verdict.loss_weight and config.pipeline.max_alike is not None:
-            alike = t.group_id, t.reward >= config.positive_from, t.answer, frozenset(calls)
+            alike = _likeness(trajectory, config)
             kept[alike] += 1
             if kept[alike] > config.pipeline.max_alike:
                 reasons = (*verdict.reasons, "duplicate")
                 verdicts[i] = Verdict("drop", 0.0, config.baseline == "all", reasons)
+
+
+def _likeness(trajectory: Trajectory, config: FilterConfig) -> tuple:
+    """Equal for rollouts of one group that did the same, in any order, to the same end."""
+    calls = {
+        (result.tool, json.dumps(result.arguments, sort_keys=True, default=repr))
+        for result in trajectory.tool_results
+    }
+    success = trajectory.reward >= config.positive_from
+    return trajectory.group_id, success, trajectory.answer, frozenset(calls)

@@ -27,8 +27,8 @@ from drlib.rl.advantages import group_mean
 from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 
-FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
-UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)
+_FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
+_UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)
 
 
 def assistant_texts(trajectory: Trajectory) -> list[str]:
@@ -39,14 +39,19 @@ def assistant_texts(trajectory: Trajectory) -> list[str]:
 def error_penalty(trajectory: Trajectory) -> float:
     """p_err: share of failed tool calls, unparsed turns among them; 0.5 without any (2.2.3)."""
     results = trajectory.tool_results
-    return sum(not result.ok for result in results) / len(results) if results else UNTRIED
+    if not results:
+        return _UNTRIED
+    return sum(not result.ok for result in results) / len(results)
 
 
 def format_penalty(trajectory: Trajectory) -> float:
     """p_fmt: min(1, (answer tags - 1) / turns); 1 without an answer (2.2.3) or unpaired (code)."""
     texts = assistant_texts(trajectory)
-    opened, closed = (sum(t.count(tag) for t in texts) for tag in ("<answer>", "</answer>"))
-    return min(1.0, (opened - 1) / len(texts)) if opened and opened == closed else 1.0
+    opened = sum(text.count("<answer>") for text in texts)
+    closed = sum(text.count("</answer>") for text in texts)
+    if not opened or opened != closed:
+        return 1.0
+    return min(1.0, (opened - 1) / len(texts))
 
 
 def roc_quotas(negatives: int, positives: int, keep: int) -> tuple[int, int]:
@@ -61,8 +66,8 @@ def roc_quotas(negatives: int, positives: int, keep: int) -> tuple[int, int]:
             f"cannot keep {keep} of {negatives} failures and {positives} successes; roll out more"
         )
     share = round(negatives * keep / max(negatives + positives, 1))
-    lowest = max(min(FLOOR, keep // 2, negatives), keep - positives)
-    highest = min(negatives, keep - min(FLOOR, keep // 2, positives))
+    lowest = max(min(_FLOOR, keep // 2, negatives), keep - positives)
+    highest = min(negatives, keep - min(_FLOOR, keep // 2, positives))
     kept = min(max(share, lowest), highest)
     return kept, keep - kept
 
@@ -95,30 +100,40 @@ def resample_on_correct(
     require(0 <= keep <= len(group), f"cannot keep {keep} of {len(group)} rollouts; roll out more")
     names = {trajectory.group_id for trajectory in group}
     require(len(names) < 2, f"resample one group at a time, got {sorted(names)}")
+    for trajectory in group:
+        finite(trajectory.reward or 0.0, f"trajectory {trajectory.id}: reward (None: not judged)")
+
+    # failures and successes among those that were judged, and how many of each to keep
     judged = [i for i, t in enumerate(group) if t.reward is not None and not has_env_fault(t)]
-    for t in group:
-        finite(t.reward or 0.0, f"trajectory {t.id}: reward (None: not judged)")
-    sides = [[i for i in judged if (group[i].reward >= positive_from) == won] for won in (0, 1)]
-    quotas = roc_quotas(*map(len, sides), min(keep, len(judged)))
-    negatives, positives = (
-        [side[i] for i in torch.randperm(len(side), generator=generator)] for side in sides
-    )
-    penalties = [error_penalty(group[i]) + format_penalty(group[i]) for i in positives]
+    failures = [i for i in judged if group[i].reward < positive_from]
+    successes = [i for i in judged if group[i].reward >= positive_from]
+    quotas = roc_quotas(len(failures), len(successes), min(keep, len(judged)))
+
+    # failures come in any order, successes by how clean they are
+    failures = _shuffled(failures, generator)
+    successes = _shuffled(successes, generator)
+    penalties = [error_penalty(group[i]) + format_penalty(group[i]) for i in successes]
     cost = torch.tensor(penalties, dtype=torch.float64)
     if mode == "sample":  # the first of exponential clocks of rate 1 / (epsilon + penalty)
-        uniform = torch.rand(len(positives), generator=generator, dtype=torch.float64)
+        uniform = torch.rand(len(successes), generator=generator, dtype=torch.float64)
         cost = (cost + epsilon) * -torch.log1p(-uniform)
     order = torch.argsort(cost, stable=True).tolist()
-    kept = negatives[: quotas[0]] + [positives[i] for i in order[: quotas[1]]]
+
+    kept = failures[: quotas[0]] + [successes[i] for i in order[: quotas[1]]]
     spoilt = [i for i in range(len(group)) if i not in judged]
     return sorted(kept + spoilt[: keep - len(kept)])
+
+
+def _shuffled(indices: list[int], generator: torch.Generator | None) -> list[int]:
+    return [indices[i] for i in torch.randperm(len(indices), generator=generator)]
 
 
 def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
 
-    Arguments and errors as `leave_one_out`. Returns keep_N, bool: False in groups of one or of
-    equal rewards and for members not valid.
+    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all). Returns
+    keep_N, bool: False in groups of one or of equal rewards and for members not valid. ValueError:
+    lengths differ, a valid reward is not finite, a dtype is wrong.
     """
     spread_N = group_mean(torch.as_tensor(rewards_N).double(), groups_N, valid_N).abs()
     groups_N = torch.as_tensor(groups_N, device=spread_N.device)
@@ -128,12 +143,16 @@ def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
 
 def missing_groups(rewards_N, groups_N, want: int, valid_N=None) -> int:
     """How many live groups are missing to `want` of them: `while missing_groups(...): roll out`."""
-    return max(0, want - len(_members(rewards_N, groups_N, valid_N)[1]))
+    _, live = _members(rewards_N, groups_N, valid_N)
+    return max(0, want - len(live))
 
 
 def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
-    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending;
-    ValueError while groups are missing."""
+    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending.
+
+    ValueError while groups are missing. Function only: no run uses it yet (DAPO's dynamic
+    sampling rolls out until `missing_groups` is 0, and then takes these).
+    """
     members, live = _members(rewards_N, groups_N, valid_N)
     require(len(live) >= want, f"only {len(live)} of {want} live groups; roll out more questions")
     chosen = sorted(i for group in live[:want] for i in members[group])
@@ -145,7 +164,9 @@ def fill_with_live_groups(
 ) -> tuple[Tensor, Tensor]:
     """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592).
 
-    Arguments and errors as `leave_one_out`. generator: of the choice; None is torch's global one.
+    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all). generator:
+    of the choice; None is torch's global one. ValueError as `drop_equal_groups`.
+
     Returns (indices_M, groups_M), int64: which rollout stands in each place, and the number of its
     slot (a copy has its own, or it would enter the baseline of its original). Both are empty when
     no group is live: skip the step.

@@ -14,25 +14,27 @@ import copy
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 
 from drlib.checks import Coefficient, Count, Positive, finite, require, within
 from drlib.rl.rewards import has_env_fault
-from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401
+from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401 - a public name of this module too
 from drlib.trajectory import Termination, Trajectory
 
-COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
+_COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
 
 
 @dataclass(frozen=True)
 class KLController(Machine):
-    """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed):
-    doubled above 1.5 target, halved below target / 1.5 (PPO, arXiv 1707.06347, section 4)."""
+    """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
+
+    It is doubled above 1.5 target and halved below target / 1.5 (PPO, arXiv 1707.06347, section 4).
+    Function only: no run uses it yet.
+    """
 
     coef: Coefficient = 0.0
     target: Annotated[float, "(0, inf)"] | None = None
@@ -40,15 +42,20 @@ class KLController(Machine):
 
     def __post_init__(self):
         super().__post_init__()
-        usable = self.target is None or COEF_RANGE[0] <= self.coef <= COEF_RANGE[1]
-        require(usable, f"coef {self.coef} is not in {COEF_RANGE}: factors of 2 cannot leave 0")
+        usable = self.target is None or _COEF_RANGE[0] <= self.coef <= _COEF_RANGE[1]
+        require(usable, f"coef {self.coef} is not in {_COEF_RANGE}: factors of 2 cannot leave 0")
         self.state["coef"] = self.coef
 
     def update(self, kl: float) -> float:
         """The next step's coefficient, from a step's mean KL (nats; an estimate may be below 0)."""
         if self.target is not None:
-            ratio, (low, high) = finite(kl, "the KL divergence") / self.target, COEF_RANGE
-            change = 2.0 if ratio > 1.5 else 0.5 if ratio < 1 / 1.5 else 1.0
+            ratio = finite(kl, "the KL divergence") / self.target
+            change = 1.0
+            if ratio > 1.5:
+                change = 2.0
+            elif ratio < 1 / 1.5:
+                change = 0.5
+            low, high = _COEF_RANGE
             self.state["coef"] = min(max(self.state["coef"] * change, low), high)
         return self.state["coef"]
 
@@ -68,17 +75,23 @@ class ReferenceReset(Machine):
     def update(self, score: float | None = None) -> str | None:
         """After a step, with its validation score if there was one: "stagnation" or "period" if a
         reset is due, else None."""
-        s = self.state
-        s["since"] += 1
-        cause = "period" if self.every is not None and s["since"] >= self.every else None
+        state = self.state
+        state["since"] += 1
+        cause = None
+        if self.every is not None and state["since"] >= self.every:
+            cause = "period"
         if score is not None:
             score = finite(score, "the validation score")
-            better = s["best"] is None or score > s["best"] + self.min_delta
-            s["best"], s["stale"] = (score, 0) if better else (s["best"], s["stale"] + 1)
-            if self.patience is not None and s["stale"] >= self.patience:
+            if state["best"] is None or score > state["best"] + self.min_delta:
+                state["best"] = score
+                state["stale"] = 0
+            else:
+                state["stale"] += 1
+            if self.patience is not None and state["stale"] >= self.patience:
                 cause = "stagnation"
         if cause is not None:
-            s.update(since=0, stale=0, best=s["best"] if score is None else score)
+            best = state["best"] if score is None else score
+            state.update(since=0, stale=0, best=best)
         return cause
 
 
@@ -91,9 +104,11 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     change away: keep the reference in float32. optimizers: anything with a `state` mapping, such as
     AdamW, whose moments and step count belong to the old objective; none given, they stay.
     ValueError, before anything is changed, where the models do not match or share a tensor.
+    Function only: no run uses it yet.
     """
     within(decay, "[0, 1]", "decay")
-    ours, theirs = ([*model.parameters(), *model.buffers()] for model in (reference, policy))
+    ours = [*reference.parameters(), *reference.buffers()]
+    theirs = [*policy.parameters(), *policy.buffers()]
     alike = [t.shape for t in ours] == [t.shape for t in theirs]
     require(alike, "reference and policy differ in their tensors' shapes")
     shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
@@ -115,28 +130,28 @@ def rollout_signals(
 
     Of the rollouts without environment fault: mean reward, shares of unanswered and of those ended
     by format_errors. faults: share with one. observation_chars: one a call. For each of `tools`:
-    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME.
+    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME. Function only: no run uses it yet.
     """
-
-    def mean(values: Iterable[float]) -> float | None:
-        values = list(values)
-        return sum(values) / len(values) if values else None
-
     sound = [t for t in trajectories if not has_env_fault(t)]
     calls = [result for t in trajectories for result in t.tool_results]
     signals = {
-        "reward": mean(t.reward for t in sound if t.reward is not None),
-        "unanswered": mean(t.answer is None for t in sound),
-        "format_errors": mean(t.termination == Termination.FORMAT for t in sound),
-        "faults": mean(has_env_fault(t) for t in trajectories),
+        "reward": _mean(t.reward for t in sound if t.reward is not None),
+        "unanswered": _mean(t.answer is None for t in sound),
+        "format_errors": _mean(t.termination == Termination.FORMAT for t in sound),
+        "faults": _mean(has_env_fault(t) for t in trajectories),
         "observation_chars": [float(len(r.text)) for r in calls if r.tool != "format"],
     }
     for tool in tools:
         mine = [result for result in calls if result.tool == tool]
-        signals[f"errors/{tool}"] = mean(not result.ok for result in mine)
-        signals[f"latency_s/{tool}"] = mean(result.latency_s for result in mine)
-        signals[f"cache_hits/{tool}"] = mean(result.cache_hit for result in mine)
+        signals[f"errors/{tool}"] = _mean(not result.ok for result in mine)
+        signals[f"latency_s/{tool}"] = _mean(result.latency_s for result in mine)
+        signals[f"cache_hits/{tool}"] = _mean(result.cache_hit for result in mine)
     return signals
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -157,16 +172,16 @@ class PageHinkley(Machine):
 
     def update(self, value: float) -> str | None:
         """After a step's value: "up", "down" or None. ValueError: it is not finite."""
-        s = self.state
-        s["n"] += 1
-        s["mean"] += (finite(value, "the watched value") - s["mean"]) / s["n"]
-        gap = value - s["mean"]
-        s["up"] = max(0.0, s["up"] + gap - self.delta)
-        s["down"] = max(0.0, s["down"] - gap - self.delta)
-        if s["n"] <= self.warmup or max(s["up"], s["down"]) <= self.threshold:
+        state = self.state
+        state["n"] += 1
+        state["mean"] += (finite(value, "the watched value") - state["mean"]) / state["n"]
+        gap = value - state["mean"]
+        state["up"] = max(0.0, state["up"] + gap - self.delta)
+        state["down"] = max(0.0, state["down"] - gap - self.delta)
+        if state["n"] <= self.warmup or max(state["up"], state["down"]) <= self.threshold:
             return None
-        direction = "up" if s["up"] > s["down"] else "down"
-        s.update(n=0, mean=0.0, up=0.0, down=0.0)
+        direction = "up" if state["up"] > state["down"] else "down"
+        state.update(n=0, mean=0.0, up=0.0, down=0.0)
         return direction
 
 
@@ -205,32 +220,45 @@ class HistogramShift(Machine):
 
     def update(self, values: Iterable[float]) -> str | None:
         """After a step's values: "shape" or None. ValueError: one is not finite."""
-        s, alarm = self.state, None
+        state = self.state
+        alarm = None
         for value in values:
-            filling = "reference" if len(s["reference"]) < self.window else "current"
-            s[filling].append(finite(value, "a watched value"))
-            if len(s["current"]) == self.window:
-                s["psi"] = psi(*self._histograms())
-                if s["psi"] > self.above:
-                    alarm, s["reference"] = "shape", s["current"]
-                s["current"] = []
+            filling = "reference" if len(state["reference"]) < self.window else "current"
+            state[filling].append(finite(value, "a watched value"))
+            if len(state["current"]) < self.window:
+                continue
+            state["psi"] = psi(*self._histograms())
+            if state["psi"] > self.above:
+                alarm = "shape"
+                state["reference"] = state["current"]
+            state["current"] = []
         return alarm
 
     def _histograms(self) -> list[list[int]]:
-        windows = self.state["reference"], self.state["current"]
-        edges = sorted(set(statistics.quantiles(windows[0], n=self.bins)))
-        places = ([bisect_left(edges, v) + bisect_right(edges, v) for v in w] for w in windows)
-        return [[at.count(k) for k in range(2 * len(edges) + 1)] for at in places]
+        """How many values of each window lie in each bin; an edge is a bin between two others."""
+        edges = sorted(set(statistics.quantiles(self.state["reference"], n=self.bins)))
+        histograms = []
+        for window in (self.state["reference"], self.state["current"]):
+            bins = [bisect_left(edges, value) + bisect_right(edges, value) for value in window]
+            histograms.append([bins.count(k) for k in range(2 * len(edges) + 1)])
+        return histograms
 
 
-# step: of the detector, from 1; kind: "up", "down", "shape" or "changed" (an identity)
-Alarm = namedtuple("Alarm", "step signal kind")
+class Alarm(NamedTuple):
+    """What a detector saw."""
+
+    step: int  # of the detector, from 1
+    signal: str
+    kind: str  # "up", "down", "shape", or "changed" (an identity)
 
 
 @dataclass(frozen=True)
 class DriftDetector(Machine):
-    """A monitor a signal (copied: `PageHinkley` for a number a step, `HistogramShift` for a list),
-    running averages of all numbers, identity of what answers."""
+    """A monitor a signal, running averages of all numbers, and the identity of what answers.
+
+    monitors: `PageHinkley` for a signal of a number a step, `HistogramShift` for one of a list;
+        they are copied.
+    """
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
     memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
@@ -249,21 +277,24 @@ class DriftDetector(Machine):
         """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
         versions of world, index and tools; an alarm when one is not as it was last. ValueError
         where a monitored signal is missing or not finite."""
-        s, alarms = self.state, []
+        state = self.state
         missing = sorted(set(self.monitors) - set(signals))
         require(not missing, f"signals lack {missing}; give None where none was measured")
-        s["step"] += 1
+        state["step"] += 1
         for name, value in signals.items():
             if isinstance(value, int | float):
-                old = s["averages"].get(name, value)
-                s["averages"][name] = self.memory * old + (1 - self.memory) * finite(value, name)
+                old = state["averages"].get(name, value)
+                new = finite(value, name)
+                state["averages"][name] = self.memory * old + (1 - self.memory) * new
+        alarms = []
         for name in sorted(self.monitors):
             kind = None if signals[name] is None else self.monitors[name].update(signals[name])
-            alarms += [Alarm(s["step"], name, kind)] if kind else []
+            if kind:
+                alarms.append(Alarm(state["step"], name, kind))
         for name, version in sorted((identity or {}).items()):
-            if s["identity"].setdefault(name, version) != version:
-                alarms.append(Alarm(s["step"], name, "changed"))
-                s["identity"][name] = version
+            if state["identity"].setdefault(name, version) != version:
+                alarms.append(Alarm(state["step"], name, "changed"))
+                state["identity"][name] = version
         return alarms
 
     def state_dict(self) -> dict:
@@ -271,7 +302,8 @@ class DriftDetector(Machine):
         return super().state_dict() | {"monitors": kept}
 
     def load_state_dict(self, state: Mapping) -> None:
-        known, held = sorted(self.monitors), sorted(state.get("monitors", {}))
+        known = sorted(self.monitors)
+        held = sorted(state.get("monitors", {}))
         require(known == held, f"the detector watches {known}, the state is of {held}")
         super().load_state_dict({**state, "monitors": {}})
         for name, monitor in self.monitors.items():
@@ -294,13 +326,16 @@ class AdaptiveLearningRate(Machine):
 
     def update(self, alarm: bool) -> float:
         """The factor for the next step."""
-        s = self.state
+        state = self.state
         if alarm and self.factor < 1:
-            s.update(low=max(self.factor * s["scale"], self.floor), age=0)
-        done = min(max(s["age"] - self.hold + 1, 0) / self.recovery, 1.0)
-        s["age"] += 1
-        s["scale"] = s["low"] + (1 - s["low"]) * done if done < 1 else 1.0
-        return s["scale"]
+            state.update(low=max(self.factor * state["scale"], self.floor), age=0)
+        recovered = min(max(state["age"] - self.hold + 1, 0) / self.recovery, 1.0)
+        state["age"] += 1
+        if recovered < 1:
+            state["scale"] = state["low"] + (1 - state["low"]) * recovered
+        else:
+            state["scale"] = 1.0
+        return state["scale"]
 
 
 @dataclass(frozen=True)
@@ -330,17 +365,19 @@ class EmergencyStop(Machine):
         reasons = []
         for name, (fine, collapsed) in self.limits.items():
             require(name in signals, f"signals lack {name!r}; give None where none was measured")
-            s = self.state[name]
+            state = self.state[name]
             if signals[name] is not None:
-                s["recent"] = [*s["recent"], finite(signals[name], name)][-self.window :]
-                mean = sum(s["recent"]) / len(s["recent"])
+                recent = [*state["recent"], finite(signals[name], name)][-self.window :]
+                state["recent"] = recent
+                mean = sum(recent) / len(recent)
                 if mean > collapsed:
-                    s["above"] += 1
-                elif mean < fine or s["above"] < self.patience:
-                    s["armed"], s["above"] = s["armed"] or mean < fine, 0
-            if s["armed"] and s["above"] >= self.patience:
+                    state["above"] += 1
+                elif mean < fine or state["above"] < self.patience:
+                    state["armed"] = state["armed"] or mean < fine
+                    state["above"] = 0
+            if state["armed"] and state["above"] >= self.patience:
                 reasons.append(
-                    f"{name} has been above {collapsed} for {s['above']} steps, "
+                    f"{name} has been above {collapsed} for {state['above']} steps, "
                     "go back to an earlier checkpoint"
                 )
         return "; ".join(reasons) or None

@@ -8,7 +8,8 @@ replay, temporal consistency check and re-weighting that Tongyi DeepResearch's a
 draws without a formula (its report has none of them; strictly on-policy training needs none).
 
 Without arguments both classes are off. Left out: queues and partial rollouts (the engine's),
-prioritised replay, the token-level correction (`policy_loss` has it). `Machine` is the base of
+prioritised replay, the token-level correction (`policy_loss` has it). All of these are functions
+only: no run uses them yet. `Machine` is the base of
 `drlib.rl.stability` and of the curricula as well.
 """
 
@@ -71,7 +72,10 @@ def refusal(
 
 @dataclass(frozen=True)
 class StalenessFilter(Machine):
-    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off)."""
+    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off).
+
+    Function only: no run uses it yet.
+    """
 
     max_age: Age | None = None
     state: dict = fresh()
@@ -92,6 +96,8 @@ def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) 
     groups: of each of N samples; those lost on the way need not be among them. valid: whether it
     may train. Returns the indices of those that train, group after group, copies last. GLM-5's
     baseline is the group mean; leave-one-out would leave the copy of a sample in its baseline.
+    Function only: no run uses it yet.
+
     ValueError: a group has more than `size` samples, or the lengths differ.
     """
     require(len(groups) == len(valid), f"{len(groups)} groups for {len(valid)} samples")
@@ -99,7 +105,8 @@ def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) 
     for name, n in Counter(groups).items():
         require(n <= size, f"a group has {n} samples, size is {size}")
         mine = [i for i, group in enumerate(groups) if group == name and valid[i]]
-        indices += (mine + mine)[:size] if 2 * len(mine) > size else []
+        if 2 * len(mine) > size:
+            indices += (mine + mine)[:size]
     return indices
 
 
@@ -109,7 +116,8 @@ class ReplayBuffer(Machine):
 
     Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
     every rollout passes `refusal` are drawn (temporal consistency). `state["groups"]` holds the
-    trajectories themselves: `save_trajectories` keeps them exactly.
+    trajectories themselves: `save_trajectories` keeps them exactly. Function only: no run uses it
+    yet.
     """
 
     capacity: Age = 0
@@ -129,12 +137,15 @@ class ReplayBuffer(Machine):
         """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
         is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
         if none ever changes."""
-        judged = [
-            (group, {refusal(t, now, self.max_age, worlds) for t in group})
-            for group in self.state["groups"]
-        ]
-        self.state["groups"] = [group for group, reasons in judged if "stale" not in reasons]
-        fitting = [group for group, reasons in judged if reasons == {None}]
+        fresh_enough = []
+        fitting = []
+        for group in self.state["groups"]:
+            reasons = {refusal(t, now, self.max_age, worlds) for t in group}
+            if "stale" not in reasons:
+                fresh_enough.append(group)
+            if reasons == {None}:
+                fitting.append(group)
+        self.state["groups"] = fresh_enough
         drawn = [t for group in rng.sample(fitting, min(n, len(fitting))) for t in group]
         return drawn, torch.tensor([age(t, now) for t in drawn], dtype=torch.int64)
 
@@ -146,14 +157,16 @@ def replay_weights(
 
     ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's minus
     the sampling policy's log-probability, nats (a mean: no length bias). Give fresh and replayed
-    rollouts together, or equally old ones lose their decay.
+    rollouts together, or equally old ones lose their decay. Function only: no run uses it yet.
 
     Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
     below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
     """
-    ages, ratios = list(ages_N.shape), list(log_ratio_N.shape)
+    ages = list(ages_N.shape)
+    ratios = list(log_ratio_N.shape)
     require(len(ages) == 1 and ages == ratios, f"one age and one ratio a rollout: {ages}, {ratios}")
-    within(decay, "(0, 1]", "decay"), within(cap, "(0, inf)", "cap")
+    within(decay, "(0, 1]", "decay")
+    within(cap, "(0, inf)", "cap")
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
     ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()

@@ -7,6 +7,18 @@ import argparse
 
 from drlib.sandbox.probing import LEVELS, probe
 
+# Of a service, by the argument of `service.serve` that they are.
+SERVE_DEFAULTS = {
+    "host": "127.0.0.1",
+    "port": 8731,
+    "workers": 1,
+    "timeout_s": 4.0,
+    "memory_mb": 512,
+    "queue_timeout_s": 30.0,
+    "max_queue": 2000,
+    "output_chars": 2000,
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table of `probe()`, or serve."""
@@ -14,22 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("probe", help="print what this machine can isolate")
     serve = commands.add_parser("serve", help="answer calls over HTTP")
-    for name, value in (
-        ("host", "127.0.0.1"),
-        ("port", 8731),
-        ("workers", 1),
-        ("timeout_s", 4.0),
-        ("memory_mb", 512),
-        ("queue_timeout_s", 30.0),
-        ("max_queue", 2000),
-        ("output_chars", 2000),
-    ):
+    for name, value in SERVE_DEFAULTS.items():
+        option = "--" + name.removesuffix("_s").replace("_", "-")
         serve.add_argument(
-            "--" + name.removesuffix("_s").replace("_", "-"),
-            dest=name,
-            type=type(value),
-            default=value,
-            help=f"default: {value}",
+            option, dest=name, type=type(value), default=value, help=f"default: {value}"
         )
     serve.add_argument("--min-level", choices=LEVELS[2:], default="standard")
     asked = vars(parser.parse_args(argv))

@@ -16,14 +16,20 @@ def main() -> None:
     """Import drlib.sandbox.MODULE and hand ARGUMENT to its `main`."""
     name, argument = sys.argv[1:]
     here = os.path.dirname(os.path.abspath(__file__))
-    for package, folders in (("drlib", []), ("drlib.sandbox", [here])):
-        sys.modules[package] = types.ModuleType(package)
-        sys.modules[package].__path__ = folders
+    sys.modules["drlib"] = _package("drlib", [])
+    sys.modules["drlib.sandbox"] = _package("drlib.sandbox", [here])
     module = importlib.import_module(f"drlib.sandbox.{name}")
     for loaded in list(sys.modules):
         if loaded.split(".")[0] == "drlib":
             del sys.modules[loaded]
     module.main(argument)
+
+
+def _package(name: str, folders: list[str]) -> types.ModuleType:
+    """An empty package whose modules are looked for in `folders`."""
+    package = types.ModuleType(name)
+    package.__path__ = folders
+    return package
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from contextlib import suppress
 from drlib.sandbox import cleanup, layers
 
 FILE_BYTES = 8 << 20  # of stdout, of stderr, and of any single file
-WORK_BYTES, WORK_ENTRIES = 64 << 20, 1024  # what a call may leave in its folder while it runs
+WORK_BYTES = 64 << 20  # what a call may leave in its folder while it runs...
+WORK_ENTRIES = 1024  # ...in so many files and folders
 MOST_MAPPINGS = 8192  # some 350 are usual, and 512 threads add two each
 LOOK_SECONDS = 0.05  # of processor time
 MOST_LOOKS = 4  # at a tree that changes while it is looked at
@@ -55,15 +56,17 @@ class _Walk:
     names apart: from the last of them a path is short, however deep the tree."""
 
     def __init__(self, folder: str) -> None:
-        self.kept: list[tuple[list[str], int]] = [([], os.open(folder, cleanup.FOLDER))]
+        self.kept: list[tuple[list[str], int]] = [([], os.open(folder, cleanup.AS_FOLDER))]
 
     def close(self) -> None:
         for _, fd in self.kept:
             os.close(fd)
 
     def is_larger(self, room: int, end: float) -> bool:
-        """See `_tree_is_larger`; OSError where the tree changes in a way that is not growth."""
-        count, size, waiting = 0, 0, [[]]
+        """Whether the tree has more than `room` bytes or WORK_ENTRIES entries, or the look lasts
+        until `end` (processor time); OSError where it changes in a way that is not growth."""
+        count = size = 0
+        waiting: list[list[str]] = [[]]  # paths of folders that are still to be looked at
         while waiting:
             if time.process_time() > end:
                 return True
@@ -95,9 +98,11 @@ class _Walk:
             os.close(above)
 
     def _open_as_it_is(self, names: list[str]) -> int:
-        while self.kept[-1][0] != names[: len(self.kept[-1][0])]:
-            os.close(self.kept.pop()[1])
         start, above = self.kept[-1]
+        while start != names[: len(start)]:  # it is on the way to another folder
+            os.close(above)
+            self.kept.pop()
+            start, above = self.kept[-1]
         here = layers.open_below(above, "/".join(names[len(start) :]) or ".")
         if len(names) - len(start) >= KEPT_APART:
             self.kept.append((names, os.dup(here)))
@@ -156,16 +161,34 @@ def _is_nameless(path: str, folder: str) -> bool:
     return path.startswith(folder + "/") and path.endswith(_GONE)
 
 
+class FolderWatch:
+    """Whether a folder that is a file system of its own is as it was when this was made: no file is
+    there, with or without a name, and none has been."""
+
+    def __init__(self, folder: str) -> None:
+        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._as_new = self._look()
+
+    def untouched(self) -> bool:
+        return self._look() == self._as_new
+
+    def _look(self) -> tuple[int, ...]:
+        room = os.fstatvfs(self._fd)
+        times = os.fstat(self._fd)
+        return room.f_ffree, room.f_bfree, times.st_mtime_ns, times.st_ctime_ns
+
+
 def count_tasks(uid: int) -> int:
     """Threads that user `uid` has now: RLIMIT_NPROC counts them all, not only a child's."""
+    if not os.path.isdir("/proc"):
+        return 0
     total = 0
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    total += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # gone meanwhile, or hidden from us
-                total += 1
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                total += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # gone meanwhile, or hidden from us
+            total += 1
     return total
 
 
@@ -202,7 +225,8 @@ def why_unfit(pid: int, folder: str, mapped: set[bytes], streams: list[int]) -> 
     numbers = sorted(os.listdir(f"/proc/{pid}/fd"))
     if numbers != ["0", "1", "2"]:
         return "files are left open"
-    if [os.stat(f"/proc/{pid}/fd/{number}").st_ino for number in numbers] != streams:
+    opened = [os.stat(f"/proc/{pid}/fd/{number}").st_ino for number in numbers]
+    if opened != streams:
         return "its streams are replaced"
     if not mapped_files(pid) <= mapped:
         return "memory is shared, or a file of its own is mapped"
@@ -217,7 +241,8 @@ def mapped_files(pid: int) -> set[bytes]:
     there are too many to look through."""
     mappings = _mappings(pid)
     found = {b"too many"} if len(mappings) > MOST_MAPPINGS else set()
-    for _, permissions, _, device, inode, *_ in mappings:
+    for fields in mappings:
+        _, permissions, _, device, inode = fields[:5]
         if permissions.endswith(b"s"):
             found.add(device + b" shared " + inode)
         elif inode != b"0":

@@ -27,12 +27,16 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 
-from drlib.sandbox import layers, notices
+from drlib.sandbox import layers, notices, seccomp
 
-EXIT_SETUP, EXIT_MEMORY, EXIT_HEAVY = 97, 98, 99
+# Exit codes: a layer failed; an uncaught MemoryError; it needs the heavy template.
+EXIT_SETUP = 97
+EXIT_MEMORY = 98
+EXIT_HEAVY = 99
 MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
+HIGH = 64  # above all numbers that descriptors get in a child
 CODE_NAME = "<python>"
-TRIES = 20  # of a process to fork once its threads have ended
+FORK_TRIES = 20  # of a process to fork once its threads have ended
 DEPTH = 24  # of calls, at which code runs; more than there are on any way to it
 _shutdown = threading._shutdown  # a call of it is saved where there are no other threads
 _main = types.ModuleType("__main__")  # where code runs
@@ -52,11 +56,15 @@ def prepare() -> None:
 
 
 def open_streams() -> None:
-    """Fresh text streams over descriptors 0 to 2."""
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)
-    options = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    sys.stdout = sys.__stdout__ = open(1, "w", **options)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **options)
+    """Fresh text streams over descriptors 0 to 2, which stay open as long as the process lives."""
+    text = {"encoding": "utf-8", "closefd": False}
+    out = {**text, "errors": "backslashreplace"}
+    sys.stdin = open(0, errors="replace", **text)  # noqa: SIM115 - open until the process ends
+    sys.stdout = open(1, "w", **out)  # noqa: SIM115 - open until the process ends
+    sys.stderr = open(2, "w", buffering=1, **out)  # noqa: SIM115 - open until the process ends
+    sys.__stdin__ = sys.stdin
+    sys.__stdout__ = sys.stdout
+    sys.__stderr__ = sys.stderr
 
 
 def seed(number: int) -> None:
@@ -67,27 +75,42 @@ def seed(number: int) -> None:
             sys.modules[name].seed(number)
 
 
-def main(template, line: _socket.socket) -> None:
-    """Lock in, wait for the call, run it; never returns. All of the call comes over `line`: nothing
-    of its code, input and output is ever in the memory that the next is forked from."""
+def be_call(confinement, parent: int, line: _socket.socket) -> None:
+    """In the process that `parent` has forked: lock in, wait for the call, run it; never returns.
+    All of the call comes over `line`: nothing of its code, input and output is ever in the memory
+    that the next is forked from."""
     fd = line.fileno()
-    steps = template.mount + template.enter + template.steps
-    lock_in(template, steps, fd, lambda: _receive(line), lambda request, _: _run(fd, request))
+    steps = confinement.mount + confinement.enter + confinement.steps
+    lock_in(
+        steps,
+        confinement.filter,
+        parent,
+        fd,
+        arrange=lambda: _receive(line),
+        then=lambda request, _: _run(fd, request),
+    )
 
 
 def lock_in(
-    template, steps: list[layers.Step], line: int, arrange: Callable, then: Callable
+    steps: list[layers.LayerStep],
+    last: seccomp.SeccompFilter | None,
+    parent: int,
+    line: int,
+    *,
+    arrange: Callable,
+    then: Callable,
 ) -> None:
-    """Take the steps, `arrange` the descriptors, install the filter, say so through descriptor
-    `line`, and exit with what `then` returns, given what those two did."""
+    """Take the steps, `arrange` the descriptors, install the filter `last`, say so through
+    descriptor `line`, and exit with what `then` returns, given what those two did; at once where
+    `parent` is gone."""
     exit_now = os._exit  # generated code may replace the name
     try:
         layers.take(steps)
         arranged = arrange()
-        if os.getppid() not in (0, template.pid):  # 0: seen from its own PID namespace
+        if os.getppid() not in (0, parent):  # 0: seen from its own PID namespace
             exit_now(EXIT_SETUP)
         gc.enable()
-        listener = template.filter.install() if template.filter else 0
+        listener = last.install() if last else 0
         os.write(line, b"1")
     except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
         try:
@@ -119,8 +142,8 @@ def _receive(line: _socket.socket) -> int:
 def _run(line: int, request: int) -> int:
     """Earlier cells, their output thrown away, then the code; the exit code."""
     # Generated code may replace any of these in their modules.
-    flush, finish, truncate, seek, quiet = _flush, _finish_threads, os.ftruncate, os.lseek, suppress
-    execute, seed_all = _execute, seed
+    execute, finish, flush, seed_all = _execute, _finish_threads, _flush, seed
+    truncate, seek, quiet = os.ftruncate, os.lseek, suppress
     os.close(line)
     code, history, echo, seeds = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.close(request)
@@ -152,15 +175,15 @@ def run_cell(request: tuple, keep: bool) -> int | None:
     # A copy has no timer that is set, so it would not be the state.
     timers = any(_signal.getitimer(timer) != (0.0, 0.0) for timer in range(3))
     if keep and not timers:
-        notices.ask()  # the cell is done: from now on one fork is granted
-        for _ in range(TRIES):
+        notices.ask_keeper()  # the cell is done: from now on one fork is granted
+        for _ in range(FORK_TRIES):
             try:
                 if layers.fork(()):
                     break
                 return None
             except layers.LayerError:  # the keeper said no: a thread is left, or on its way out
                 time.sleep(0.001)
-        notices.ask()  # and from now on none
+        notices.ask_keeper()  # and from now on none
     status = _finish_threads() or status
     return status if _flush() and flushed else status or 1
 
@@ -169,9 +192,11 @@ def _execute(source: str, echo: bool = False) -> int:
     """Run one cell, with `echo` print the value of an expression at its end; the exit code a Python
     process would have. Always at the same depth of calls: a recursion ends where it ends anywhere.
     """
-    depth, frame = 0, sys._getframe()
+    depth = 0
+    frame = sys._getframe()
     while frame:
-        depth, frame = depth + 1, frame.f_back
+        depth += 1
+        frame = frame.f_back
     return _execute_deeper(DEPTH - depth, source, echo)
 
 
@@ -180,7 +205,8 @@ def _execute_deeper(calls: int, source: str, echo: bool) -> int:
         return _execute_deeper(calls - 1, source, echo)
     linecache.cache[CODE_NAME] = (len(source), None, source.splitlines(True), CODE_NAME)
     try:
-        tree, last = source, None
+        tree: str | ast.Module = source
+        last = None  # the expression at its end
         if echo:
             tree = compile(source, CODE_NAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
             if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -227,7 +253,7 @@ def _finish_threads() -> int:
             threading._shutdown()
         if atexit._ncallbacks():
             atexit._run_exitfuncs()
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - whatever an exit function of the code raises
         _complain(_format(error))
         return 1
     return 0

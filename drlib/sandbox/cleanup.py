@@ -13,13 +13,13 @@ from collections.abc import Container
 from contextlib import suppress
 
 # How a folder is opened: never a link.
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def wipe(folder: str) -> None:
     """Empty `folder`, however deep the tree in it and whatever its modes, following no link:
     sub-folders are moved up to `folder` and emptied there, so that no path grows too long."""
-    top = os.open(folder, FOLDER)
+    top = os.open(folder, AS_FOLDER)
     try:
         while names := os.listdir(top):
             for name in names:
@@ -64,19 +64,22 @@ def open_folder(name: str, folder: int, mode: int | None = None) -> int:
     where it is closed (or where `mode` says how it is to be); OSError where it is a link."""
     if mode is None:
         with suppress(PermissionError):
-            return os.open(name, FOLDER, dir_fd=folder)
+            return os.open(name, AS_FOLDER, dir_fd=folder)
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", mode or 0o700)  # of that very folder
     finally:
         os.close(place)
-    return os.open(name, FOLDER, dir_fd=folder)
+    return os.open(name, AS_FOLDER, dir_fd=folder)
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """Kill and reap every child and adopted descendant but those with the numbers `keep` (as /proc
-    knows them, see `children`)."""
-    while strangers := [number for number in children() if number not in keep]:
+    """Kill and reap every child and adopted descendant but those that /proc knows by the numbers
+    `keep`."""
+    while True:
+        strangers = [number for number in child_numbers() if number not in keep]
+        if not strangers:
+            return
         for number in strangers:
             kill(number)
         os.waitpid(-1, 0)
@@ -92,7 +95,7 @@ def kill(number: int) -> None:
             os.close(process)
 
 
-def children(of: str = "thread-self") -> list[int]:
+def child_numbers(of: str = "thread-self") -> list[int]:
     """The children of a thread ("NUMBER/task/NUMBER"; by default this one), adopted ones included,
     dead ones that nobody has waited for as well. The numbers are those of /proc, which may be that
     of an outer PID namespace. They alone are read: everything else that /proc tells of a process,

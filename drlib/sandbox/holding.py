@@ -11,10 +11,10 @@ import marshal
 import os
 import socket
 
-from drlib.sandbox import child, layers, notices
+from drlib.sandbox import child, layers, notices, seccomp
 
-HIGH = 64  # above all numbers that descriptors get here
-LINE, REQUEST = 3, 3  # descriptors: of the first state, to the keeper; of a runner, its cell
+LINE = 3  # the descriptor of the first state to the keeper
+REQUEST = 3  # the descriptor of a runner's cell
 
 
 def new_line() -> tuple[socket.socket, socket.socket]:
@@ -24,13 +24,17 @@ def new_line() -> tuple[socket.socket, socket.socket]:
 
 def _take_places(line: int, null: int) -> None:
     """Descriptors 0 to 2 on the null device, `line` as LINE; those above are closed later."""
-    line, null = (fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in (line, null))
-    for target, fd in enumerate((null, null, null, line)):
-        os.dup2(fd, target)
+    # Out of the way, for either may stand in a place that the other is to have.
+    line = fcntl.fcntl(line, fcntl.F_DUPFD, child.HIGH)
+    null = fcntl.fcntl(null, fcntl.F_DUPFD, child.HIGH)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.dup2(line, LINE)
 
 
-def be_first(template, line: int, null: int) -> None:
-    """The first state: lock in, hand the keeper the descriptor of its consent, then wait."""
+def be_first(confinement, asking: seccomp.SeccompFilter, keeper: int, line: int, null: int) -> None:
+    """In the process that `keeper` has forked, the first state: lock in behind the filter `asking`,
+    hand the keeper the descriptor of its consent, then wait."""
     _take_places(line, null)
 
     def then(_: None, listener: int) -> None:
@@ -40,9 +44,14 @@ def be_first(template, line: int, null: int) -> None:
         os.close(LINE)
         hold()
 
-    others = LINE + 1, child.MOST_DESCRIPTORS
-    steps = template.enter + template.steps
-    child.lock_in(template, steps, LINE, lambda: os.closerange(*others), then)
+    child.lock_in(
+        confinement.enter + confinement.steps,
+        asking,
+        keeper,
+        LINE,
+        arrange=lambda: os.closerange(LINE + 1, child.MOST_DESCRIPTORS),
+        then=then,
+    )
 
 
 def hold() -> None:
@@ -51,7 +60,7 @@ def hold() -> None:
     while True:
         if not layers.fork(()):
             continue  # the copy is the state
-        keep = notices.ask()
+        keep = notices.ask_keeper()
         request = marshal.loads(os.pread(REQUEST, os.fstat(REQUEST).st_size, 0))
         os.close(REQUEST)
         status = child.run_cell(request, bool(keep))

@@ -27,20 +27,28 @@ import sys
 from collections.abc import Callable, Iterable
 
 NOBODY = 65534  # the kernel's overflow id: owns nothing anywhere
-NEW_MOUNTS, NEW_UTS, NEW_IPC = 0x20000, 0x4000000, 0x8000000
-NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
+# Namespaces, as `unshare` names them.
+NEW_MOUNTS = 0x20000
+NEW_UTS = 0x4000000  # the host's name
+NEW_IPC = 0x8000000
+NEW_USER = 0x10000000
+NEW_PID = 0x20000000
+NEW_NET = 0x40000000
+# Of mounts.
 _PRIVATE = 0x4000 | 0x40000  # with everything below: no mount of ours shows outside
 _BIND = 0x1000 | 0x4000  # with everything below, as a user namespace must
 _NO_SPECIAL = 0xE  # no set-uid, no devices, no programs
 _NO_ACCESS_TIMES = 0x400 | 0x800  # of files, of folders
 _DETACH = 0x2
 
-_READ_FILE, _READ_DIR, _TRUNCATE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 14, 1 << 1
+# Landlock's rights.
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_TRUNCATE = 1 << 14
 _NOT_IN_WORK = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 15  # exec, devices, sockets
 MIN_LANDLOCK_ABI = 3  # below it a file may be truncated by path
-
-
-Step = tuple[str, Callable, tuple]  # what it is, a function, its arguments
+LayerStep = tuple[str, Callable, tuple]  # what it is, a function, its arguments
 
 
 class LayerError(OSError):
@@ -50,13 +58,13 @@ class LayerError(OSError):
 _libc = ctypes.PyDLL(None, use_errno=True)  # it keeps Python's lock: a forked child goes on at once
 
 
-def step(what: str, name: str, *arguments) -> Step:
+def step(what: str, name: str, *arguments) -> LayerStep:
     """The C call `name` with these arguments (integers as longs), named `what` where it fails."""
     longs = (ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)
     return what, getattr(_libc, name), tuple(longs)
 
 
-def do(step: Step) -> int:
+def do(step: LayerStep) -> int:
     """Make one call; its result, or `LayerError` where that is negative."""
     what, function, arguments = step
     result = function(*arguments)
@@ -66,14 +74,14 @@ def do(step: Step) -> int:
     return result
 
 
-def take(steps: Iterable[Step]) -> None:
+def take(steps: Iterable[LayerStep]) -> None:
     """Make calls that the layers below have prepared, once in the template and not page by page of
     copied memory in every child; `LayerError` names the first that fails."""
     for step in steps:
         do(step)
 
 
-def fork(before: Iterable[Step]) -> int:
+def fork(before: Iterable[LayerStep]) -> int:
     """Take the steps `before`, then fork as `os.fork` does (0 in the child), for a process of one
     thread: without the hooks of Python's modules, which touch 150 pages of a child. `LayerError`
     where a step or the fork fails."""
@@ -81,9 +89,9 @@ def fork(before: Iterable[Step]) -> int:
     return do(("fork", _libc.fork, ()))
 
 
-def limits(values: dict[str, int]) -> list[Step]:
+def limits(values: dict[str, int]) -> list[LayerStep]:
     """Set `RLIMIT_<name>` hard and soft, e.g. {"AS": bytes, "CPU": seconds}; never raises one."""
-    steps: list[Step] = []
+    steps: list[LayerStep] = []
     for name, value in values.items():
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is None:  # MSGQUEUE and others do not exist outside Linux
@@ -94,11 +102,11 @@ def limits(values: dict[str, int]) -> list[Step]:
     return steps
 
 
-def _on_linux(what: str, name: str, *arguments) -> list[Step]:
+def _on_linux(what: str, name: str, *arguments) -> list[LayerStep]:
     return [step(what, name, *arguments)] if sys.platform == "linux" else []
 
 
-def die_with_parent(number: int) -> list[Step]:
+def die_with_parent(number: int) -> list[LayerStep]:
     """Get signal `number` when the parent dies; any change of credentials clears this."""
     return _on_linux("die with parent", "prctl", 1, number, 0, 0, 0)
 
@@ -110,10 +118,15 @@ NO_NEW_PRIVILEGES = _on_linux("no_new_privileges", "prctl", 38, 1, 0, 0, 0)
 # No huge pages, now and in all children: one stays whole as long as a part of it is mapped, which
 # no limit counts.
 NO_HUGE_PAGES = _on_linux("no huge pages", "prctl", 41, 1, 0, 0, 0)
-CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_CHROOT, CAP_SYS_PTRACE = 5, 6, 7, 18, 19
+# Capabilities.
+CAP_KILL = 5
+CAP_SETGID = 6
+CAP_SETUID = 7
+CAP_SYS_CHROOT = 18
+CAP_SYS_PTRACE = 19
 
 
-def keep_capabilities(*numbers: int) -> list[Step]:
+def keep_capabilities(*numbers: int) -> list[LayerStep]:
     """Give up every capability but these, for good."""
     kept = sum(1 << number for number in numbers)
     data = struct.pack("=6I", kept, kept, 0, 0, 0, 0)  # effective, permitted, inheritable; twice
@@ -124,7 +137,7 @@ def keep_capabilities(*numbers: int) -> list[Step]:
 NO_CAPABILITIES = keep_capabilities()
 
 
-def nobody() -> list[Step]:
+def nobody() -> list[LayerStep]:
     """From root to uid and gid 65534 for good; capabilities go with it."""
     three = (NOBODY,) * 3
     return [
@@ -142,13 +155,15 @@ def enter_user_namespace() -> None:
     if uid == 0:
         os.setgroups([])
     unshare(NEW_USER)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("gid_map", f"{NOBODY} {gid} 1"),
-        ("uid_map", f"{NOBODY} {uid} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    _write_own("setgroups", "deny")
+    _write_own("gid_map", f"{NOBODY} {gid} 1")
+    _write_own("uid_map", f"{NOBODY} {uid} 1")
+
+
+def _write_own(name: str, text: str) -> None:
+    """An entry of /proc/self."""
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(text)
 
 
 def unshare(flags: int) -> None:
@@ -165,13 +180,13 @@ def enter_namespaces() -> int:
     return home
 
 
-def new_pid_namespace(home: int) -> list[Step]:
+def new_pid_namespace(home: int) -> list[LayerStep]:
     """The next child becomes process 1 of a PID namespace that dies with it."""
     back = step("setns(pid)", "setns", home, NEW_PID)  # unshare twice in a row is an error
     return [back, step("unshare(pid)", "unshare", NEW_PID)]
 
 
-def work_mount(folder: str, size: int, entries: int) -> list[Step]:
+def work_mount(folder: str, size: int, entries: int) -> list[LayerStep]:
     """An empty memory file system of uid 65534 over `folder`, for this process alone. It keeps no
     times of access: they would tell one branch of a session of another."""
     options = f"size={size},nr_inodes={entries},mode=700,uid={NOBODY},gid={NOBODY}"
@@ -179,8 +194,8 @@ def work_mount(folder: str, size: int, entries: int) -> list[Step]:
     return [step("unshare(mounts)", "unshare", NEW_MOUNTS), mount]
 
 
-def _tmpfs(folder: str, options: str, flags: int = _NO_SPECIAL) -> Step:
-    arguments = b"tmpfs", folder.encode(), b"tmpfs", flags, options.encode()
+def _tmpfs(folder: str, options: str, flags: int = _NO_SPECIAL) -> LayerStep:
+    arguments = (b"tmpfs", folder.encode(), b"tmpfs", flags, options.encode())
     return step(f"mount over {folder}", "mount", *arguments)
 
 
@@ -190,7 +205,8 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str)
     appear empty but for what of `shown` lies in them. Needs a mount namespace of our own."""
     take([_tmpfs(root, "size=4m,mode=755")])
     paths = {path for path in shown if os.path.exists(path)}  # what is not there cannot be shown
-    places, covered = {os.path.realpath(path) for path in paths}, set(hidden)
+    places = {os.path.realpath(path) for path in paths}
+    covered = set(hidden)
     # A folder before what lies in it, or the second mount would end up under the first.
     for path in sorted(places | covered, key=lambda path: (path.count("/"), path)):
         if path in covered:
@@ -220,11 +236,12 @@ def _make_read_only(place: str) -> None:
     """The mount at `place` and all below it, whatever else they forbid."""
     what = struct.pack("=4Q", 1, 0, 0, 0)
     recursive = 0x8000
-    arguments = 442, -1, place.encode(), recursive, what, len(what)
+    number = 442
+    arguments = (number, -1, place.encode(), recursive, what, len(what))
     take([step("mount_setattr", "syscall", *arguments)])
 
 
-def change_root(root: str) -> list[Step]:
+def change_root(root: str) -> list[LayerStep]:
     """`root` becomes the root folder; a change of folder must follow."""
     return [step("chroot", "chroot", root.encode())]
 
@@ -255,7 +272,11 @@ def landlock_ruleset(read: Iterable[str], list_only: Iterable[str], work: str) -
         raise LayerError(errno.ENOSYS, f"Landlock ABI {abi}, needed is {MIN_LANDLOCK_ABI}")
     rights = 0xFFFF if abi >= 5 else 0x7FFF
     attributes = struct.pack("=QQQ", rights, 3, 3)  # TCP; abstract sockets and signals to others
-    size = 24 if abi >= 6 else 16 if abi >= 4 else 8  # as many of the three as the kernel knows
+    # As many of the three as the kernel knows.
+    if abi >= 6:
+        size = 24
+    else:
+        size = 16 if abi >= 4 else 8
     ruleset = do(step("landlock_create_ruleset", "syscall", 444, attributes, size, 0))
     for path in read:
         _landlock_allow(ruleset, path, _READ_FILE | _READ_DIR)
@@ -280,7 +301,7 @@ def _landlock_allow(ruleset: int, path: str, rights: int) -> None:
         os.close(fd)
 
 
-def landlock_restrict(ruleset: int) -> list[Step]:
+def landlock_restrict(ruleset: int) -> list[LayerStep]:
     """Apply the ruleset for good."""
     return [step("landlock", "syscall", 446, ruleset, 0)]
 
@@ -291,7 +312,8 @@ def open_below(folder: int, path: str) -> int:
     the kind that `os.open` raises."""
     # RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH
     how = struct.pack("=QQQ", os.O_DIRECTORY | os.O_CLOEXEC, 0, 0x1 | 0x2 | 0x4 | 0x8)
-    arguments = 437, folder, os.fsencode(path), how, len(how)
+    number = 437
+    arguments = (number, folder, os.fsencode(path), how, len(how))
     try:
         return do(step("openat2", "syscall", *arguments))
     except LayerError as error:

@@ -21,11 +21,15 @@ from typing import NamedTuple
 
 from drlib.sandbox import layers, seccomp
 
-_RECEIVE, _ANSWER, _GIVE = 0xC0502100, 0xC0182101, 0x40182103  # ioctl numbers
-_GO_ON, _AT_THIS_NUMBER = 1, 1
+# Numbers of ioctl, and flags of the second and the third.
+_RECEIVE = 0xC0502100
+_ANSWER = 0xC0182101
+_GIVE = 0x40182103
+_GO_ON = 1
+_AT_THIS_NUMBER = 1
 _COLUMN = 0 if platform.machine() == "x86_64" else 1  # where there is no table nobody asks
-_CLONE, _ASK = seccomp.CLONE[_COLUMN], seccomp.ASK[_COLUMN]
-_ask = layers.step("ask", "syscall", _ASK)
+_CLONE = seccomp.CLONE[_COLUMN]
+_ask = layers.step("ask", "syscall", seccomp.ASK[_COLUMN])
 
 
 class Question(NamedTuple):
@@ -37,7 +41,7 @@ class Question(NamedTuple):
     forks: bool
 
 
-def ask() -> int:
+def ask_keeper() -> int:
     """Behind the filter: wait for what the keeper has to give; its answer. `LayerError` where it
     says no."""
     return layers.do(_ask)
@@ -103,4 +107,7 @@ def receive_request(channel: socket.socket) -> tuple[dict, bytes] | None:
     """Read one message of the caller and the descriptors that came with it, packed as C integers;
     None: the other side has closed. Messages are short, and the next comes after our reply."""
     data, rights, _, _ = channel.recvmsg(4096, 128)
-    return (marshal.loads(data), rights[0][2] if rights else b"") if data else None
+    if not data:
+        return None
+    descriptors = rights[0][2] if rights else b""
+    return marshal.loads(data), descriptors

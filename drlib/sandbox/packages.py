@@ -14,27 +14,34 @@ class Packages:
     the facts and answers that questions are made from, are "not found"."""
 
     def __init__(self, names: list[str], roots: list[str], leave: int | None) -> None:
-        self.names, self.roots, self.leave = names, roots, leave
+        self.names = names
+        self.roots = roots
+        self.leave = (
+            leave  # the exit code of a process that has not loaded them; None in one that has
+        )
 
     def find_spec(self, name: str, path=None, target=None):
         """As the import system asks for it (see `importlib.abc.MetaPathFinder`)."""
-        if path is None and name in self.names:
-            if self.leave is not None:  # to run again where they are loaded and seeded
-                os._exit(self.leave)
-            return importlib.machinery.PathFinder.find_spec(name, self.roots)
-        return None
+        if path is not None or name not in self.names:
+            return None
+        if self.leave is not None:  # to run again where they are loaded and seeded
+            os._exit(self.leave)
+        return importlib.machinery.PathFinder.find_spec(name, self.roots)
 
     def _folders(self) -> list[str]:
-        ends = "", ".libs"
-        return [f"{root}/{name}{end}" for root in self.roots for name in self.names for end in ends]
+        found = []
+        for root in self.roots:
+            for name in self.names:
+                found += [f"{root}/{name}", f"{root}/{name}.libs"]
+        return found
 
     def readable(self) -> tuple[list[str], list[str]]:
         """(contents readable, only listable), for Landlock: the packages, the standard library
         without what is installed in it, and `_others`."""
         stdlib = _standard_library()
-        names = [name for name in os.listdir(stdlib) if name not in _INSTALLED]
-        read = [*self._folders(), *_others(), *(f"{stdlib}/{name}" for name in names)]
-        return sorted(set(read)), [stdlib]
+        of_stdlib = [f"{stdlib}/{name}" for name in os.listdir(stdlib) if name not in _INSTALLED]
+        read = {*self._folders(), *_others(), *of_stdlib}
+        return sorted(read), [stdlib]
 
     def shown(self) -> tuple[list[str], list[str]]:
         """(shown, hidden), for `layers.build_root`: the same files."""
@@ -54,5 +61,6 @@ def _others() -> list[str]:
     found.append("/usr/share/zoneinfo")
     for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
         if os.path.isdir(folder):
-            found += [e.path for e in os.scandir(folder) if ".so" in e.name and e.is_file()]
+            entries = os.scandir(folder)
+            found += [entry.path for entry in entries if ".so" in entry.name and entry.is_file()]
     return found

@@ -41,13 +41,19 @@ def check_call(code: str, stdin: str = "", history: Cells = (), echo: bool = Fal
     if isinstance(history, str) or not isinstance(history, Sequence):
         raise TypeError(f"history must be a list of texts, not {type(history).__name__}.")
     history = list(history)
-    for name, text in (("code", code), ("stdin", stdin), *(("history", h) for h in history)):
-        if not isinstance(text, str):
-            raise TypeError(f"{name} must be text, not {type(text).__name__}.")
+    _check_text("code", code)
+    _check_text("stdin", stdin)
+    for cell in history:
+        _check_text("history", cell)
     size = len(code) + len(stdin) + sum(map(len, history))
     if size > MAX_REQUEST_CHARS:
         raise ValueError(f"The call has {size} characters; {MAX_REQUEST_CHARS} is the limit.")
     return {"code": code, "stdin": stdin, "history": history, "echo": bool(echo)}
+
+
+def _check_text(name: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be text, not {type(text).__name__}.")
 
 
 class Runner(ABC):
@@ -67,23 +73,25 @@ class Runner(ABC):
 
     @abstractmethod
     def _put(self, request: dict) -> Future:
-        """Queue a request as `check_call` makes it."""
+        """Queue a checked call: {"code", "stdin", "history", "echo"}."""
 
     def run(
         self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
-        """Run `code` and wait for its result; see `submit`."""
+        """Run `code` after the cells of `history`, with `stdin` as its input, and wait for its
+        result; `echo` prints the value of an expression at its end."""
         return self.submit(code, stdin, history, echo).result()
 
     async def arun(
         self, code: str, stdin: str = "", history: Cells = (), echo: bool = False
     ) -> SandboxResult:
-        """`run` without blocking the event loop."""
+        """The result of `code` as `run` gives it, awaited: the event loop goes on meanwhile."""
         return await asyncio.wrap_future(self.submit(code, stdin, history, echo))
 
     def map(self, codes: Iterable[str]) -> list[SandboxResult]:
         """Run several independent calls, as many at a time as there are workers; in order."""
-        return [future.result() for future in [self.submit(code) for code in codes]]
+        futures = [self.submit(code) for code in codes]
+        return [future.result() for future in futures]
 
     @abstractmethod
     def close(self) -> None:
@@ -96,7 +104,7 @@ class Runner(ABC):
         self.close()
 
 
-def _check(name: str, value: float, least: float) -> None:
+def _check_number(name: str, value: float, least: float) -> None:
     """TypeError or ValueError where a setting is no number of at least `least`; where `least` is a
     whole number, so must the setting be."""
     if isinstance(least, int) and not isinstance(value, int):
@@ -141,14 +149,14 @@ class Sandbox(Runner):
     ) -> None:
         if min_level not in LEVELS[1:]:
             raise ValueError(f"min_level is {min_level!r}; use one of {', '.join(LEVELS[1:])}.")
-        _check("workers", workers, 1)
-        _check("long_workers", long_workers, 0)
-        _check("memory_mb", memory_mb, 16)
-        _check("output_chars", output_chars, 2)
-        _check("timeout_s", timeout_s, 0.01)
-        _check("long_s", long_s, 0.01)
+        _check_number("workers", workers, 1)
+        _check_number("long_workers", long_workers, 0)
+        _check_number("memory_mb", memory_mb, 16)
+        _check_number("output_chars", output_chars, 2)
+        _check_number("timeout_s", timeout_s, 0.01)
+        _check_number("long_s", long_s, 0.01)
         if queue_timeout_s is not None:
-            _check("queue_timeout_s", queue_timeout_s, 0.01)
+            _check_number("queue_timeout_s", queue_timeout_s, 0.01)
         found = found or probing.probe()
         found.need(min_level)
         self.isolation = found.level
@@ -195,7 +203,8 @@ class Sandbox(Runner):
 
     def template_pids(self) -> list[int]:
         """Process ids of the templates that run now."""
-        return [t.process.pid for t in list(self._workers.templates.values())]
+        templates = list(self._workers.templates.values())
+        return [template.process.pid for template in templates]
 
     def close(self) -> None:
         """End every process of this sandbox and remove its folders; waiting calls are cancelled."""
@@ -228,8 +237,11 @@ class Snapshot(Runner):
         history: tuple[str, ...],
         result: SandboxResult | None,
     ) -> None:
-        self._sandbox, self._session, self._number = sandbox, session, number
-        self.history, self.result = history, result
+        self.history = history
+        self.result = result
+        self._sandbox = sandbox
+        self._session = session
+        self._number = number  # of the state in the session
 
     @property
     def live(self) -> bool:
@@ -237,31 +249,44 @@ class Snapshot(Runner):
         return self._session is not None and self._session.alive
 
     def submit(self, code: str, stdin: str = "", history: Cells = (), echo: bool = False) -> Future:
-        """See `Runner.submit`; `history` must be empty, the snapshot is the history."""
+        """Queue a call that starts from this state; a `concurrent.futures.Future[SandboxResult]`.
+
+        Args:
+            code: Python source; only what it prints is seen.
+            stdin: what `input()` reads.
+            history: must be empty, the snapshot is the history (ValueError otherwise).
+            echo: also print the value of an expression that ends `code`, as a notebook does.
+        """
         if history:
             raise ValueError("A snapshot has its history already; use snapshot.then(cell).")
         return super().submit(code, stdin, self.history, echo)
 
     def _put(self, request: dict, keep: bool = False) -> Job:
-        held = (self._session, {"at": self._number, "keep": keep}) if self.live else None
-        return self._sandbox._put(request, held=held)
+        if not self.live:
+            return self._sandbox._put(request)
+        asked = {"at": self._number, "keep": keep}
+        return self._sandbox._put(request, held=(self._session, asked))
 
     def then(self, cell: str) -> Snapshot:
         """The state after `cell` (its `result` says how that went): an exception leaves what the
         cell did before it, as in a notebook; a cell that was stopped (time, memory, a signal)
         leaves the state as it was."""
         job = self._put(check_call(cell, "", self.history), keep=True)
-        result, number = job.result(), job.reply.get("held")
+        result = job.result()
         if result.status not in ("ok", "error"):
             return Snapshot(self._sandbox, None, 0, self.history, result)
-        session = self._session if number is not None else None
-        return Snapshot(self._sandbox, session, number or 0, (*self.history, cell), result)
+        history = (*self.history, cell)
+        number = job.reply.get("held")
+        if number is None:
+            return Snapshot(self._sandbox, None, 0, history, result)
+        return Snapshot(self._sandbox, self._session, number, history, result)
 
     def close(self) -> None:
         """Let go of the held process; closing the state before any code ends the whole session."""
-        if self._session is not None:
-            if self._number == 0:
-                self._session.close()
-            else:
-                self._session.call({"release": self._number}, (), lambda: None, 1.0)
-            self._session = None
+        if self._session is None:
+            return
+        if self._number == 0:
+            self._session.close()
+        else:
+            self._session.call({"release": self._number}, (), lambda: None, 1.0)
+        self._session = None

@@ -81,7 +81,9 @@ class Probe:
         missing = {layer.name for layer in self.layers if not layer.ok}
         if "limits" in missing:
             return "none"
-        return "weak" if missing - {"namespaces"} else "standard" if missing else "strong"
+        if missing - {"namespaces"}:
+            return "weak"
+        return "standard" if missing else "strong"
 
     def need(self, level: str) -> None:
         """`SandboxUnavailable` where this is less than `level`."""
@@ -91,15 +93,18 @@ class Probe:
 
     def without(self, *names: str) -> Probe:
         """The same machine as if these layers did not hold; for tests and comparisons."""
-        rows = (Layer(r.name, False, "left out") if r.name in names else r for r in self.layers)
+        left_out = {name: Layer(name, False, "left out") for name in names}
+        rows = [left_out.get(layer.name, layer) for layer in self.layers]
         return Probe(tuple(rows), self.drop)
 
     def table(self) -> str:
         """The result as text: a line a layer, and what the level leaves open."""
-        rows = [f"isolation: {self.level}"]
-        for layer in self.layers:
-            rows.append(f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}")
-        return "\n".join([*rows, f"  left open: {LEFT_OPEN[self.level]}"])
+        rows = [
+            f"  {layer.name:<18} {'yes' if layer.ok else 'NO':<4} {layer.detail}"
+            for layer in self.layers
+        ]
+        left_open = f"  left open: {LEFT_OPEN[self.level]}"
+        return "\n".join([f"isolation: {self.level}", *rows, left_open])
 
 
 @functools.lru_cache(maxsize=1)
@@ -109,13 +114,8 @@ def probe() -> Probe:
     if os.name != "posix":
         return Probe((Layer("limits", False, f"no fork and no limits on {sys.platform}"),), "none")
     done = subprocess.run(
-        [
-            *PYTHON,
-            str(Path(__file__).with_name("alone.py")),
-            "trials",
-            json.dumps([package_roots(), scratch()]),
-        ],
-        env=environment(),
+        command_alone("trials", [package_roots(), scratch()]),
+        env=clean_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -125,12 +125,20 @@ def probe() -> Probe:
     if done.returncode:
         raise SandboxUnavailable(f"The probe itself failed:\n{done.stderr[-2000:]}\n{REMEDY}")
     found = json.loads(done.stdout)
-    return Probe(tuple(Layer(n, *row) for n, row in found["layers"].items()), found["drop"])
+    layers = [Layer(name, ok, detail) for name, (ok, detail) in found["layers"].items()]
+    return Probe(tuple(layers), found["drop"])
 
 
-def environment() -> dict[str, str]:
+def command_alone(module: str, argument: object) -> list[str]:
+    """The command that runs one module of this folder with `argument`, JSON, by `alone.py`."""
+    alone = str(Path(__file__).with_name("alone.py"))
+    return [*PYTHON, alone, module, json.dumps(argument)]
+
+
+def clean_environment() -> dict[str, str]:
     """All that the template inherits: no secret, no proxy, one thread for the numeric libraries."""
-    kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if k in os.environ}
+    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     return {
         "PATH": os.defpath,
@@ -151,7 +159,7 @@ def scratch() -> str:
 
 def package_roots() -> list[str]:
     """The folders that hold the packages; `SandboxUnavailable` where one is not installed."""
-    roots = {}
+    roots: dict[str, str] = {}  # each once, in their order
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.origin:

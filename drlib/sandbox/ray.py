@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drlib.sandbox.client import Front, Unreachable, require
+from drlib.sandbox.client import Front, Unreachable, import_extra
 from drlib.sandbox.pool import Sandbox
 from drlib.sandbox.result import SandboxResult
 
@@ -22,12 +22,16 @@ class RaySandbox(Front):
 
     Args:
         workers: calls at the same time on each node; as many CPUs are reserved there.
+        batch: calls sent together, 1 to 64.
+        in_flight: batches under way at the same time.
         patience_s: seconds without any answer after which a node counts as dead; longer than its
             queue time-out and call time-out together.
+        deadline_s: seconds from a call's first sending (or, while nothing answers at all, from its
+            submission) after which it is `service_unavailable`.
         settings: of each node's `Sandbox`; queue_timeout_s is 30 unless given: calls that wait
             behind runaways are tried elsewhere, and a node that answers nothing is dead, not full.
 
-    The rest as in `Front`. RuntimeError without a cluster, or where an actor does not start.
+    RuntimeError without a cluster, or where an actor does not start.
     """
 
     def __init__(
@@ -40,8 +44,9 @@ class RaySandbox(Front):
         deadline_s: float = 300.0,
         **settings: Any,
     ) -> None:
-        self._ray, self._patience_s = require("ray"), patience_s
-        pin = require("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        self._ray = import_extra("ray")
+        self._patience_s = patience_s
+        pin = import_extra("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         if not self._ray.is_initialized():
             raise RuntimeError("RaySandbox needs a cluster: call ray.init() before.")
         alive = [node for node in self._ray.nodes() if node["Alive"]]
@@ -60,14 +65,15 @@ class RaySandbox(Front):
             raise RuntimeError(f"A node's sandbox did not start: {error}") from error
 
     def _ask(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
-        waiting = {}
+        waiting: dict[Any, int] = {}  # a call's reference -> its index
         try:
-            waiting = {address.arun.remote(**call): i for i, call in enumerate(calls)}
+            waiting = {address.arun.remote(**call): index for index, call in enumerate(calls)}
             while waiting:
                 ended, _ = self._ray.wait(list(waiting), timeout=self._patience_s)
                 if not ended:
                     raise Unreachable(f"a node gave no answer in {self._patience_s} s")
-                yield waiting.pop(ended[0]), self._ray.get(ended[0])
+                (call,) = ended
+                yield waiting.pop(call), self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             raise Unreachable(f"a node's actor is gone: {error}") from error
         finally:  # what is sent again must not run there too
@@ -75,5 +81,6 @@ class RaySandbox(Front):
                 self._ray.cancel(ref)
 
     def _abort(self) -> None:
-        for node in self._nodes if self._ray.is_initialized() else ():
-            self._ray.kill(node.address)
+        if self._ray.is_initialized():
+            for node in self._nodes:
+                self._ray.kill(node.address)

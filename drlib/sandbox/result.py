@@ -16,7 +16,6 @@ _FIXED_TEXTS = {
 # Faults of the environment: the code of a call cannot bring them about for itself; a queue full of
 # slow calls can, for those behind it (`queue_timeout`).
 ENV_FAULTS = ("setup_failed", "worker_died", "queue_timeout", "service_unavailable")
-STATUSES = ("ok", "error", "killed", *_FIXED_TEXTS, *ENV_FAULTS)
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,11 @@ class SandboxResult:
 
 
 def _signal_name(exit_code: int | None) -> str:
+    number = -(exit_code or 0)
     try:
-        return signal.Signals(-(exit_code or 0)).name
+        return signal.Signals(number).name
     except ValueError:
-        return f"signal {-(exit_code or 0)}"
+        return f"signal {number}"
 
 
 def stream_text(fd: int, limit: int) -> str:
@@ -79,6 +79,8 @@ def stream_text(fd: int, limit: int) -> str:
     if size <= 2 * part and len(head) <= limit:
         return head
     tail = os.pread(fd, part, max(size - part, 0)).decode("utf-8", "replace")
-    head, tail = head[: limit - limit // 2], tail[-(limit // 2) :]
+    half = limit // 2
+    head = head[: limit - half]
+    tail = tail[-half:]
     left_out = size - len(head.encode()) - len(tail.encode())
     return f"{head}\n... [{max(left_out, 1)} bytes omitted] ...\n{tail}"

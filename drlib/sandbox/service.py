@@ -27,19 +27,25 @@ import socket
 import time
 from concurrent.futures import Future
 
-from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, require, size_of
+from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, import_extra, size_of
 from drlib.sandbox.pool import Sandbox, check_call
 from drlib.sandbox.result import SandboxResult
 
-fastapi, kit, uvicorn = require("fastapi"), require("prometheus_client"), require("uvicorn")
-Gone, Refusal = require("starlette.requests").ClientDisconnect, fastapi.HTTPException
-MAX_CALLS = 64
+fastapi = import_extra("fastapi")
+prometheus = import_extra("prometheus_client")
+uvicorn = import_extra("uvicorn")
+ClientDisconnect = import_extra("starlette.requests").ClientDisconnect
+StreamingResponse = import_extra("fastapi.responses").StreamingResponse
+AutoHTTPProtocol = import_extra("uvicorn.protocols.http.auto").AutoHTTPProtocol
+Refusal = fastapi.HTTPException
+MAX_BATCH = 64  # calls of a request
 MAX_HELD_CHARS = 256 << 20  # of all calls that wait or run
 MAX_UNREAD = 256 << 20  # bytes of all bodies that have not come to their end
 BODY_SECONDS = 60.0  # from a body's first byte to its last
 PACE_SECONDS = 5.0  # in which it must end or bring...
 PACE_BYTES = 64 << 10  # ...so many bytes, and then again
-MAX_IDLE, IDLE_SECONDS = 512, 5.0  # connections without a whole request
+MAX_IDLE = 512  # connections without a whole request
+IDLE_SECONDS = 5.0  # that one may stay so
 STEPS = [0.001 * 2**k for k in range(16)]  # of the histograms: 1 ms to 33 s
 STOPPED = SandboxResult("service_unavailable", "", "the service was stopped", None, 0.0, "")
 
@@ -48,26 +54,34 @@ class Service:
     """One sandbox: admission, accounts and `app`, the FastAPI application."""
 
     def __init__(self, sandbox: Sandbox, max_queue: int, token: str) -> None:
-        self.sandbox, self.max_queue, self.token = sandbox, max_queue, token
+        self.sandbox = sandbox
+        self.max_queue = max_queue
+        self.token = token
         self.open: dict[Future, int] = {}  # characters of each call that waits or runs
         self.stopping = False
         self.bodies: dict[int, bytearray] = {}  # that are being read, the oldest first
-        self.registry = kit.CollectorRegistry()
-        how = {"registry": self.registry, "namespace": "drlib_sandbox"}
-        self.calls = kit.Counter("calls", "Accepted calls that have ended.", ["status"], **how)
-        self.refused = kit.Counter("refused_calls", "Calls of batches answered 429.", **how)
-        self.seconds = kit.Histogram(
-            "seconds", "Of a call: its wait, its run.", ["part"], buckets=STEPS, **how
-        )
-        now = kit.Gauge("open_calls", "Calls that wait or run now.", ["state"], **how)
-        for state in ("queued", "running"):
-            now.labels(state).set_function(lambda state=state: self.count()[state])
+        self._make_accounts()
         self.app = fastapi.FastAPI(openapi_url=None, dependencies=[fastapi.Depends(self.check)])
         self.app.post("/run")(self.run)
         self.app.get("/health")(self.health)
         self.app.get("/metrics")(self.metrics)
 
+    def _make_accounts(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        ours = {"registry": self.registry, "namespace": "drlib_sandbox"}
+        self.calls = prometheus.Counter(
+            "calls", "Accepted calls that have ended.", ["status"], **ours
+        )
+        self.refused = prometheus.Counter("refused_calls", "Calls of batches answered 429.", **ours)
+        self.seconds = prometheus.Histogram(
+            "seconds", "Of a call: its wait, its run.", ["part"], buckets=STEPS, **ours
+        )
+        now = prometheus.Gauge("open_calls", "Calls that wait or run now.", ["state"], **ours)
+        now.labels("queued").set_function(lambda: self.count()["queued"])
+        now.labels("running").set_function(lambda: self.count()["running"])
+
     def count(self) -> dict[str, int]:
+        """Calls that wait and calls that run now."""
         running = [future.running() for future in list(self.open)]
         return {"queued": running.count(False), "running": running.count(True)}
 
@@ -111,12 +125,16 @@ class Service:
             raise Refusal(401, "Authorization: Bearer with the service's token is needed")
 
     async def run(self, request: fastapi.Request):
+        """POST /run: a line of JSON for each call as it ends."""
         try:
-            ids, calls = parse(await self._read(request))
+            ids, calls = parse_batch(await self._read(request))
         except ValueError as error:
             raise Refusal(422, str(error).encode("utf-8", "replace").decode()) from error
         futures = self.accept(calls)
-        answers = [asyncio.ensure_future(_answer(i, f)) for i, f in zip(ids, futures, strict=True)]
+        answers = [
+            asyncio.ensure_future(_answer(ident, future))
+            for ident, future in zip(ids, futures, strict=True)
+        ]
         gone = asyncio.ensure_future(request.receive())  # the client has left, or has its reply
         gone.add_done_callback(lambda _: [future.cancel() for future in futures])
 
@@ -127,8 +145,7 @@ class Service:
             finally:
                 gone.cancel()
 
-        reply = require("fastapi.responses").StreamingResponse
-        return reply(lines(), media_type="application/x-ndjson")
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def _read(self, request: fastapi.Request) -> bytearray:
         # Browsers send other types to any page's address without asking; this one they ask for.
@@ -139,7 +156,7 @@ class Service:
         try:
             await self._fill(body, request)
             return body
-        except (TimeoutError, Gone) as error:
+        except (TimeoutError, ClientDisconnect) as error:
             # Nobody reads on: without a close, what still drips in would keep the connection.
             why = "body: it did not come to its end in time"
             raise Refusal(408, why, {"Connection": "close"}) from error
@@ -147,10 +164,10 @@ class Service:
             self.bodies.pop(id(body), None)
 
     async def _fill(self, body: bytearray, request: fastapi.Request) -> None:
-        """Read to the end; TimeoutError where that is slow, `Gone`, or a refusal."""
+        """Read to the end; TimeoutError where that is slow, `ClientDisconnect`, or a refusal."""
         now = asyncio.get_running_loop().time
         end = now() + BODY_SECONDS
-        fresh = 0
+        fresh = 0  # bytes since the pace was looked at last
         async with asyncio.timeout(PACE_SECONDS) as clock:
             async for part in request.stream():
                 if id(body) not in self.bodies:
@@ -177,6 +194,7 @@ class Service:
                 body.clear()
 
     async def health(self):
+        """GET /health."""
         return {
             "status": "ok",
             "isolation": self.sandbox.isolation,
@@ -186,7 +204,9 @@ class Service:
         }
 
     async def metrics(self):
-        return fastapi.Response(kit.generate_latest(self.registry), media_type="text/plain")
+        """GET /metrics, as Prometheus reads it."""
+        text = prometheus.generate_latest(self.registry)
+        return fastapi.Response(text, media_type="text/plain")
 
 
 async def _answer(ident: str, future: Future) -> dict:
@@ -197,38 +217,41 @@ async def _answer(ident: str, future: Future) -> dict:
     return {"id": ident, **dataclasses.asdict(result)}
 
 
-def parse(body: bytes | bytearray) -> tuple[list[str], list[dict]]:
+def parse_batch(body: bytes | bytearray) -> tuple[list[str], list[dict]]:
     """(ids, calls) of a request; a ValueError names the field."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"body: not JSON ({error})") from error
     calls = message.get("calls") if isinstance(message, dict) else None
-    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
-        raise ValueError(f"calls: a list of 1 to {MAX_CALLS} calls is needed")
+    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_BATCH:
+        raise ValueError(f"calls: a list of 1 to {MAX_BATCH} calls is needed")
     ids, checked = [], []
     for place, call in enumerate(calls):
         try:
             call = {"code": None, "id": str(place), **call}
-            ids.append(call.pop("id"))
-            if not isinstance(ids[-1], str) or not ids[-1].isascii() or len(ids[-1]) > 200:
+            ident = call.pop("id")
+            if not isinstance(ident, str) or not ident.isascii() or len(ident) > 200:
                 raise ValueError("id must be at most 200 characters of ASCII text")
+            ids.append(ident)
             checked.append(check_call(**call))
         except (TypeError, ValueError) as error:
             raise ValueError(f"calls[{place}].{error}") from error
     return ids, checked
 
 
-class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
+class Protocol(AutoHTTPProtocol):
     """uvicorn's, which itself would wait for ever for a request that does not come."""
 
     def connection_made(self, transport) -> None:
+        """Give the new connection its time; where there are too many idle ones, end the oldest."""
         super().connection_made(transport)
         self.since = self.loop.time()
         self.loop.call_later(IDLE_SECONDS, lambda: self.cycle or transport.close())
-        idle = [c for c in self.connections if c.is_idle()]
+        idle = [connection for connection in self.connections if connection.is_idle()]
         if len(idle) > MAX_IDLE:
-            min(idle, key=lambda c: c.since).transport.close()
+            oldest = min(idle, key=lambda connection: connection.since)
+            oldest.transport.close()
 
     def on_response_complete(self) -> None:
         """Who is answered before all is said may end it in a while, but not go on for ever."""
@@ -249,9 +272,23 @@ class Protocol(require("uvicorn.protocols.http.auto").AutoHTTPProtocol):
 
 
 class Server(uvicorn.Server):
-    """Tells the service when it is to stop."""
+    """uvicorn's, for one service, which it tells when it is to stop."""
+
+    def __init__(self, service: Service, grace_s: int) -> None:
+        settings = uvicorn.Config(
+            service.app,
+            log_level="warning",
+            access_log=False,
+            http=Protocol,
+            backlog=128,
+            limit_concurrency=1024,
+            timeout_graceful_shutdown=grace_s,
+        )
+        super().__init__(settings)
+        self.service = service
 
     async def shutdown(self, sockets=None) -> None:
+        """As uvicorn calls it."""
         self.service.stop()
         await super().shutdown(sockets)
 
@@ -278,18 +315,19 @@ def _is_loopback(netloc: str) -> bool:
         return False
 
 
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; give a number from {low} to {high}.")
+
+
 def serve(host: str, port: int, max_queue: int, **settings) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is JSON with the port.
 
     ValueError: a number out of range, or no token where others could ask.
     """
     # The system's look-up takes a port modulo 65536; the other numbers are checked by `Sandbox`.
-    for name, value, low, high in (
-        ("port", port, 0, 65535),
-        ("max_queue", max_queue, MAX_CALLS, 10**9),
-    ):
-        if not low <= value <= high:
-            raise ValueError(f"{name} is {value}; give a number from {low} to {high}.")
+    _check_range("port", port, 0, 65535)
+    _check_range("max_queue", max_queue, MAX_BATCH, 10**9)
     token = os.environ.get(TOKEN, "")
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (token.isascii() and (token or ipaddress.ip_address(address[0]).is_loopback)):
@@ -299,18 +337,7 @@ def serve(host: str, port: int, max_queue: int, **settings) -> int:
         Sandbox(**settings) as sandbox,
     ):
         service = Service(sandbox, max_queue, token)
-        server = Server(
-            uvicorn.Config(
-                service.app,
-                log_level="warning",
-                access_log=False,
-                http=Protocol,
-                backlog=128,
-                limit_concurrency=1024,
-                timeout_graceful_shutdown=int(settings["timeout_s"]) + 10,
-            )
-        )
-        server.service = service
+        server = Server(service, int(settings["timeout_s"]) + 10)
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its own again in the end
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)

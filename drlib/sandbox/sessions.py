@@ -43,17 +43,19 @@ import struct
 import time
 import traceback
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from drlib.sandbox import bounds, cleanup, holding, layers, notices, seccomp
+from drlib.sandbox import bounds, child, cleanup, holding, layers, notices, seccomp
 from drlib.sandbox.notices import Question
 
 STATES = 16  # that one session can hold
-START_SECONDS = 30.0  # for the first process to lock itself in
+LOCK_IN_SECONDS = 30.0  # for the first process to lock itself in
 TURN_SECONDS = 2.0  # for a state to fork and both to wait; one that code has broken never does
 COPY_SECONDS = 1.0  # for the copy of a runner to come to wait
-_NEEDED = layers.CAP_KILL, layers.CAP_SYS_PTRACE  # by the keeper: to end them, to look at them
-# and for a process that it starts, until that one has locked itself in:
-_GIVEN_ON = layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT
+# Powers of the keeper: to end processes and to look at them,
+_NEEDED = (layers.CAP_KILL, layers.CAP_SYS_PTRACE)
+# and for a process that it starts, until that one has locked itself in.
+_GIVEN_ON = (layers.CAP_SETGID, layers.CAP_SETUID, layers.CAP_SYS_CHROOT)
 
 
 class SessionLost(Exception):
@@ -72,16 +74,26 @@ class State:
     memory: int
 
 
-def open_session(template) -> int:
-    """Fork a keeper, send the caller the other end of its socket, and return its process id."""
+class Copy(NamedTuple):
+    """A process that somebody has forked and that waits in turn, but is no state yet: its question
+    and its number in /proc."""
+
+    question: Question
+    outer: int
+
+
+def open_session(confinement, channel: socket.socket) -> int:
+    """In the template process: fork a keeper, send the caller the other end of its socket over
+    `channel`, and return the keeper's process id."""
     ours, theirs = socket.socketpair()
-    if pid := layers.fork(template.before_fork):
+    pid = layers.fork(confinement.before_fork)
+    if pid:
         with ours, theirs:
-            socket.send_fds(template.channel, [b"S"], [theirs.fileno()])
+            socket.send_fds(channel, [b"S"], [theirs.fileno()])
         return pid
     try:
         theirs.close()
-        keeper = Keeper(template, ours)
+        keeper = Keeper(confinement, ours)
         keeper.start()
         keeper.serve()
     except Exception:  # noqa: BLE001 - whatever it was, the caller replays
@@ -91,11 +103,12 @@ def open_session(template) -> int:
 
 
 class Keeper:
-    """Owns the states of one session; `template` becomes this process's own copy of it."""
+    """Owns the states of one session. What holds them in is the template's, whose copy this process
+    is; only their filter is another, for they ask before they fork."""
 
-    def __init__(self, template, channel: socket.socket) -> None:
-        self.template, self.channel = template, channel
-        template.pid = os.getpid()
+    def __init__(self, confinement, channel: socket.socket) -> None:
+        self.confinement = confinement
+        self.channel = channel
         # By a number that is never given twice: a caller that still names a state which is lost
         # must not come upon another's.
         self.states: dict[int, State] = {}
@@ -107,21 +120,24 @@ class Keeper:
         """Lock in and make the first state; `SessionLost` where that is not possible here."""
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         asking = seccomp.SeccompFilter(ask=True)  # read from a file that is out of reach later
+        keeper = os.getpid()
         self._lock_in()
         line, theirs = holding.new_line()
         first = layers.fork(())
         if not first:
-            self.template.filter = asking
-            holding.be_first(self.template, theirs.fileno(), self.null)
+            holding.be_first(self.confinement, asking, keeper, theirs.fileno(), self.null)
         theirs.close()
         self.listener = self._listener_of(first, line)
         self.poller.register(self.listener, select.POLLIN)
         question = self._next_question(time.monotonic() + TURN_SECONDS)
         if question is None:
             raise SessionLost("the first state does not wait")
-        (outer,) = cleanup.children()
-        self.mapped, self.own = bounds.mapped_files(outer), bounds.own_memory(outer)
-        state = self._fit(question, outer, None, self.silent)
+        (outer,) = cleanup.child_numbers()
+        first_state = Copy(question, outer)
+        # No code has run in it: what others have beside this, they have taken themselves.
+        self.mapped = bounds.mapped_files(outer)
+        self.own = bounds.own_memory(outer)
+        state = self._fit(first_state, None, self.silent)
         if state is None:
             why = bounds.why_unfit(outer, self.folder, self.mapped, self.silent)
             raise SessionLost(f"the first state is not fit to be one: {why}")
@@ -130,17 +146,16 @@ class Keeper:
     def _lock_in(self) -> None:
         """Mount the work folder, then keep only what a keeper needs: to read /proc, to end its
         processes, and to let those that it starts lock themselves in."""
-        template, channel = self.template, self.channel.fileno()
+        channel = self.channel.fileno()
         os.closerange(3, channel)  # the template's
-        os.closerange(channel + 1, holding.HIGH)
-        layers.take(template.mount)
-        self.folder = template.root + template.work
-        self.space = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
-        self.as_new = self._look_at_folder()
+        os.closerange(channel + 1, child.HIGH)
+        layers.take(self.confinement.mount)
+        self.folder = self.confinement.root + self.confinement.work
+        self.files = bounds.FolderWatch(self.folder)
         self.null = os.open(os.devnull, os.O_RDWR)
         self.silent = [os.fstat(self.null).st_ino] * 3  # the streams of a process without files
         # What the code may touch, since what it starts can have no more than it has itself.
-        read, list_only = template.packages.readable()
+        read, list_only = self.confinement.packages.readable()
         box = os.path.dirname(self.folder)
         ruleset = layers.landlock_ruleset([*read, "/proc"], list_only, box)
         layers.take(
@@ -155,7 +170,7 @@ class Keeper:
     def _listener_of(self, first: int, line: socket.socket) -> int:
         """The descriptor on which the questions of `first`, and of all that it forks, are asked."""
         with line:  # its end tells the process to go on
-            line.settimeout(START_SECONDS)
+            line.settimeout(LOCK_IN_SECONDS)
             word = line.recv(4096)
             if word != b"1":
                 raise SessionLost(f"the first state could not lock itself in: {word[1:]}")
@@ -164,7 +179,8 @@ class Keeper:
     def serve(self) -> None:
         """Answer calls until the caller closes the session, or a cell has written a file."""
         while (asked := notices.receive_request(self.channel)) is not None:
-            request, fds = asked[0], struct.unpack(f"{len(asked[1]) // 4}i", asked[1])
+            request, rights = asked
+            fds = struct.unpack(f"{len(rights) // 4}i", rights)
             if fds:
                 reply = self.call(request, fds)
             else:
@@ -172,7 +188,7 @@ class Keeper:
             for fd in fds:
                 os.close(fd)
             self.channel.sendall(marshal.dumps(reply))
-            if not self._is_untouched():
+            if not self.files.untouched():
                 return  # the next branch would see that there was a file, if not the file
 
     def release(self, number: int) -> dict:
@@ -183,7 +199,7 @@ class Keeper:
         return {"released": number}
 
     def call(self, request: dict, fds: tuple[int, ...]) -> dict:
-        """Run a cell from the state with number `request["at"]`; `fds` as in `Template.call`."""
+        """Run a cell from the state `request["at"]`; `fds`: its request, stdin, stdout, stderr."""
         at = request["at"]
         keep = bool(request["keep"]) and len(self.states) < STATES
         turn = self._branch(at) if at in self.states else None
@@ -199,7 +215,7 @@ class Keeper:
         reply, copy = self._watch(runner, keep, fds[2:])
         if copy is not None and reply["exit_code"] >= 0:
             streams = [os.fstat(fd).st_ino for fd in fds[1:]]
-            state = self._fit(*copy, None, streams) if self._is_untouched() else None
+            state = self._fit(copy, None, streams) if self.files.untouched() else None
             if state is not None:
                 self.last += 1
                 self.states[self.last] = state
@@ -214,19 +230,22 @@ class Keeper:
         runner = self.states[at]
         if not notices.go_on(self.listener, runner.question):
             return None
-        asks = copy = None
+        asks: Question | None = None
+        copy: Copy | None = None
         deadline = time.monotonic() + TURN_SECONDS
         while asks is None or copy is None:
             question = self._next_question(deadline)
             if question is None:
                 return None
-            if question.pid == runner.pid and not question.forks and asks is None:
+            if asks is None and question.pid == runner.pid and not question.forks:
                 asks = question
-            elif copy is None and (outer := self._copy_of(runner, question)):
-                copy = question, outer
-            else:
-                notices.refuse(self.listener, question)
-        state = self._fit(*copy, at, self.silent)
+                continue
+            if copy is None:
+                copy = self._copy_of(runner, question)
+                if copy is not None:
+                    continue
+            notices.refuse(self.listener, question)
+        state = self._fit(copy, at, self.silent)
         if state is None:
             return None
         self.states[at] = state
@@ -234,14 +253,15 @@ class Keeper:
 
     def _watch(
         self, runner: State, keep: bool, outputs: tuple[int, ...]
-    ) -> tuple[dict, tuple[Question, int] | None]:
-        """Watch the runner to its end or to the end of its time: how it ended, and of its copy, if
-        it was to be kept and does wait, the question and the number in /proc."""
+    ) -> tuple[dict, Copy | None]:
+        """Watch the runner to its end or to the end of its time: how it ended, and its copy, if it
+        was to be kept and does wait."""
         began = time.monotonic()
-        end = began + self.template.config["timeout_s"]
+        end = began + self.confinement.config["timeout_s"]
         # Whether it has said that its cell is done and it will fork; whether it has forked.
         done = forked = False
-        copy, deadline = None, end
+        copy: Copy | None = None
+        deadline = end
         self.poller.register(runner.process, select.POLLIN)
         while True:
             question = self._next_question(deadline, runner.process)
@@ -258,10 +278,13 @@ class Keeper:
             elif mine and done and keep and not forked and self._is_alone(runner):
                 forked = notices.go_on(self.listener, question)
                 deadline = min(end, time.monotonic() + COPY_SECONDS)
-            elif forked and copy is None and (outer := self._copy_of(runner, question)):
-                copy, deadline = (question, outer), end
             else:
-                notices.refuse(self.listener, question)
+                arrived = self._copy_of(runner, question) if forked and copy is None else None
+                if arrived is None:
+                    notices.refuse(self.listener, question)
+                else:
+                    copy = arrived
+                    deadline = end
         self.poller.unregister(runner.process)
         in_time = _readable(runner.process, 0.0)
         duration = time.monotonic() - began
@@ -272,7 +295,7 @@ class Keeper:
         os.close(runner.process)
         _, status, usage = os.wait4(runner.pid, 0)
         cause = "" if in_time else "timeout"
-        return self.template.account(cause, status, usage, duration, outputs), copy
+        return self.confinement.account(cause, status, usage, duration, outputs), copy
 
     def _is_alone(self, runner: State) -> bool:
         try:
@@ -280,44 +303,51 @@ class Keeper:
         except OSError:  # it has died
             return False
 
-    def _late_copy(self, runner: State) -> tuple[Question, int] | None:
-        """As `_watch` has it, where the runner ended before its copy came to wait."""
+    def _late_copy(self, runner: State) -> Copy | None:
+        """The copy of a runner that ended before it came to wait; None where it does not come."""
         deadline = time.monotonic() + COPY_SECONDS
-        while (question := self._next_question(deadline)) is not None:
-            if outer := self._copy_of(runner, question):
-                return question, outer
+        while True:
+            question = self._next_question(deadline)
+            if question is None:
+                return None
+            copy = self._copy_of(runner, question)
+            if copy is not None:
+                return copy
             notices.refuse(self.listener, question)
-        return None
 
     def _end_copies(self, runner: State) -> None:
         """Kill what the runner has forked but is no state."""
         for outer in set(self._children_of(runner)) - {state.outer for state in self._all()}:
             cleanup.kill(outer)
 
-    def _copy_of(self, runner: State, question: Question) -> int:
-        """The number in /proc of the process that asks, if it wants to fork and is a child of the
-        runner, or one that came to us when the runner ended; otherwise 0."""
+    def _copy_of(self, runner: State, question: Question) -> Copy | None:
+        """The process that asks, if it wants to fork and is a child of the runner, or one that came
+        to us when the runner ended; otherwise None."""
         try:
             process = os.pidfd_open(question.pid)
         except OSError:  # it has died, or it is a thread of some process and no process
-            return 0
+            return None
         try:
             outer = bounds.outer_number(process)
         finally:
             os.close(process)
         known = {runner.outer, *(state.outer for state in self._all())}
-        family = self._children_of(runner) + cleanup.children()
-        return outer if question.forks and outer in family and outer not in known else 0
+        family = self._children_of(runner) + cleanup.child_numbers()
+        is_copy = question.forks and outer in family and outer not in known
+        return Copy(question, outer) if is_copy else None
 
     def _children_of(self, runner: State) -> list[int]:
-        return cleanup.children(f"{runner.outer}/task/{runner.outer}")
+        return cleanup.child_numbers(f"{runner.outer}/task/{runner.outer}")
 
     def _all(self) -> list[State]:
         return list(self.states.values())
 
     def _next_question(self, deadline: float, process: int = -1) -> Question | None:
         """What is asked next; None where the time is over, or `process` (a pidfd) has ended."""
-        while (left := deadline - time.monotonic()) > 0:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
             ready = {fd for fd, _ in self.poller.poll(left * 1000 + 1)}
             if self.channel.fileno() in ready:  # the caller has gone, for it never asks meanwhile
                 os._exit(0)
@@ -327,15 +357,13 @@ class Keeper:
                     return question
             elif process in ready:
                 return None
-        return None
 
-    def _fit(
-        self, question: Question, outer: int, at: int | None, streams: list[int]
-    ) -> State | None:
-        """The state that the process of `question` is (`outer` in /proc), its files taken away.
-        None where it is not fit to be one (`bounds.why_unfit`), or the session's states together
-        would have more memory of their own than a call may have. `at` is the number of a state
-        whose place it takes."""
+    def _fit(self, copy: Copy, at: int | None, streams: list[int]) -> State | None:
+        """The state that `copy` is from now on, its files, which have the inodes `streams`, taken
+        away. None where it is not fit to be one (`bounds.why_unfit`), or the session's states
+        together would have more memory of their own than a call may have. `at` is the number of a
+        state whose place it takes."""
+        question, outer = copy
         others = sum(state.memory for number, state in self.states.items() if number != at)
         try:
             if bounds.why_unfit(outer, self.folder, self.mapped, streams):
@@ -344,7 +372,7 @@ class Keeper:
             process = os.pidfd_open(question.pid)
         except (OSError, ValueError):  # it has died, or just does
             return None
-        room = (self.template.config["memory_mb"] << 20) - others
+        room = (self.confinement.config["memory_mb"] << 20) - others
         if memory > room or not self._silence(question):
             os.close(process)
             return None
@@ -364,17 +392,8 @@ class Keeper:
         # A dead one may be waited for below, and its number be another's then.
         states = {state.outer for state in self._all() if not _readable(state.process, 0.0)}
         cleanup.kill_children(keep=states)
-        if not set(cleanup.children()) <= states:
+        if not set(cleanup.child_numbers()) <= states:
             raise SessionLost("a process could not be ended")
-
-    def _is_untouched(self) -> bool:
-        """Whether the work folder is as it was mounted: no file is there, with or without a name,
-        and none has been."""
-        return self._look_at_folder() == self.as_new
-
-    def _look_at_folder(self) -> tuple[int, ...]:
-        room, times = os.fstatvfs(self.space), os.fstat(self.space)
-        return room.f_ffree, room.f_bfree, times.st_mtime_ns, times.st_ctime_ns
 
 
 def _readable(fd: int, seconds: float) -> bool:

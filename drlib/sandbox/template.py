@@ -12,13 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import IO, Any
 
 from drlib.sandbox import cleanup
-from drlib.sandbox.probing import PYTHON, START_SECONDS, environment, scratch
-
+from drlib.sandbox.probing import START_SECONDS, clean_environment, command_alone, scratch
 
 Late = Callable[[], None]  # called where a reply takes long
 
@@ -32,7 +30,8 @@ class Channel:
     broke. The template's own limits come before `patience`, which is for one that is stopped."""
 
     def __init__(self, end: socket.socket, patience: float) -> None:
-        self.socket, self.patience = end, patience
+        self.socket = end
+        self.patience = patience  # seconds
 
     def call(self, request: dict, files: Sequence[int], late: Late, late_s: float) -> dict:
         """The reply to `request`; calls `late` if `late_s` have gone by."""
@@ -57,22 +56,34 @@ def call_files(request: dict) -> Iterator[list[int]]:
     """The memory files of one call: the request, stdin, stdout and stderr. A cell's random numbers
     depend on its text and on what came before, and on nothing else."""
     code, history, stdin = request["code"], request["history"], request["stdin"]
-    state, seeds = b"", []
-    for text in (*(["", cell] for cell in history), [stdin, code]):
+    texts = [["", cell] for cell in history]  # each with its input
+    texts.append([stdin, code])
+    state = b""
+    seeds = []
+    for text in texts:
         state = hashlib.sha256(state + json.dumps(text).encode()).digest()
         seeds.append(int.from_bytes(state[:4], "big"))
     body = marshal.dumps((code, history, request["echo"], seeds))
-    with ExitStack() as stack:
-        files = []
-        for data in (body, stdin.encode("utf-8", "surrogatepass"), b"", b""):
-            if hasattr(os, "memfd_create"):
-                made = open(os.memfd_create("drlib"), "wb")
-            else:
-                made = tempfile.TemporaryFile()
-            files.append(stack.enter_context(made))
-            made.write(data)
-            made.seek(0)
+    given = stdin.encode("utf-8", "surrogatepass")
+    with (
+        _memory_file() as request_file,
+        _memory_file() as stdin_file,
+        _memory_file() as stdout_file,
+        _memory_file() as stderr_file,
+    ):
+        request_file.write(body)
+        stdin_file.write(given)
+        files = (request_file, stdin_file, stdout_file, stderr_file)
+        for file in files:
+            file.seek(0)
         yield [file.fileno() for file in files]
+
+
+def _memory_file() -> IO[bytes]:
+    """An empty file without a name, in memory where that is possible."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("drlib"), "wb")
+    return tempfile.TemporaryFile()
 
 
 class Template:
@@ -81,15 +92,14 @@ class Template:
     def __init__(self, config: dict) -> None:
         self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=scratch())
         try:
-            self._errors = tempfile.TemporaryFile()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` ends it
             ours, theirs = socket.socketpair()
             with theirs:
                 self._channel = Channel(ours, config["timeout_s"] + 60.0)
                 config = {**config, "fd": theirs.fileno(), "parent": os.getpid()}
-                alone = str(Path(__file__).with_name("alone.py"))
                 self.process = subprocess.Popen(
-                    [*PYTHON, alone, "zygote", json.dumps(config)],
-                    env=environment(),
+                    command_alone("zygote", config),
+                    env=clean_environment(),
                     cwd=self._folder,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -106,7 +116,8 @@ class Template:
         self._attempt(self._channel.receive, START_SECONDS)
 
     def call(self, files: Sequence[int], late: Late, late_s: float) -> dict:
-        """How the child for one call ended, see `Channel.call`; `TemplateDied` if it cannot say."""
+        """How the child for the call in these memory files ended; calls `late` if `late_s` have
+        gone by. `TemplateDied` if the template cannot say."""
         return self._attempt(self._channel.call, {}, files, late, late_s)
 
     def open_session(self) -> Session:
@@ -115,7 +126,8 @@ class Template:
         _, fds, _, _ = self._attempt(socket.recv_fds, self._channel.socket, 1, 1)
         if not fds:
             raise TemplateDied("no session came back")
-        return Session(socket.socket(fileno=fds[0]), self._channel.patience)
+        (line,) = fds
+        return Session(socket.socket(fileno=line), self._channel.patience)
 
     def _attempt(self, action: Callable, *arguments: Any) -> Any:
         try:
@@ -150,7 +162,8 @@ class Session(Channel):
 
     def __init__(self, end: socket.socket, patience: float) -> None:
         super().__init__(end, patience)
-        self.alive, self._lock = True, threading.Lock()
+        self.alive = True
+        self._lock = threading.Lock()
 
     def call(self, request: dict, files: Sequence[int], late: Late, late_s: float) -> dict | None:
         """The reply, or None where the session is lost."""
@@ -158,12 +171,14 @@ class Session(Channel):
             late()
             self._lock.acquire()
         try:
-            return super().call(request, files, late, late_s) if self.alive else None
+            if self.alive:
+                return super().call(request, files, late, late_s)
+            return None
         except (OSError, EOFError):
             self._end()
+            return None
         finally:
             self._lock.release()
-        return None
 
     def close(self) -> None:
         """End the keeper, and with it every state that it holds."""

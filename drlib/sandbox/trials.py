@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import signal
@@ -101,9 +102,14 @@ def _inside_landlock(base: str) -> str:
     layers.take(layers.landlock_restrict(layers.landlock_ruleset([], [], work)))
     with open(os.path.join(work, "inside"), "w") as file:
         file.write("x")
-    expect(PermissionError, lambda: open(__file__).read(), "reading a foreign file")
-    expect(PermissionError, lambda: open(os.path.join(base, "out"), "w"), "writing")
+    expect(PermissionError, lambda: _open(__file__, "r"), "reading a foreign file")
+    expect(PermissionError, lambda: _open(os.path.join(base, "out"), "w"), "writing")
     return ""
+
+
+def _open(path: str, mode: str) -> None:
+    with open(path, mode):
+        pass
 
 
 def try_seccomp() -> str:
@@ -140,8 +146,10 @@ def try_powerless(drop: Callable[[], None], roots: list[str], folder: str, what:
     with open(os.__file__, "rb") as file:
         file.read(1)
     os.stat(os.path.join(folder, "."))
-    for place in (os.path.dirname(os.__file__), *roots):
-        os.listdir(os.path.join(place, "sympy") if os.path.isdir(f"{place}/sympy") else place)
+    os.listdir(os.path.dirname(os.__file__))
+    for root in roots:
+        package = os.path.join(root, "sympy")
+        os.listdir(package if os.path.isdir(package) else root)
     return what
 
 
@@ -171,30 +179,40 @@ def try_watched(drop: Callable[[], None]) -> None:
         os.close(read)
 
 
-def try_mode(mode: str, drop: Callable[[], None], roots: list[str], folder: str, what: str) -> str:
-    """One way for a child to lose root's powers while we still see what it holds."""
-    if mode == "setuid":
-        try_watched(drop)
-    return try_powerless(drop, roots, folder, what)
+def try_mode(mode: str, roots: list[str], folder: str, what: str) -> str:
+    """One way for a child to lose root's powers ("setuid" or "userns"), while we still see what it
+    holds."""
+    if mode == "userns":
+        return try_powerless(layers.enter_user_namespace, roots, folder, what)
+    try_watched(_become_nobody)
+    return try_powerless(_become_nobody, roots, folder, what)
+
+
+def _become_nobody() -> None:
+    layers.take(layers.nobody())
+
+
+def _try_without_root() -> str:
+    if sys.platform == "linux":
+        drop_capabilities()
+    return f"uid {os.geteuid()}"
 
 
 def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
     """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", (ok, detail))."""
     if os.geteuid() != 0:
-        drop = drop_capabilities if sys.platform == "linux" else lambda: None
-        return "none", in_child(lambda: drop() or f"uid {os.geteuid()}")
-    failures, uid = [], f"uid {layers.NOBODY}"
+        return "none", in_child(_try_without_root)
+    uid = f"uid {layers.NOBODY}"
+    what = {"setuid": uid, "userns": f"user namespace, {uid}, no capabilities"}
+    failures = []
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         os.chmod(folder, 0o711)
-        for mode, drop, what in (
-            ("setuid", lambda: layers.take(layers.nobody()), uid),
-            ("userns", layers.enter_user_namespace, f"user namespace, {uid}, no capabilities"),
-        ):
-            trial = functools.partial(try_mode, mode, drop, roots, folder, what)
-            found = in_child(trial)
-            if found[0]:
-                return mode, found
-            failures.append(found[1])
+        for mode in what:
+            trial = functools.partial(try_mode, mode, roots, folder, what[mode])
+            ok, detail = in_child(trial)
+            if ok:
+                return mode, (ok, detail)
+            failures.append(detail)
     return "impossible", (False, "; ".join(failures))
 
 
@@ -233,8 +251,8 @@ def _one_namespaced_call(folder: str) -> str:
     layers.take(layers.work_mount(f"{folder}/box/work", 1 << 20, 16))
     layers.take(layers.change_root(folder))
     os.chdir("/box/work")
-    with open("inside", "wb") as file:
-        expect(OSError, lambda: (file.write(bytes(2 << 20)), file.flush()), "more than the size")
+    with open("inside", "wb", buffering=0) as file:
+        expect(OSError, lambda: _write_all(file, bytes(2 << 20)), "more than the size")
         os.ftruncate(file.fileno(), 0)
     expect(OSError, lambda: os.mkdir("/box/other"), "a change of the file tree")
     if not os.statvfs(os.__file__).f_flag & os.ST_RDONLY:
@@ -244,6 +262,11 @@ def _one_namespaced_call(folder: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         expect(OSError, lambda: probe.connect(("192.0.2.1", 9)), "a route to the network")
     return ""
+
+
+def _write_all(file: io.RawIOBase, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 def main(argument: str) -> None:
@@ -259,5 +282,6 @@ def main(argument: str) -> None:
         "seccomp": in_child(try_seccomp),
         "namespaces": namespaces,
     }
-    mode = "userns" if namespaces[0] and mode == "none" else mode
+    if namespaces[0] and mode == "none":
+        mode = "userns"
     print(json.dumps({"drop": mode, "layers": results}))

@@ -36,12 +36,14 @@ MEMORY_PATIENCE_S = 60.0  # how long a call waits for memory that others outside
 def available_bytes() -> int:
     """Memory that the machine, or the container's control group, has left; bytes."""
     left = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
     with contextlib.suppress(FileNotFoundError):  # no control group of the second version
-        group = Path("/sys/fs/cgroup")
-        if (limit := (group / "memory.max").read_text().strip()) != "max":
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
             used = int((group / "memory.current").read_text())
-            cache = re.search(r"inactive_file (\d+)", (group / "memory.stat").read_text())
-            left = min(left, int(limit) - used + int(cache[1]))  # which the kernel gives back
+            counts = (group / "memory.stat").read_text()
+            cache = int(re.search(r"inactive_file (\d+)", counts)[1])  # which the kernel gives back
+            left = min(left, int(limit) - used + cache)
     return left
 
 
@@ -54,8 +56,12 @@ class Job(Future):
         self, request: dict, held: tuple[Session, dict] | None = None, opens: bool = False
     ) -> None:
         super().__init__()
-        self.request, self.held, self.opens, self.reply = request, held, opens, {}
-        self.queued, self.is_long = time.monotonic(), False
+        self.request = request
+        self.held = held
+        self.opens = opens
+        self.reply: dict = {}
+        self.queued = time.monotonic()
+        self.is_long = False
         # A cancelled call waits on in the queue; it must not hold its text there.
         self.add_done_callback(lambda job: job.request.clear())
 
@@ -64,7 +70,9 @@ class Workers:
     """Threads, queue and templates; apart from `Sandbox` so that a forgotten one is collected."""
 
     def __init__(self, count: int, spare: int, config: dict, isolation: str) -> None:
-        self.config, self.isolation, self.count = config, isolation, count
+        self.config = config
+        self.isolation = isolation
+        self.count = count
         self.lane = threading.RLock()  # guards all that follows
         self.resting: list[threading.Condition] = []  # one an idle thread, the latest last
         self.spares = threading.Condition(self.lane)  # where spare threads do
@@ -72,10 +80,12 @@ class Workers:
         self.jobs: deque[Job] = deque()
         self.templates: dict[tuple[int, bool], Template] = {}  # by thread, and whether heavy
         self.closing = False
-        self.short = self.long = 0  # calls in each lane
+        self.short = 0  # calls in the short lane
+        self.long = 0  # and in the long one
         self.idle = 0  # threads with a template that wait for a call
         self.running = 0  # calls whose memory is spoken for
-        self.looked = self.left = 0.0  # when memory was looked at, and how much there was
+        self.looked = 0.0  # when memory was looked at
+        self.left = 0  # bytes that there were then
         self.started: list[Future] = [Future() for _ in range(count)]
         self.threads = [
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"sandbox-{i}")
@@ -101,14 +111,9 @@ class Workers:
             self.spares.notify_all()
 
     def _work(self, index: int) -> None:
-        if index < self.count:
-            try:
-                self._use(index, False, lambda template: None)
-            except (TemplateDied, OSError) as error:
-                words = f"The sandbox's template process did not start: {error}"
-                self.started[index].set_exception(SandboxUnavailable(words))
-                return
-            self.started[index].set_result(None)
+        """The life of one thread."""
+        if index < self.count and not self._start_first(index):
+            return
         while (job := self._next(index)) is not None:
             try:
                 if job.set_running_or_notify_cancel():
@@ -118,13 +123,29 @@ class Workers:
             except Exception as error:  # noqa: BLE001 - a thread that ends would answer nobody
                 job.set_exception(error)
             finally:
-                with self.lane:
-                    self.long -= job.is_long
-                    self.short -= not job.is_long
-                    self._wake()
-            del job
-        for heavy in (False, True):
-            self._drop(index, heavy)
+                self._leave_lane(job)
+            del job  # it would be kept while this thread waits
+        self._drop(index, heavy=False)
+        self._drop(index, heavy=True)
+
+    def _start_first(self, index: int) -> bool:
+        """Start a worker's light template, and tell who waits for it whether that went well."""
+        try:
+            self._use(index, False, lambda template: None)
+        except (TemplateDied, OSError) as error:
+            words = f"The sandbox's template process did not start: {error}"
+            self.started[index].set_exception(SandboxUnavailable(words))
+            return False
+        self.started[index].set_result(None)
+        return True
+
+    def _leave_lane(self, job: Job) -> None:
+        with self.lane:
+            if job.is_long:
+                self.long -= 1
+            else:
+                self.short -= 1
+            self._wake()
 
     def _turn_long(self, job: Job) -> None:
         with self.lane:
@@ -136,21 +157,24 @@ class Workers:
 
     def _next(self, index: int) -> Job | None:
         """The next job for this thread, with a place among the short calls; None at the end."""
-        warm = index < self.count or (index, False) in self.templates
+        is_worker = index < self.count  # otherwise a spare
+        warm = is_worker or (index, False) in self.templates
 
         def ready() -> bool:
             # A spare helps out for as many calls as turned long, a cold one only if no other can.
             useful = index - self.count < self.long and (warm or not self.idle)
             return self.closing or (self.jobs and self.short < self.count and useful)
 
-        own = index < self.count
-        place = threading.Condition(self.lane) if own else self.spares
+        place = threading.Condition(self.lane) if is_worker else self.spares
         with place:
-            self.idle += warm
+            if warm:
+                self.idle += 1
             while not ready():
-                self.resting += [place] * own
+                if is_worker:
+                    self.resting.append(place)
                 place.wait()
-            self.idle -= warm
+            if warm:
+                self.idle -= 1
             if self.closing:
                 return None
             self.short += 1
@@ -164,7 +188,8 @@ class Workers:
         with self.lane:
             if self.closing:
                 raise TemplateDied("the sandbox is being closed")
-            template = self.templates[index, heavy] = Template(config)
+            template = Template(config)
+            self.templates[index, heavy] = template
         template.wait_ready()
         return template
 
@@ -175,8 +200,10 @@ class Workers:
             template.close()
 
     def _answer(self, index: int, job: Job) -> None:
-        if reason := self._admit(job):
-            result = SandboxResult("queue_timeout", "", reason, None, 0.0, "")
+        """Give a job its result."""
+        why_not = self._admit(job)
+        if why_not:
+            result = SandboxResult("queue_timeout", "", why_not, None, 0.0, "")
         else:
             try:
                 result = self._try_twice(index, job)
@@ -190,22 +217,29 @@ class Workers:
             job.set_result(result)
 
     def _try_twice(self, index: int, job: Job) -> SandboxResult:
-        result = self._try_held(job) if job.held else None
-        for last in (False, True):
-            try:
-                result = result or self._try(index, job, last)
-                if result:
-                    return result
-            except (TemplateDied, OSError) as error:
-                if last or self.closing:
-                    return self._died(error)
+        """From the state that is held, or in a template, and once more where that fails."""
+        if job.held:
+            result = self._try_held(job)
+            if result:
+                return result
+        try:
+            result = self._try(index, job, last=False)
+            if result:
+                return result
+        except (TemplateDied, OSError) as error:
+            if self.closing:
+                return self._died(error)
+        try:
+            return self._try(index, job, last=True)
+        except (TemplateDied, OSError) as error:
+            return self._died(error)
 
     def _try_held(self, job: Job) -> SandboxResult | None:
         """From the held state; None where it is lost."""
-        session, request = job.held
+        session, asked = job.held
         with self.lane:  # a state that is held takes memory as long as it lives
             fits = self._fits(2 * self.config["memory_mb"] << 20)
-        request = {**request, "keep": request["keep"] and fits}
+        request = {**asked, "keep": asked["keep"] and fits}
         with call_files(job.request) as files:
             reply = session.call(request, files, **self._late(job))
             if reply is None or reply["status"] == "lost":
@@ -222,7 +256,8 @@ class Workers:
             job.reply = {"session": session}
             return SandboxResult("ok", "", "", 0, 0.0, self.isolation)
         text = "\n".join((*job.request["history"], job.request["code"]))
-        for heavy in (_NAMES_HEAVY.search(text) is not None, True):
+        names_heavy = _NAMES_HEAVY.search(text) is not None
+        for heavy in (names_heavy, True):
             with call_files(job.request) as files:
                 act = functools.partial(Template.call, files=files, **self._late(job))
                 reply = self._use(index, heavy, act)
@@ -234,15 +269,16 @@ class Workers:
                 return self._result(reply, files)
 
     def _late(self, job: Job) -> dict:
-        """What is done where a reply takes long, see `template.Channel.call`."""
+        """The arguments of a template's `call` that say what is done where the reply takes long."""
         return {"late": lambda: self._turn_long(job), "late_s": self.config["long_s"]}
 
     def _result(self, reply: dict, files: list[int]) -> SandboxResult:
-        out, err = (stream_text(fd, self.config["output_chars"]) for fd in files[2:])
+        _, _, stdout, stderr = files
+        limit = self.config["output_chars"]
         return SandboxResult(
             reply["status"],
-            out,
-            reply["reason"] or err,
+            stream_text(stdout, limit),
+            reply["reason"] or stream_text(stderr, limit),
             reply["exit_code"],
             reply["duration_s"],
             self.isolation,
@@ -253,7 +289,8 @@ class Workers:
 
     def _admit(self, job: Job) -> str:
         """Wait until the call's memory is there; why it cannot run, or ""."""
-        limit, need = self.config["queue_timeout_s"], self.config["memory_mb"] << 20
+        limit = self.config["queue_timeout_s"]
+        need = self.config["memory_mb"] << 20
         patient = time.monotonic() + MEMORY_PATIENCE_S
         with self.lane:
             while not self.closing:
@@ -275,7 +312,8 @@ class Workers:
         """`action` on the template, which is started if need be and dropped where it fails."""
         failed = True
         try:
-            done = action(self.templates.get((index, heavy)) or self._start(index, heavy))
+            template = self.templates.get((index, heavy)) or self._start(index, heavy)
+            done = action(template)
             failed = isinstance(done, dict) and done["status"] == "setup_failed"
             return done
         finally:
@@ -286,14 +324,16 @@ class Workers:
         """Whether `need` bytes are left beside all that runs; looks at most every 0.05 s."""
         now = time.monotonic()
         if now > self.looked + 0.05:
-            self.looked, self.left = now, available_bytes()
+            self.looked = now
+            self.left = available_bytes()
         return self.left >= need + self.running * (self.config["memory_mb"] << 20)
 
     def close(self) -> None:
         """Cancel what waits, stop what runs, end every process; may be called twice."""
         with self.lane:
             self.closing = True
-            waiting, self.jobs = self.jobs, deque()
+            waiting = self.jobs
+            self.jobs = deque()
             for template in self.templates.values():
                 template.process.terminate()
             for place in (*self.resting, self.spares, self.memory):

@@ -11,7 +11,8 @@ A log begins with a question in chat form or with a bare goal, and *never* conta
 chain of three look-ups: answering is what the cold start teaches, and the third look-up is left
 to reinforcement learning. What cannot be predicted (pages, tool responses, goals, first lists) is
 context and carries no loss: at this size, learning to predict noise costs the learning of copying.
-Source, cut down: action synthesis of AgentFounder (Tongyi DeepResearch's report, agentic CPT).
+This is what the tour's stage `cpt` trains on: the action synthesis of AgentFounder, cut down to
+what a laptop can train. The recipe itself is in `drlib.synthesis.families.agentfounder`.
 """
 
 import random
@@ -33,6 +34,11 @@ REPLAY = {kind: SHARES[kind] for kind in ("copy", "read")}  # of later stages: n
 QUESTION_SHARE = 0.6  # of the logs; the others begin with a goal
 DOCUMENTS_PER_WORLD = 16
 CPT_MAX_HOPS = 2
+ONE_HOP_SHARE = 0.35  # of the search logs; the others have two look-ups
+NAMES_COPIED = (3, 12)  # of a copy document, least and most
+CODE_SHARE = 0.1  # of these names
+PAGES_READ = (2, 4)  # of a read document
+STATEMENTS = (2, 4)  # about them
 
 
 @dataclass(frozen=True)
@@ -49,31 +55,37 @@ class Sample:
 Pieces = list[tuple[list[int], bool]]
 
 
-def join(pieces: Pieces) -> Sample:
+def join_pieces(pieces: Pieces) -> Sample:
+    """(ids, whether they carry loss) one after the other."""
     ids = [i for part, _ in pieces for i in part]
-    return Sample(tuple(ids), tuple([flag for part, flag in pieces for _ in part]))
+    loss = [flag for part, flag in pieces for _ in part]
+    return Sample(tuple(ids), tuple(loss))
 
 
 def turns(messages: list[dict], chat: ChatIds) -> Pieces:
     """The ids that a rollout would have seen of these turns; loss on what the assistant wrote."""
-    return [
-        (chat.encode(m["content"]) + [chat.end_id], True)
-        if m["role"] == "assistant"
-        else (chat.tool_turn(m["content"]), False)
-        for m in messages
-    ]
+    pieces = []
+    for message in messages:
+        if message["role"] == "assistant":
+            pieces.append((chat.encode(message["content"]) + [chat.end_id], True))
+        else:
+            pieces.append((chat.tool_turn(message["content"]), False))
+    return pieces
 
 
 def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
     """A whole conversation, from its question on."""
-    return join([(chat.prompt(messages[0]["content"]), False), *turns(messages[1:], chat)])
+    question, *rest = messages
+    return join_pieces([(chat.prompt(question["content"]), False), *turns(rest, chat)])
 
 
 class ActionData:
     """Endless documents with names of the words of `names`; a search shows `results` hits."""
 
     def __init__(self, names: Names, chat: ChatIds, results: int = 2):
-        self.names, self.chat, self.results = names, chat, results
+        self.names = names
+        self.chat = chat
+        self.results = results
 
     def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
         """The same for the same seed; `shares`: kind of document -> its weight in the mixture."""
@@ -88,7 +100,7 @@ class ActionData:
                 elif kind == "read":
                     yield self._read(world, rng)
                 elif kind == "search":
-                    task = questions.draw(1 if rng.random() < 0.35 else 2, rng)
+                    task = questions.draw(1 if rng.random() < ONE_HOP_SHARE else 2, rng)
                     goal = "; ".join([task.start, *task.relations]) + "."
                     yield self._log(task, goal, world, rng)
                 else:
@@ -96,28 +108,34 @@ class ActionData:
                     yield self._log(task, task.question, world, rng)
 
     def _copy(self, rng: random.Random) -> Sample:
+        """A list of names, and the same list again."""
         taken: set[str] = set()
-        text = (
-            "; ".join(
-                rng.choice(self.names.codes)
-                if rng.random() < 0.1
-                else invent_name(rng, self.names, taken)
-                for _ in range(rng.randint(3, 12))
-            )
-            + "."
-        )
+
+        def name() -> str:
+            if rng.random() < CODE_SHARE:
+                return rng.choice(self.names.codes)
+            return invent_name(rng, self.names, taken)
+
+        text = "; ".join([name() for _ in range(rng.randint(*NAMES_COPIED))]) + "."
         again = self.chat.encode(text) + [self.chat.end_id]
-        return join([(self.chat.encode(f"{text}\n"), False), (again, True)])
+        return join_pieces([(self.chat.encode(f"{text}\n"), False), (again, True)])
 
     def _read(self, world: World, rng: random.Random) -> Sample:
-        shown = rng.sample(sorted(world.entities), rng.randint(2, 4))
-        facts = [(t, r, v) for t in shown for r, v in world.entities[t].facts.items()]
-        pieces = [(self.chat.encode("".join(f"{_page(world, t)}\n" for t in shown)), False)]
-        for title, relation, value in rng.sample(facts, min(len(facts), rng.randint(2, 4))):
+        """Pages, then statements that they support."""
+        shown = rng.sample(sorted(world.entities), rng.randint(*PAGES_READ))
+        pages = "".join(f"{_page(world, title)}\n" for title in shown)
+        facts = [
+            (title, relation, value)
+            for title in shown
+            for relation, value in world.entities[title].facts.items()
+        ]
+        pieces = [(self.chat.encode(pages), False)]
+        stated = rng.sample(facts, min(len(facts), rng.randint(*STATEMENTS)))
+        for title, relation, value in stated:
             # the value carries the loss: which fact comes next is noise
             pieces.append((self.chat.encode(f"The {relation} of {title}: "), False))
             pieces.append((self.chat.encode(f"{value}.\n"), True))
-        return join(pieces)
+        return join_pieces(pieces)
 
     def _log(self, task: Task, goal: str, world: World, rng: random.Random) -> Sample:
         """The oracle's way to an answer, the answer left out; what tools show is made up."""
@@ -125,18 +143,19 @@ class ActionData:
         if rng.random() >= QUESTION_SHARE:
             opening = self.chat.encode(f"Goal: {goal}\n") + self.chat.assistant_start
 
-        def call(name: str, arguments: dict, *, world: None) -> ToolResult:
-            shown = task.answer if name == "python" else search(arguments["query"][0])
-            return ToolResult(name, arguments, shown, True, None)
-
         def search(title: str) -> str:  # as for an exact title: the page, then distractors
             others = [t for t in rng.sample(sorted(world.entities), self.results) if t != title]
             shown = [title, *others][: self.results]
             return "\n".join(f"{i}. {_page(world, t)}" for i, t in enumerate(shown, 1))
 
-        *log, last = Oracle().play(task, SimpleNamespace(call=call), rng).messages[1:]
-        thought = last["content"].partition("<answer>")[0]
-        return join([(opening, False), *turns(log, self.chat), (self.chat.encode(thought), True)])
+        def call(name: str, arguments: dict, *, world: None) -> ToolResult:
+            shown = task.answer if name == "python" else search(arguments["query"][0])
+            return ToolResult(name, arguments, shown, True, None)
+
+        episode = Oracle().play(task, SimpleNamespace(call=call), rng)
+        *log, last = episode.messages[1:]
+        thought = self.chat.encode(last["content"].partition("<answer>")[0])
+        return join_pieces([(opening, False), *turns(log, self.chat), (thought, True)])
 
 
 def _page(world: World, title: str) -> str:

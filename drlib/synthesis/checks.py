@@ -26,11 +26,11 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     SqlEngine,
-    children,
     constants,
     depth,
-    evaluate,
+    evaluate_query,
     rebuilt,
+    subqueries,
     walk,
 )
 from drlib.worlds.graph import Graph, Node, inverse
@@ -41,7 +41,7 @@ TYPE_RELATIONS = {"kind of", "type of"}  # "is a territory" points at no single 
 
 def answer_of(query: Query, graph: Graph) -> str | None:
     """The one answer, or None when there is none or are several."""
-    found = evaluate(query, graph)
+    found = evaluate_query(query, graph)
     return next(iter(found)) if len(found) == 1 else None
 
 
@@ -56,17 +56,17 @@ def faults(query: Query, graph: Graph, engine: SqlEngine | None = None) -> list[
     one condition, at any depth, the answers are still the same (`weakened`), or a branch of a union
     adds nothing.
     """
-    ask = engine.answers if engine else lambda part: evaluate(part, graph)
+    ask = engine.answers if engine else lambda part: evaluate_query(part, graph)
     return list(dict.fromkeys(_faults(query, graph, ask)))
 
 
-def is_faulty(query: Query, graph: Graph) -> bool:
-    """Whether `query` has a fault; stops at the first."""
-    return any(_faults(query, graph, lambda part: evaluate(part, graph)))
+def first_fault(query: Query, graph: Graph) -> str:
+    """The first fault of `query`, "" for none; the others are not looked for."""
+    return next(_faults(query, graph, lambda part: evaluate_query(part, graph)), "")
 
 
 def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
-    """The faults one by one, cheap checks first."""
+    """The faults one by one, cheap checks first; `ask` gives the answers of a query."""
     if depth(query) < 2:
         yield "shallow"
     named = constants(query)
@@ -74,22 +74,24 @@ def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
         yield "redundant"
     if target_edges(query):
         yield "shortcut"
-    found = ask(query)
-    if len(found) != 1:
+    answers = ask(query)
+    if len(answers) != 1:
         yield "not unique"
-    numbers = [
-        str(part.low) for part in walk(query) if isinstance(part, Range) and part.low == part.high
-    ]
-    if any(
-        leaks(thing, name, graph)
-        for thing in sorted(_singles(query, ask) | found)
-        for name in (*named, *numbers)
-    ):
+    told = [*named, *_exact_numbers(query)]
+    hidden = sorted(_singles(query, ask) | answers)
+    if any(leaks(thing, name, graph) for thing in hidden for name in told):
         yield "leak"
-    if any(ask(weaker) == found for weaker in weakened(query)) or any(_idle(query, ask)):
+    if any(ask(weaker) == answers for weaker in weakened(query)) or _has_idle_branch(query, ask):
         yield "not minimal"
-    if len(several := conditions(query)) > 1 and any(ask(part) == found for part in several):
+    parts = conditions(query)
+    if len(parts) > 1 and any(ask(part) == answers for part in parts):
         yield "shortcut"
+
+
+def _exact_numbers(query: Query) -> list[str]:
+    """The numbers that ranges of one number name."""
+    ranges = [part for part in walk(query) if isinstance(part, Range)]
+    return [str(part.low) for part in ranges if part.low == part.high]
 
 
 def weakened(query: Query) -> Iterator[Query]:
@@ -98,10 +100,15 @@ def weakened(query: Query) -> Iterator[Query]:
     if isinstance(query, And):
         yield from without_one(query)
     elif isinstance(query, Diff | Extreme):
-        yield children(query)[0]
-    for child in children(query):
-        for weaker in weakened(child):
-            yield rebuilt(query, lambda part: weaker if part is child else part)
+        yield subqueries(query)[0]
+    for inner in subqueries(query):
+        for weaker in weakened(inner):
+            yield _with_instead(query, inner, weaker)
+
+
+def _with_instead(query: Query, old: Query, new: Query) -> Query:
+    """`query` with `new` where `old`, this very object, stands directly inside it."""
+    return rebuilt(query, lambda part: new if part is old else part)
 
 
 def without_one(query: And | Or) -> Iterator[Query]:
@@ -111,12 +118,17 @@ def without_one(query: And | Or) -> Iterator[Query]:
         yield type(query)(rest) if len(rest) > 1 else rest[0]
 
 
-def _idle(query: Query, ask: Callable) -> Iterator[bool]:
-    """For every branch of every union, whether what holds the union is the same without it."""
+def _has_idle_branch(query: Query, ask: Callable) -> bool:
+    """Whether a union stays the same, or a projection from it does, without one of its branches."""
     for part in walk(query):
         union = part.of if isinstance(part, Proj) else part
-        for rest in without_one(union) if isinstance(union, Or) else ():
-            yield ask(part) == ask(rest if part is union else Proj(part.relation, rest))
+        if not isinstance(union, Or):
+            continue
+        for rest in without_one(union):
+            smaller = rest if part is union else Proj(part.relation, rest)
+            if ask(part) == ask(smaller):
+                return True
+    return False
 
 
 def _singles(query: Query, ask: Callable) -> frozenset[str]:
@@ -129,27 +141,32 @@ def conditions(query: Query) -> tuple[Query, ...]:
     """What the target itself must fulfil or not fulfil; nothing for a number that is counted."""
     match query:
         case And(parts) | Or(parts) if not _is_constant(query):
-            return tuple(c for part in parts for c in conditions(part))
+            return tuple(condition for part in parts for condition in conditions(part))
         case Diff(left, right):
             return conditions(left) + conditions(right)
         case Extreme(_, of, _):
             return conditions(of)
-    return () if isinstance(query, Count) else (query,)
+        case Count():
+            return ()
+    return (query,)
 
 
 def target_edges(query: Query) -> int:
     """How many conditions tie the target to a constant, those that say its kind not counted."""
-    direct = [
-        part
-        for part in conditions(query)
-        if isinstance(part, str) or isinstance(part, Proj) and _is_constant(part.of)
-    ]
-    return sum(getattr(part, "relation", "") not in TYPE_RELATIONS for part in direct)
+    edges = 0
+    for part in conditions(query):
+        if isinstance(part, str):
+            edges += 1
+        elif isinstance(part, Proj) and _is_constant(part.of):
+            edges += part.relation not in TYPE_RELATIONS
+    return edges
 
 
 def _is_constant(query: Query) -> bool:
     """A title, or a union of them (WebShaper merges such into one constant)."""
-    return isinstance(query, str) or isinstance(query, Or) and any(map(_is_constant, query.parts))
+    if isinstance(query, Or):
+        return any(map(_is_constant, query.parts))
+    return isinstance(query, str)
 
 
 def constant_edges(query: Query, graph: Graph) -> int:
@@ -160,15 +177,17 @@ def constant_edges(query: Query, graph: Graph) -> int:
 
 def leaks(answer: str, constant: str, graph: Graph) -> bool:
     """Whether a name of one holds a name of the other, as whole words."""
-    first, second = (_names(graph.nodes.get(t) or Node(t, "")) for t in (answer, constant))
-    return any(a in b or b in a for a in first for b in second)
+    names = _names(graph.nodes.get(answer) or Node(answer, ""))
+    others = _names(graph.nodes.get(constant) or Node(constant, ""))
+    return any(name in other or other in name for name in names for other in others)
 
 
 @lru_cache(maxsize=1 << 16)
 def _names(node: Node) -> tuple[str, ...]:
     """Title and aliases as ` words with single spaces `, in one case."""
     names = (node.title, *node.aliases)
-    return tuple(sorted({re.sub(r"[\W_]+", " ", f" {n.casefold()} ") for n in names} - {" "}))
+    words = {re.sub(r"[\W_]+", " ", f" {name.casefold()} ") for name in names}
+    return tuple(sorted(words - {" "}))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -184,11 +203,11 @@ def effort(query: Query, graph: Graph) -> float:
         _solve(query, graph, read)
     except LookupError:
         return math.inf
-    return sum(pages(title, graph) for title in read)
+    return sum(page_parts(title, graph) for title in read)
 
 
 @lru_cache(maxsize=1 << 16)
-def pages(title: str, graph: Graph) -> int:
+def page_parts(title: str, graph: Graph) -> int:
     """How many parts the page of `title` has; none where it has no page."""
     if graph.is_value(title):
         return 0
@@ -197,45 +216,41 @@ def pages(title: str, graph: Graph) -> int:
 
 
 def _listable(query: Query, graph: Graph) -> bool:
-    if isinstance(query, And):
-        return any(_listable(part, graph) for part in query.parts)
-    if isinstance(query, Diff):
-        return _listable(query.left, graph)
-    if isinstance(query, Proj) and any(map(graph.is_value, evaluate(query.of, graph))):
-        return False
-    return not isinstance(query, Range) and all(_listable(c, graph) for c in children(query))
+    """Whether pages list the answers of `query`: none does for what has a value or a number."""
+    match query:
+        case And(parts):
+            return any(_listable(part, graph) for part in parts)
+        case Diff(left, _):
+            return _listable(left, graph)
+        case Range():
+            return False
+        case Proj(_, of) if any(map(graph.is_value, evaluate_query(of, graph))):
+            return False
+    return all(_listable(part, graph) for part in subqueries(query))
 
 
 def _solve(
     query: Query, graph: Graph, read: set[str], among: frozenset[str] | None = None
 ) -> frozenset[str]:
-    """The answers of `query`, or those `among` these; what is read on the way goes to `read`."""
+    """The answers of `query`, or those `among` these; what is read on the way goes to `read`.
+    LookupError: no page lists them."""
     match query:
         case And(parts):
-            ranked = [
-                (not _listable(part, graph), len(evaluate(part, graph)), i)
-                for i, part in enumerate(parts)
-            ]
-            for *_, i in sorted(ranked):
-                among = _solve(parts[i], graph, read, among)
-            return among
+            return _solve_all(parts, graph, read, among)
         case Or(parts):
             for part in parts:
                 _solve(part, graph, read, among)
         case Diff(left, right):
-            _solve(right, graph, read, _solve(left, graph, read, among))
+            found = _solve(left, graph, read, among)
+            _solve(right, graph, read, found)
         case Range():
             if among is None or any(map(graph.is_value, among)):
                 raise LookupError("no page lists what has a number in a range")
             read |= among
-        case Proj(relation, of) if (
-            among is not None
-            and not any(map(graph.is_value, among))
-            and (not _listable(query, graph) or len(among - read) < len(evaluate(of, graph)))
-        ):
+        case Proj(relation, of) if _looked_at_one_by_one(query, graph, read, among):
             read |= among
             back = inverse(relation)
-            shown = frozenset(v for title in among for v in graph.values(title, back))
+            shown = frozenset(value for title in among for value in graph.values(title, back))
             _solve(of, graph, read, shown)
         case Proj(_, of) | Extreme(_, of, _):
             found = _solve(of, graph, read)
@@ -244,5 +259,29 @@ def _solve(
             read |= found
         case Count(of):
             _solve(of, graph, read)
-    found = evaluate(query, graph)
-    return found if among is None else found & among
+    answers = evaluate_query(query, graph)
+    return answers if among is None else answers & among
+
+
+def _solve_all(
+    parts: tuple[Query, ...], graph: Graph, read: set[str], among: frozenset[str] | None
+) -> frozenset[str]:
+    """`_solve` of an And: what can be listed first, and of that the smallest."""
+
+    def rank(i: int) -> tuple[bool, int, int]:
+        return not _listable(parts[i], graph), len(evaluate_query(parts[i], graph)), i
+
+    for i in sorted(range(len(parts)), key=rank):
+        among = _solve(parts[i], graph, read, among)
+    return among
+
+
+def _looked_at_one_by_one(
+    query: Proj, graph: Graph, read: set[str], among: frozenset[str] | None
+) -> bool:
+    """Whether the candidates' own pages are less to read than a list of all answers."""
+    if among is None or any(map(graph.is_value, among)):
+        return False
+    if not _listable(query, graph):
+        return True
+    return len(among - read) < len(evaluate_query(query.of, graph))

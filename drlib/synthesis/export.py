@@ -11,19 +11,20 @@ column, and arguments differ from tool to tool: `functions` and `tool_calls` hol
 Left out: a query that triples cannot say (counts, ranges) has no WebShaper row, which is counted.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset
 
 from drlib.files import iter_json_lines, write_json_lines
 from drlib.format import ToolCall, parse
-from drlib.synthesis.demonstrations import from_trajectories, required
-from drlib.synthesis.formal import from_triples, to_triples
+from drlib.synthesis.demonstrations import from_trajectories
+from drlib.synthesis.families.webshaper import from_triples, to_triples
+from drlib.synthesis.funnel import required
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import depth, from_text, to_text
+from drlib.synthesis.questions import short_digest
 from drlib.task import Task
 
 
@@ -35,16 +36,12 @@ def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
 
 def attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> list[dict]:
     """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
-    rows, functions = [], [json.dumps(tool) for tool in tools]
+    rows = []
+    functions = [json.dumps(tool) for tool in tools]
     for episode in episodes:
-        said = [
-            {"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"}
-            if m["role"] == "tool"
-            else dict(m)
-            for m in episode.messages
-        ]
-        acts = [parse(m["content"]) for m in said if m["role"] == "assistant"]
-        calls = [json.dumps(vars(act)) for act in acts if isinstance(act, ToolCall)]
+        said = [_as_theirs(message) for message in episode.messages]
+        actions = [parse(m["content"]) for m in said if m["role"] == "assistant"]
+        calls = [json.dumps(vars(act)) for act in actions if isinstance(act, ToolCall)]
         rows.append(
             {
                 "type": "chatml",
@@ -59,10 +56,19 @@ def attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> li
     return rows
 
 
+def _as_theirs(message: Mapping) -> dict:
+    if message["role"] != "tool":
+        return dict(message)
+    text = f"<tool_response>\n{message['content']}\n</tool_response>"
+    return {"role": "user", "content": text}
+
+
 def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
-    """Rows, and how many tasks have none because triples cannot say their query. `urls` are the
-    pages of `world` by which the query is evaluated."""
-    rows, tasks = [], list(tasks)
+    """Rows of WebShaper, and how many tasks have none because triples cannot say their query.
+    `urls` are the pages of `world` by which the query is evaluated. Function only: no run uses it
+    yet."""
+    rows = []
+    tasks = list(tasks)
     for task in tasks:
         try:
             query = from_text(task.query)
@@ -91,12 +97,13 @@ def write(rows: Sequence[dict], path: str | Path) -> Dataset:
     return Dataset.from_list(list(rows))
 
 
-def read(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
+def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
     """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
     rows = []
     for number, row in iter_json_lines(path):
         known = row if isinstance(row, dict) else {}
-        if missing := [name for name in fields if known.get(name) in (None, "", [])]:
+        missing = [name for name in fields if known.get(name) in (None, "", [])]
+        if missing:
             raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}")
         rows.append(row)
     return rows
@@ -104,18 +111,20 @@ def read(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> li
 
 def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     """Questions of any of the released files, and how many have a formalization that is not made
-    of triples alone: their `query` is empty, as of files without one."""
-    tasks, unread = [], 0
-    for row in read(path):
-        query, triples = None, row.get("formalization")
+    of triples alone: their `query` is empty, as of files without one. Function only: no run uses
+    it yet."""
+    tasks = []
+    unread = 0
+    for row in read_rows(path):
+        query = None
+        triples = row.get("formalization")
         try:
             query = from_triples(triples) if triples else None
         except ValueError:
             unread += 1
-        name = str(row.get("id", hashlib.sha256(row["question"].encode()).hexdigest()[:10]))
         tasks.append(
             Task(
-                name,
+                str(row.get("id", short_digest(row["question"]))),
                 row["question"],
                 str(row["answer"]),
                 "search",
@@ -130,12 +139,14 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
 def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
     """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
     as id; without one, the question is what the user says first and no alias is known."""
-    rows, known = read(path, ("messages", "answer")), {task.id: task for task in tasks}
+    rows = read_rows(path, ("messages", "answer"))
+    known = {task.id: task for task in tasks}
     for number, row in enumerate(rows):
-        said = [m["content"] for m in row["messages"] if m["role"] == "user"]
         name = str(row.get("task"))
         if name not in known:
             name = f"{path}:{number}"
-            known[name] = Task(name, said[0] if said else "", str(row["answer"]), "search", "")
+            said = [message["content"] for message in row["messages"] if message["role"] == "user"]
+            question = said[0] if said else ""
+            known[name] = Task(name, question, str(row["answer"]), "search", "")
         row["task_id"] = name
     return from_trajectories(rows, known.values())

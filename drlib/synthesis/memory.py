@@ -34,7 +34,7 @@ class Statement(NamedTuple):
     fact: bool = False
 
 
-class Memory:
+class EntityMemory:
     """Statements by entity. `entities`: the titles that `read` looks for in running text."""
 
     def __init__(self, entities: Iterable[str] = ()):
@@ -48,11 +48,15 @@ class Memory:
         text = " ".join(text.split())
         if not (entity and text and source):
             raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
-        own, key = self._held[entity], text.rstrip(".!?; ").casefold()
-        old = own.get(key, Statement(text, fact=fact))
-        times, sources = {old.time, time} - {""}, {*old.sources, source}
-        fact, text = max((old.fact, old.text), (fact, text))
-        own[key] = Statement(text, min(times, default=""), tuple(sorted(sources)), fact)
+        known = self._held[entity]
+        key = text.rstrip(".!?; ").casefold()
+        old = known.get(key, Statement(text, fact=fact))
+        times = {old.time, time} - {""}
+        sources = {*old.sources, source}
+        # of two wordings a fact's wins, and else the one that sorts last, whatever came first
+        is_fact, wording = max((old.fact, old.text), (fact, text))
+        earliest = min(times, default="")
+        known[key] = Statement(wording, earliest, tuple(sorted(sources)), is_fact)
         return not old.sources
 
     def fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
@@ -63,24 +67,32 @@ class Memory:
 
     def table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
         """Each cell is a fact about its row's `key`; returns how many are new."""
-        cells = [(str(row[key]), c, str(v)) for row in rows for c, v in row.items() if c != key]
-        return sum(self.fact(*cell, source, time) for cell in cells if cell[2] not in ("", "None"))
+        cells = [
+            (str(row[key]), column, str(value))
+            for row in rows
+            for column, value in row.items()
+            if column != key
+        ]
+        known = [cell for cell in cells if cell[2] not in ("", "None")]
+        return sum(self.fact(*cell, source, time) for cell in known)
 
     def read(self, text: str, source: str, time: str = "") -> int:
         """A document: each sentence is kept at every known entity that it names; returns how many
         statements are new."""
-        return sum(
-            self.add(entity, sentence, source, time)
-            for sentence in _SENTENCE.split(text)
-            for entity in sorted({*self._names.findall(sentence)})
-        )
+        new = 0
+        for sentence in _SENTENCE.split(text):
+            for entity in sorted({*self._names.findall(sentence)}):
+                new += self.add(entity, sentence, source, time)
+        return new
 
     def tools(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
         """The observations of a trajectory, kept or discarded; a failed call's says nothing about
         the world."""
-        return sum(
-            self.read(r.text, f"{source}/{i}-{r.tool}", time) for i, r in enumerate(results) if r.ok
-        )
+        new = 0
+        for i, result in enumerate(results):
+            if result.ok:
+                new += self.read(result.text, f"{source}/{i}-{result.tool}", time)
+        return new
 
     @property
     def entities(self) -> list[str]:
@@ -95,49 +107,55 @@ class Memory:
         """(value, statement) of each fact that gives `entity` a value of `relation`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
         return [
-            (s.text.removeprefix(head).removesuffix("."), s)
-            for s in self.about(entity)
-            if s.text.startswith(head)
+            (known.text.removeprefix(head).removesuffix("."), known)
+            for known in self.about(entity)
+            if known.text.startswith(head)
         ]
 
     def sources(self) -> dict[str, int]:
         """How many statements each source supports, sorted by its name."""
-        return dict(
-            sorted(
-                Counter(
-                    name
-                    for entity in self.entities
-                    for s in self.about(entity)
-                    for name in s.sources
-                ).items()
-            )
-        )
+        counts: Counter[str] = Counter()
+        for entity in self.entities:
+            for known in self.about(entity):
+                counts.update(known.sources)
+        return dict(sorted(counts.items()))
 
     def save(self, path: str | Path) -> None:
         """JSONL, a line a statement; the file takes its name when it is complete."""
-        rows = [{"entity": e, **s._asdict()} for e in self.entities for s in self.about(e)]
+        rows = [
+            {"entity": entity, **known._asdict()}
+            for entity in self.entities
+            for known in self.about(entity)
+        ]
         write_json_lines(path, rows)
 
-    def load(self, path: str | Path) -> "Memory":
+    def load(self, path: str | Path) -> "EntityMemory":
         """Adds what a file holds; returns itself. ValueError names a line that is no statement, or
         has no end: the file was cut. Then nothing is added."""
         content = Path(path).read_bytes()
         if content and not content.endswith(b"\n"):
             last = content.count(b"\n") + 1
             raise ValueError(f"{path}, line {last} is no statement (it is cut off)")
-        rows = []
+        statements = []
         for number, row in iter_json_lines(path):
             try:
-                said, sources = [row["entity"], row["text"]], list(row["sources"])
-                texts = {type(text) for text in (*said, *sources, row["time"])} == {str}
-                good = texts and all(" ".join(text.split()) for text in (*said, *sources))
-                if not (good and isinstance(row["sources"], list)):
-                    raise ValueError("a part is empty or of the wrong type")
-                rows += [
-                    (*said, source, row["time"], row.get("fact") is True) for source in sources
-                ]
+                statements.append(_statement(row))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
-        for row in rows:
-            self.add(*row)
+        for entity, known in statements:
+            for source in known.sources:
+                self.add(entity, known.text, source, known.time, known.fact)
         return self
+
+
+def _statement(row: dict) -> tuple[str, Statement]:
+    """(entity, statement) of a row that `EntityMemory.save` wrote."""
+    entity, text, time, sources = row["entity"], row["text"], row["time"], row["sources"]
+    if not isinstance(sources, list):
+        raise ValueError(f"its sources are no list: {sources!r}")
+    parts = [entity, text, *sources]
+    if not all(isinstance(part, str) for part in (*parts, time)):
+        raise ValueError("a part is of the wrong type")
+    if not all(part.split() for part in parts):
+        raise ValueError("a part is empty")
+    return entity, Statement(text, time, tuple(sources), row.get("fact") is True)

@@ -18,8 +18,9 @@ from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
-MAX_CALLS = 6
+CALLS_OF_A_LOOP = 6
 _RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
+# Thoughts: {r} is a relation, {v} its value.
 FIRST = ("Look up the {r}.", "First the {r}.", "I need the {r}.")
 NEXT = ("Now the {r}.", "Next the {r}.", "Then the {r}.")
 LAST = ("The {r} is {v}.", "I have the {r}: {v}.")
@@ -32,7 +33,9 @@ class Episode:
     """One attempt: messages from the question on, tool results beside them, answer or None."""
 
     def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
-        self.task, self._toolbox, self._world = task, toolbox, world
+        self.task = task
+        self._toolbox = toolbox
+        self._world = world
         self.messages = [{"role": "user", "content": task.question}]
         self.tool_results: list[ToolResult] = []
         self.answer: str | None = None
@@ -61,17 +64,18 @@ class Episode:
 
 def read_fact(observation: str, title: str, relation: str) -> str | None:
     """The value of `relation` that a search observation gives for `title`, or None."""
-    shown = [
-        m["facts"]
-        for m in _RESULT.finditer(observation)
-        if m["title"].casefold() == title.casefold()
-    ]
-    facts = [fact for line in shown for fact in line.rstrip(".").split("; ")]
-    return next((f[len(relation) + 1 :] for f in facts if f.startswith(f"{relation} ")), None)
+    head = f"{relation} "
+    for hit in _RESULT.finditer(observation):
+        if hit["title"].casefold() != title.casefold():
+            continue
+        for fact in hit["facts"].rstrip(".").split("; "):
+            if fact.startswith(head):
+                return fact.removeprefix(head)
+    return None
 
 
 @dataclass(frozen=True)
-class Faults:
+class DemonstratorFaults:
     """How often the demonstrator goes wrong, each per opportunity."""
 
     guess: float = 0.5  # answers without a tool
@@ -84,57 +88,62 @@ class Faults:
 class Demonstrator:
     """The imperfect teacher; `names` are what it guesses with."""
 
-    def __init__(self, faults: Faults, names: Iterable[str]):
-        self.faults, self._names = faults, list(names)
+    def __init__(self, faults: DemonstratorFaults, names: Iterable[str]):
+        self.faults = faults
+        self._names = list(names)
 
     def play(
         self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
     ) -> Episode:
-        hand, python = Episode(task, toolbox, world), task.kind == "python"
+        """One attempt. LookupError: a search does not show what the task needs."""
+        episode = Episode(task, toolbox, world)
+        computes = task.kind == "python"
         if _happens(self.faults.guess, rng):
-            guess = str(rng.randint(10, 9999)) if python else rng.choice(self._names)
-            return hand.finish("I know this.", guess)
+            guess = str(rng.randint(10, 9999)) if computes else rng.choice(self._names)
+            return episode.finish("I know this.", guess)
         if _happens(self.faults.loop, rng):
-            thought = rng.choice(COMPUTE) if python else "Look again."
-            arguments = {"code": task.code} if python else {"query": [task.start]}
-            for _ in range(MAX_CALLS):
-                hand.call(thought, task.kind, arguments)
-            return hand
-        return (self._compute if python else self._search)(hand, task, rng)
+            thought = rng.choice(COMPUTE) if computes else "Look again."
+            arguments = {"code": task.code} if computes else {"query": [task.start]}
+            for _ in range(CALLS_OF_A_LOOP):
+                episode.call(thought, task.kind, arguments)
+            return episode
+        return self._compute(episode, task, rng) if computes else self._search(episode, task, rng)
 
-    def _compute(self, hand: Episode, task: Task, rng: random.Random) -> Episode:
+    def _compute(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
         thoughts = COMPUTE
         if _happens(self.faults.bad_code, rng):
             crash = rng.random() < 0.5
             code = _crash(task.code, rng) if crash else _distort(task.code, rng)
-            output = hand.call(rng.choice(COMPUTE), "python", {"code": code})
+            output = episode.call(rng.choice(COMPUTE), "python", {"code": code})
             if not crash:
-                return hand.finish(rng.choice(COMPUTED), output)
+                return episode.finish(rng.choice(COMPUTED), output)
             thoughts = AGAIN
-        output = hand.call(rng.choice(thoughts), "python", {"code": task.code})
-        return hand.finish(rng.choice(COMPUTED), output)
+        output = episode.call(rng.choice(thoughts), "python", {"code": task.code})
+        return episode.finish(rng.choice(COMPUTED), output)
 
-    def _search(self, hand: Episode, task: Task, rng: random.Random) -> Episode:
+    def _search(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
         here = task.start
         for hop, relation in enumerate(task.relations):
             thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
             if _happens(self.faults.bad_query, rng):
-                hand.call(thought, "search", rng.choice(({"query": here}, {"query": [""]})))
+                wrong = rng.choice(({"query": here}, {"query": [""]}))
+                episode.call(thought, "search", wrong)
                 thought = rng.choice(AGAIN)
-            value = read_fact(hand.call(thought, "search", {"query": [here]}), here, relation)
+            shown = episode.call(thought, "search", {"query": [here]})
+            value = read_fact(shown, here, relation)
             if value is None:
                 raise LookupError(f"search for {here!r} shows no {relation!r}")
             here = value
             if hop + 1 < task.hops and _happens(self.faults.stop_early, rng):
                 break
-        return hand.finish(rng.choice(LAST).format(r=relation, v=here), here)
+        return episode.finish(rng.choice(LAST).format(r=relation, v=here), here)
 
 
 class Oracle(Demonstrator):
     """The teacher without a fault: solves every task by the shortest honest path."""
 
     def __init__(self):
-        super().__init__(Faults(0, 0, 0, 0, 0), ())
+        super().__init__(DemonstratorFaults(0, 0, 0, 0, 0), ())
 
 
 def _happens(rate: float, rng: random.Random) -> bool:
@@ -149,6 +158,7 @@ def _crash(code: str, rng: random.Random) -> str:
 
 def _distort(code: str, rng: random.Random) -> str:
     """A program that runs and computes something else: one digit is changed."""
-    spot = rng.choice([i for i, c in enumerate(code) if c.isdigit()])
+    places = [i for i, character in enumerate(code) if character.isdigit()]
+    spot = rng.choice(places)
     digit = rng.choice([d for d in "123456789" if d != code[spot]])
     return code[:spot] + digit + code[spot + 1 :]

@@ -25,13 +25,14 @@ from pathlib import Path
 from drlib.files import read_json_lines, write_whole
 from drlib.synthesis.checks import faults
 from drlib.synthesis.queries import (
+    Query,
     SqlEngine,
     canonical,
-    children,
     constants,
     depth,
-    evaluate,
+    evaluate_query,
     from_text,
+    subqueries,
     to_text,
     walk,
 )
@@ -39,8 +40,9 @@ from drlib.synthesis.wording import says
 from drlib.task import Task, normalise_answer
 from drlib.worlds.graph import Graph
 
-# "wrong answer": the query has other answers; "told": the question's text says the answer
-FAULTS = (
+# Those of `checks.faults`; "wrong answer": the query has other answers; "told": the question's text
+# says the answer.
+QUESTION_FAULTS = (
     "not unique",
     "not minimal",
     "shortcut",
@@ -50,7 +52,9 @@ FAULTS = (
     "wrong answer",
     "told",
 )
-NEAR, CONTAMINATED, SHORT = 0.7, 13, 8  # Jaccard index; words of a shared n-gram
+NEAR = 0.7  # Jaccard index from which on two texts are near duplicates
+LONG_NGRAM = 13  # words of an n-gram that no benchmark may share
+SHORT_NGRAM = 8  # the same for shorter questions; and words of the n-grams that are compared
 _WORD = re.compile(r"\w+")
 
 
@@ -76,8 +80,9 @@ def quality_report(
             "synthesize_questions(world, n, seed)"
         )
     queries = [from_text(task.query) for task in tasks]
-    names = [to_text(canonical(query)) for query in queries]
+    forms = [to_text(canonical(query)) for query in queries]
     texts = [task.question for task in tasks]
+    parts = [part for query in queries for part in walk(query) if not isinstance(part, str)]
     return {
         "world": world.name,
         "version": world.version,
@@ -86,31 +91,26 @@ def quality_report(
         "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
         "depth": _counts(depth(query) for query in queries),
         "constants": _counts(len(constants(query)) for query in queries),
-        "operators": _counts(
-            type(part).__name__
-            for query in queries
-            for part in walk(query)
-            if not isinstance(part, str)
-        ),
+        "operators": _counts(type(part).__name__ for part in parts),
         "shapes": _spread([json.dumps(shape(query)) for query in queries]),
         "answers": _spread([task.answer for task in tasks]),
         "words": round(sum(len(words(text)) for text in texts) / len(texts), 1),
         "openings": _spread([" ".join(words(text)[:3]) for text in texts]),
         "search_finds": search_rates(tasks[:searched], world),
         "duplicates": {
-            "queries": len(names) - len(set(names)),
+            "queries": len(forms) - len(set(forms)),
             "texts": len(near_duplicates(texts)),
         },
-        "split": overlap(tasks, against) if against else None,
+        "split": split_overlap(tasks, against) if against else None,
         "contaminated": {str(path): len(contaminated(texts, path)) for path in benchmarks},
     }
 
 
-def shape(query) -> list | str:
+def shape(query: Query) -> list | str:
     """The query without its names: what kind of expression it is, parts sorted."""
     if isinstance(query, str):
         return ""
-    return [type(query).__name__, *sorted(map(shape, children(query)), key=json.dumps)]
+    return [type(query).__name__, *sorted(map(shape, subqueries(query)), key=json.dumps)]
 
 
 def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
@@ -124,8 +124,9 @@ def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
 
 def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Pairs (i < j) whose word 8-grams have a Jaccard index of at least 0.7; short texts: equal."""
-    grams = [_grams(text, SHORT) or {text.casefold()} for text in texts]
-    holders, shared = defaultdict(list), Counter()
+    grams = [_grams(text, SHORT_NGRAM) or {text.casefold()} for text in texts]
+    holders = defaultdict(list)  # n-gram -> the texts before that have it
+    shared: Counter[tuple[int, int]] = Counter()
     for i, some in enumerate(grams):
         for gram in some:
             shared.update((other, i) for other in holders[gram])
@@ -137,16 +138,16 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     )
 
 
-def overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
+def split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
     """How many answers (by any of their names), queries and constants of `tasks` are in `against`
     too; constants may be."""
-    sides = [[from_text(task.query) for task in side] for side in (tasks, against)]
     taken = {name for task in against for name in _names(task)}
     shared = {min(_names(task)) for task in tasks if taken & _names(task)}
-    found = {"queries": lambda query: [to_text(canonical(query))], "constants": constants}
-    return {"answers": len(shared)} | {
-        name: len(set.intersection(*({x for query in side for x in of(query)} for side in sides)))
-        for name, of in found.items()
+    here, there = ([from_text(task.query) for task in side] for side in (tasks, against))
+    return {
+        "answers": len(shared),
+        "queries": len(_forms(here) & _forms(there)),
+        "constants": len(_constants(here) & _constants(there)),
     }
 
 
@@ -154,15 +155,27 @@ def _names(task: Task) -> set[str]:
     return {normalise_answer(name) for name in (task.answer, *task.aliases)}
 
 
+def _forms(queries: Iterable[Query]) -> set[str]:
+    return {to_text(canonical(query)) for query in queries}
+
+
+def _constants(queries: Iterable[Query]) -> set[str]:
+    return {name for query in queries for name in constants(query)}
+
+
 def contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
     """The places of the `texts` that share an n-gram with the benchmark in `path`."""
-    counts = [len(words(text)) for text in texts]
-    sizes = [CONTAMINATED if n >= CONTAMINATED else max(1, min(n, SHORT)) for n in counts]
-    known = {n: set() for n in sizes}
+    sizes = [_size_of_gram(len(words(text))) for text in texts]
+    known: dict[int, set[str]] = {n: set() for n in sizes}
     for line in _texts_of(Path(path)):
         for n, grams in known.items():
             grams |= _grams(line, n)
     return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _grams(text, n) & known[n]]
+
+
+def _size_of_gram(length: int) -> int:
+    """Words of the n-gram by which a text of that many words is looked for."""
+    return LONG_NGRAM if length >= LONG_NGRAM else max(1, min(length, SHORT_NGRAM))
 
 
 def save_report(report: dict, path: str | Path) -> Path:
@@ -196,15 +209,15 @@ def _strings(value) -> Iterable[str]:
 
 
 def _fault_rates(
-    tasks: Sequence[Task], queries: Sequence, graph: Graph, engine: SqlEngine | None
+    tasks: Sequence[Task], queries: Sequence[Query], graph: Graph, engine: SqlEngine | None
 ) -> dict[str, float]:
     """Share of the tasks with each fault; an engine of None works on sets."""
     found = Counter(fault for query in queries for fault in faults(query, graph, engine))
     for task, query in zip(tasks, queries, strict=True):
-        answers = engine.answers(query) if engine else evaluate(query, graph)
+        answers = engine.answers(query) if engine else evaluate_query(query, graph)
         found["wrong answer"] += answers != {task.answer}
         found["told"] += any(says(task.question, name) for name in (task.answer, *task.aliases))
-    return {name: round(found[name] / len(tasks), 6) for name in FAULTS}
+    return {name: round(found[name] / len(tasks), 6) for name in QUESTION_FAULTS}
 
 
 def _counts(values: Iterable) -> dict[str, int]:

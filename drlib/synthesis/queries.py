@@ -8,10 +8,11 @@ classes below; difference, ranges, extremes and counts are added, as questions n
     Proj("currency of", "Norwegian Krone")      the places whose currency is the krone
     And((Proj(..), Proj(..)))                   all of them hold
 
-`evaluate` works on sets, `SqlEngine` gives the same query to SQLite: two engines that share no
-code, so that one can check the other. A query is kept as JSON lists (`to_text`, `from_text`).
-Left out: joins that are not trees (see `subgraphs`), and rules of algebra beyond order, nesting and
-repetition: `canonical` does not know that R(A) and R(B) together are R(A and B together).
+`evaluate_query` works on sets, `SqlEngine` gives the same query to SQLite: two engines that share
+no code, so that one can check the other. A query is kept as JSON lists (`to_text`, `from_text`).
+Left out: joins that are not trees (`drlib.synthesis.families.websailor_v2` does without them), and
+rules of algebra beyond order, nesting and repetition: `canonical` does not know that R(A) and R(B)
+together are R(A and B together).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Union
 
 from drlib.worlds.graph import NOTHING, Graph
 
@@ -81,13 +81,12 @@ class Count:
     of: Query
 
 
-Query = Union[str, Proj, And, Or, Diff, Range, Extreme, Count]
-
+Query = str | Proj | And | Or | Diff | Range | Extreme | Count
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # 18 digits: SQLite counts in 64 bits
 
 
-def evaluate(query: Query, graph: Graph) -> frozenset[str]:
+def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
     """The answers of `query`, by set algebra. TypeError: it is no query."""
     kind = type(query)  # not `match`: this is the innermost loop of the question engine
     if kind is str:
@@ -96,24 +95,25 @@ def evaluate(query: Query, graph: Graph) -> frozenset[str]:
         rows = graph.adjacent.get(query.relation, {})
         if type(query.of) is str:
             return rows.get(query.of, NOTHING)
-        found = [rows[title] for title in evaluate(query.of, graph) if title in rows]
+        found = [rows[title] for title in evaluate_query(query.of, graph) if title in rows]
         return found[0] if len(found) == 1 else NOTHING.union(*found)
     if kind is And:
-        found = evaluate(query.parts[0], graph)
+        found = evaluate_query(query.parts[0], graph)
         for part in query.parts[1:]:
             if not found:
                 break
-            found = found & evaluate(part, graph)
+            found = found & evaluate_query(part, graph)
         return found
     return _evaluate_rare(query, graph)
 
 
 def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
+    """What `evaluate_query` seldom meets. TypeError: it is no query."""
     match query:
         case Or(parts):
-            return NOTHING.union(*(evaluate(part, graph) for part in parts))
+            return NOTHING.union(*(evaluate_query(part, graph) for part in parts))
         case Diff(left, right):
-            return evaluate(left, graph) - evaluate(right, graph)
+            return evaluate_query(left, graph) - evaluate_query(right, graph)
         case Range(relation, low, high):
             return frozenset(
                 title
@@ -123,13 +123,14 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
         case Extreme(relation, of, most):
             found = [
                 (n, title)
-                for title in evaluate(of, graph)
+                for title in evaluate_query(of, graph)
                 for n in numbers(graph.values(title, relation))
             ]
-            best = (max if most else min)((n for n, _ in found), default=None)
+            choose = max if most else min
+            best = choose((n for n, _ in found), default=None)
             return frozenset(title for n, title in found if n == best)
         case Count(of):
-            return frozenset((str(len(evaluate(of, graph))),))
+            return frozenset((str(len(evaluate_query(of, graph))),))
     raise TypeError(f"not a query: {query!r}")
 
 
@@ -142,7 +143,7 @@ class SqlEngine:
     """The second engine: the facts of `graph` in SQLite, a query as one SELECT.
 
     It reads the facts alone: inverses, sets and numbers are SQLite's work and share nothing with
-    `evaluate` but the query.
+    `evaluate_query` but the query.
     """
 
     def __init__(self, graph: Graph):
@@ -152,11 +153,14 @@ class SqlEngine:
             "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID"
         )
         for subject, relation, value in graph.facts:
-            for row in ((relation, subject, value), (f"{relation} of", value, subject)):
-                digits = row[2].removeprefix("-")
-                whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
-                number = int(row[2]) if whole else None
-                self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", (*row, number))
+            self._add(relation, subject, value)
+            self._add(f"{relation} of", value, subject)
+
+    def _add(self, relation: str, head: str, tail: str) -> None:
+        digits = tail.removeprefix("-")
+        whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
+        row = (relation, head, tail, int(tail) if whole else None)
+        self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", row)
 
     def answers(self, query: Query) -> frozenset[str]:
         """The answers of `query`. TypeError: it is no query. ValueError: it is nested too deeply or
@@ -168,7 +172,7 @@ class SqlEngine:
         except (sqlite3.Error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
-                "side by side and whole numbers of 64 bits; ask `evaluate`"
+                "side by side and whole numbers of 64 bits; ask `evaluate_query`"
             ) from error
 
 
@@ -180,7 +184,7 @@ def _sql(query: Query, values: list) -> str:
         return "SELECT ?"
     if isinstance(query, And | Or | Diff):
         word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
-        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in children(query))
+        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in subqueries(query))
     if isinstance(query, Count):
         return f"SELECT CAST(count(*) AS TEXT) FROM ({_sql(query.of, values)})"
     if isinstance(query, Proj):
@@ -200,7 +204,7 @@ def _sql(query: Query, values: list) -> str:
     )
 
 
-def children(query: Query) -> tuple[Query, ...]:
+def subqueries(query: Query) -> tuple[Query, ...]:
     """The queries that stand directly inside `query`."""
     kind = type(query)
     if kind is str or kind is Range:
@@ -211,10 +215,10 @@ def children(query: Query) -> tuple[Query, ...]:
 
 
 def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
-    """`query` with `change` done to each of its children."""
+    """`query` with `change` done to each query that stands directly inside it."""
     if type(query) is Proj:  # nearly all of them
         return Proj(query.relation, change(query.of))
-    inside = tuple([change(part) for part in children(query)])
+    inside = tuple([change(part) for part in subqueries(query)])
     if isinstance(query, And | Or):
         return type(query)(inside)
     if isinstance(query, Diff):
@@ -226,15 +230,18 @@ def substitute(query: Query, old: Query, new: Query) -> Query:
     """`query` with every `old` in it replaced by `new`."""
     if query == old:
         return new
-    return rebuilt(query, lambda part: substitute(part, old, new)) if children(query) else query
+    if not subqueries(query):
+        return query
+    return rebuilt(query, lambda part: substitute(part, old, new))
 
 
 def walk(query: Query) -> Iterator[Query]:
     """`query` and everything inside it, outermost first."""
     waiting = [query]
     while waiting:
-        yield (part := waiting.pop())
-        waiting += reversed(children(part))
+        part = waiting.pop()
+        yield part
+        waiting += reversed(subqueries(part))
 
 
 def constants(query: Query) -> list[str]:
@@ -244,8 +251,8 @@ def constants(query: Query) -> list[str]:
 
 def depth(query: Query) -> int:
     """The longest chain of projections down to a constant: how many look-ups follow each other."""
-    own = type(query) is Proj or type(query) is Range
-    return own + max(map(depth, children(query)), default=0)
+    is_look_up = type(query) is Proj or type(query) is Range
+    return is_look_up + max(map(depth, subqueries(query)), default=0)
 
 
 def canonical(query: Query) -> Query:
@@ -253,15 +260,15 @@ def canonical(query: Query) -> Query:
     query = rebuilt(query, canonical)
     if not isinstance(query, And | Or):
         return query
-    flat = {
-        part
-        for inner in query.parts
-        for part in (inner.parts if type(inner) is type(query) else (inner,))
-    }
+    flat: set[Query] = set()
+    for inner in query.parts:
+        same_kind = type(inner) is type(query)
+        flat.update(inner.parts if same_kind else (inner,))
     parts = tuple(sorted(flat, key=to_text))
     return type(query)(parts) if len(parts) > 1 else parts[0]
 
 
+# The kinds by their names in JSON, and what their fields hold (None: a query).
 _KINDS = {kind.__name__.lower(): kind for kind in (Proj, And, Or, Diff, Range, Extreme, Count)}
 _FIELDS = {
     Proj: (str, None),
@@ -281,10 +288,8 @@ def _lists(query: Query) -> str | list:
     if isinstance(query, str):
         return query
     fields = query.parts if isinstance(query, And | Or) else vars(query).values()
-    return [
-        type(query).__name__.lower(),
-        *(field if isinstance(field, int) else _lists(field) for field in fields),
-    ]
+    name = type(query).__name__.lower()
+    return [name, *(field if isinstance(field, int) else _lists(field) for field in fields)]
 
 
 def from_text(text: str) -> Query:
@@ -310,11 +315,10 @@ def _query(value: object) -> Query:
         if len(fields) < 2:
             raise ValueError(f"{name!r} needs at least two parts, got {len(fields)}")
         return kind(tuple(_query(field) for field in fields))
-    if len(fields) != len(_FIELDS[kind]):
+    wanted = _FIELDS[kind]
+    if len(fields) != len(wanted):
         raise ValueError(f"{name!r} needs {kind.__match_args__}, got {fields!r}")
-    for field, value, wanted in zip(kind.__match_args__, fields, _FIELDS[kind]):
-        if wanted and type(value) is not wanted:
-            raise ValueError(f"{field!r} of {name!r} must be {wanted.__name__}, got {value!r}")
-    return kind(
-        *(value if wanted else _query(value) for value, wanted in zip(fields, _FIELDS[kind]))
-    )
+    for label, field, type_ in zip(kind.__match_args__, fields, wanted):
+        if type_ and type(field) is not type_:
+            raise ValueError(f"{label!r} of {name!r} must be {type_.__name__}, got {field!r}")
+    return kind(*(field if type_ else _query(field) for field, type_ in zip(fields, wanted)))

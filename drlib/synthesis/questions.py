@@ -42,15 +42,18 @@ class Chain(NamedTuple):
 
 def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
     """Every chain of 1..max_hops relations that never meets an entity twice."""
-    found, frontier = [], [((), (title,)) for title in world.entities]
+    found = []
+    frontier = [((), (title,)) for title in world.entities]  # relations, and the titles they meet
     for _ in range(max_hops):
-        frontier = [
-            ((*relations, relation), (*path, value))
-            for relations, path in frontier
-            if path[-1] in world.entities
-            for relation, value in world.entities[path[-1]].facts.items()
-            if value not in path and value.casefold() not in path[0].casefold()
-        ]
+        longer = []
+        for relations, path in frontier:
+            start, end = path[0], path[-1]
+            facts = world.entities[end].facts if end in world.entities else {}
+            for relation, value in facts.items():
+                # an answer that stands in the start's name would be given away
+                if value not in path and value.casefold() not in start.casefold():
+                    longer.append(((*relations, relation), (*path, value)))
+        frontier = longer
         found += [Chain(path[0], relations, path[-1]) for relations, path in frontier]
     return found
 
@@ -76,7 +79,7 @@ def search_task(chain: Chain, world: World, wording: int) -> Task:
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
     return Task(
-        f"search-h{chain.hops}-{_digest(key)}",
+        f"search-h{chain.hops}-{short_digest(key)}",
         text,
         chain.answer,
         "search",
@@ -87,7 +90,8 @@ def search_task(chain: Chain, world: World, wording: int) -> Task:
     )
 
 
-def _digest(text: str) -> str:
+def short_digest(text: str) -> str:
+    """Ten hex digits that stand for `text` in the id of a task."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -96,7 +100,8 @@ class SearchQuestions:
     that a frequent answer ("Latin script") is no better a guess than a rare one."""
 
     def __init__(self, world: World, split: Split | None, max_hops: int = MAX_HOPS):
-        self.world, side = world, split_answers(world) if split else {}
+        self.world = world
+        side = split_answers(world) if split else {}
         self._chains: dict[int, dict[str, list[Chain]]] = defaultdict(dict)  # by hops and answer
         for chain in sorted(chains(world, max_hops), key=lambda chain: chain.answer):
             if side.get(chain.answer) == split:
@@ -108,9 +113,11 @@ class SearchQuestions:
 
     def draw(self, hops: int, rng: random.Random) -> Task:
         """One question of `hops` look-ups; ValueError when the world has none."""
-        if not (answers := self.answers(hops)):
+        answers = self.answers(hops)
+        if not answers:
             raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
-        chain = rng.choice(self._chains[hops][rng.choice(answers)])
+        answer = rng.choice(answers)
+        chain = rng.choice(self._chains[hops][answer])
         return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
@@ -173,8 +180,9 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
     if kind not in PYTHON_KINDS:
         raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
     ranges, make = PYTHON_KINDS[kind]
-    question, code, answer = make(*(rng.randint(*bounds) for bounds in ranges))
-    name = f"python-{kind}-{_digest(question)}"
+    drawn = [rng.randint(*bounds) for bounds in ranges]
+    question, code, answer = make(*drawn)
+    name = f"python-{kind}-{short_digest(question)}"
     return Task(name, question, str(answer), "python", "python", code=code)
 
 
@@ -182,7 +190,8 @@ def has_shortcut(task: Task, world: World, results: int) -> bool:
     """Whether a look-up before the last already shows the answer, `results` pages a search: one for
     Falkland Islands may show the page of their currency too."""
     path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
-    hits = [hit for title in path[: task.hops - 1] for hit in world.search(title, results)]
+    before_the_last = path[: task.hops - 1]
+    hits = [hit for title in before_the_last for hit in world.search(title, results)]
     answer = re.compile(rf"(?<!\w){re.escape(task.answer)}(?!\w)", re.I)  # Mali is not in Somalia
     return any(answer.search(f"{hit.title}\n{hit.snippet}") for hit in hits)
 
@@ -203,7 +212,8 @@ def chain_questions(
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None
-    shares, tasks = hops or HELD_OUT_HOPS, {}
+    shares = hops or HELD_OUT_HOPS
+    tasks: dict[str, Task] = {}
     while len(tasks) < n:
         wanted = rng.choices(list(shares), list(shares.values()))[0] if source else 0
         for _ in range(MAX_MISSES):  # a rejected question is replaced by one of as many look-ups
@@ -212,8 +222,9 @@ def chain_questions(
                 tasks[drawn.id] = drawn
                 break
         else:
+            which = f"those of {wanted} look-ups" if wanted else "they"
             raise ValueError(
                 f"{world.name}: only about {len(tasks)} different {kind} questions of {n} exist; "
-                f"{f'those of {wanted} look-ups' if wanted else 'they'} have run out"
+                f"{which} have run out"
             )
     return list(tasks.values())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 # kind -> whether trying the same backend again may help
-KINDS = {
+FAULT_KINDS = {
     "timeout": True,
     "connection": True,
     "rate_limited": True,
@@ -24,18 +24,18 @@ KINDS = {
     "not_found": False,
     "too_large": False,
     "unreachable": True,
-    "unreadable": False,  # one page's own host or content: see `PAGE`
+    "unreadable": False,  # one page's own host or content: see `PAGE_FAULTS`
     "skipped": False,  # not even tried: its breaker is open, or no turn before the deadline
 }
 ANSWERS = ("refused", "not_found")  # what the world says, and no fault of the infrastructure
-PAGE = ("unreachable", "unreadable")  # nor are these, but another backend may have the page
+PAGE_FAULTS = ("unreachable", "unreadable")  # nor are these, but another backend may have the page
 
 
 class ToolFault(Exception):
-    """A backend could not do its work; never the policy's doing, except of `ANSWERS` and `PAGE`.
+    """A backend could not do its work; the policy's doing in `ANSWERS` and `PAGE_FAULTS` alone.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `FAULT_KINDS`.
         detail: what happened, for the ledger; the observation stays a fixed text.
         retry_after_s: seconds that the server asked us to wait (HTTP `Retry-After`).
 
@@ -43,10 +43,12 @@ class ToolFault(Exception):
     """
 
     def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"fault kind {kind!r}; use one of {', '.join(KINDS)}")
+        if kind not in FAULT_KINDS:
+            raise ValueError(f"fault kind {kind!r}; use one of {', '.join(FAULT_KINDS)}")
         super().__init__(f"{kind}: {detail}" if detail else kind)
-        self.kind, self.detail, self.transient = kind, detail, KINDS[kind]
+        self.kind = kind
+        self.detail = detail
+        self.transient = FAULT_KINDS[kind]
         self.retry_after_s = retry_after_s
 
 
@@ -59,7 +61,7 @@ class Backend(Protocol):
         """The value for `arguments` within `timeout_s` seconds; raises `ToolFault`."""
 
 
-class Source(NamedTuple):
+class FunctionBackend(NamedTuple):
     """A function `(arguments, timeout_s) -> value` as a backend."""
 
     name: str
@@ -71,9 +73,11 @@ class Source(NamedTuple):
 
 def digest(*parts: Any) -> str:
     """SHA-256 (hex) of JSON values in canonical form: equal values, equal digest."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def uniform(*parts: Any) -> float:
     """A number in [0, 1) that depends on `parts` alone: chance that threads cannot disturb."""
-    return int(digest(*parts)[:13], 16) / 16**13
+    digits = digest(*parts)[:13]  # 52 bits: what a float can tell apart
+    return int(digits, 16) / 16**13

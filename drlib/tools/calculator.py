@@ -11,36 +11,41 @@ import operator
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-MAX_CHARS, MAX_BITS = 400, 4096
+MAX_EXPRESSION_CHARS = 400
+MAX_BITS = 4096  # of a numerator or denominator
+MAX_DIGITS = 99  # that `round` may be asked for, before or after the point
 ERRORS = {
     ZeroDivisionError: "Error: division by zero.",
     OverflowError: "Error: a number is too large or too small.",
     Exception: "Error: not an arithmetic expression with a real value.",
 }
+# What parsing or computing an expression may raise.
+NOT_COMPUTED = (
+    ArithmeticError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def calculate(expression: str) -> dict[str, str]:
     """`{"text", "status"}`: the value and "ok", or one of `ERRORS` and "arguments"."""
     expression = expression.strip()
     try:
-        if len(expression) > MAX_CHARS:
+        if len(expression) > MAX_EXPRESSION_CHARS:
             raise OverflowError
-        value = _value(ast.parse(expression, mode="eval").body, expression)
-        return {"text": _shown(value), "status": "ok"}
-    except (
-        ArithmeticError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        KeyError,
-        RecursionError,
-        MemoryError,
-    ) as error:
+        tree = ast.parse(expression, mode="eval")
+        return {"text": _shown(_value(tree.body, expression)), "status": "ok"}
+    except NOT_COMPUTED as error:
         text = next(text for kind, text in ERRORS.items() if isinstance(error, kind))
         return {"text": text, "status": "arguments"}
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
+    """What the node of the syntax tree of `text` comes to; one of `NOT_COMPUTED` for any other."""
     match node:
         case ast.Constant(value=float()):  # the digits as they stand, which a float would round
             value = Decimal(ast.get_source_segment(text, node))
@@ -65,13 +70,24 @@ def _value(node: ast.expr, text: str) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         return Fraction(repr(float(base) ** float(exponent)))  # complex: a ValueError
-    bits = max(abs(base.numerator), base.denominator).bit_length() - 1
+    larger = max(abs(base.numerator), base.denominator)
+    bits = larger.bit_length() - 1
     if bits * abs(exponent) > MAX_BITS:
         raise OverflowError
     return base ** int(exponent)
 
 
-_DIGITS = {n: n for n in range(-99, 100)}
+def _round(value: Fraction, digits: Fraction = Fraction(0)) -> Fraction:
+    if digits.denominator != 1 or abs(digits) > MAX_DIGITS:
+        raise ValueError("a number of digits is whole and small")
+    return round(value, int(digits))
+
+
+def _root(value: Fraction) -> Fraction:
+    return _power(value, Fraction(1, 2))
+
+
+# What an operator or a function's name stands for.
 _KNOWN = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -87,8 +103,8 @@ _KNOWN = {
     "floor": math.floor,
     "max": max,
     "min": min,
-    "round": lambda x, digits=0: round(x, _DIGITS[digits]),
-    "sqrt": lambda x: _power(x, Fraction(1, 2)),
+    "round": _round,
+    "sqrt": _root,
 }
 
 
@@ -96,4 +112,5 @@ def _shown(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     with localcontext(prec=15):
-        return f"{(Decimal(value.numerator) / Decimal(value.denominator)).normalize():g}"
+        decimal = Decimal(value.numerator) / Decimal(value.denominator)
+        return f"{decimal.normalize():g}"

@@ -4,12 +4,19 @@ The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a 
 definition come the schema that stands in prompts (short: no text a parameter), the function format
 of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads a method's
 signature and docstring; what it derives is `Tool.function`, which therefore leaves out `minItems`.
+
+`TOOLS` has them by name. A tool of your own brings its code (`run`) and needs nothing else: once it
+is registered, every toolbox made from then on offers it.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from drlib.registry import Registry
+
+MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
 
 
 @dataclass(frozen=True)
@@ -20,49 +27,93 @@ class Parameter:
     description: str
     many: bool = False
 
+    @property
+    def type(self) -> type:
+        """As a Python type."""
+        return list[str] if self.many else str
+
+    @property
+    def json_type(self) -> dict:
+        """As JSON schema names it."""
+        text = {"type": "string"}
+        return {"type": "array", "items": text} if self.many else text
+
 
 @dataclass(frozen=True)
 class Tool:
-    """What a policy is told about a tool."""
+    """What a policy is told about a tool, and its code where that needs no world and no sandbox.
+
+    run: called with the arguments by name, each a string or a list of strings; returns what the
+        policy reads. It must give the same for the same arguments (answers are cached) and say in
+        its text what is wrong with them; `drlib.tools.ToolFault` is for what is not the policy's
+        doing, such as a server that is down. None: the `Toolbox` knows how to run it.
+    """
 
     name: str
     description: str
     parameters: tuple[Parameter, ...]
+    run: Callable[..., str] | None = None
 
     @property
     def schema(self) -> dict:
         """JSON schema for the chat template's `tools`."""
-        return self._schema(lambda p: {"minItems": 1} if p.many else {})
+        properties = {}
+        for parameter in self.parameters:
+            least = {"minItems": 1} if parameter.many else {}
+            properties[parameter.name] = parameter.json_type | least
+        return self._with(properties)
 
     @property
     def function(self) -> dict:
         """The tool in OpenAI's function format, parameters described."""
-        described = self._schema(lambda p: {"description": p.description})
-        return {"type": "function", "function": described}
+        properties = {}
+        for parameter in self.parameters:
+            description = {"description": parameter.description}
+            properties[parameter.name] = parameter.json_type | description
+        return {"type": "function", "function": self._with(properties)}
 
-    def _schema(self, more: Callable[[Parameter], dict]) -> dict:
-        kinds = ({"type": "string"}, {"type": "array", "items": {"type": "string"}})
-        properties = {p.name: {**kinds[p.many], **more(p)} for p in self.parameters}
+    def _with(self, properties: dict[str, dict]) -> dict:
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
+    def operands(self, arguments: Mapping[str, Any]) -> list:
+        """The operations of a call: each entry of its first argument; a tool with its own code
+        gets all of its arguments at once."""
+        if self.run is not None:
+            return [{p.name: arguments[p.name] for p in self.parameters}]
+        first = arguments[self.parameters[0].name]
+        return first if isinstance(first, list) else [first]
+
+    def answer(self, arguments: Mapping[str, Any], _world: Any = None) -> dict[str, str]:
+        """What `run` gives, in the form in which a toolbox takes it; TypeError unless a text."""
+        text = self.run(**arguments)
+        if not isinstance(text, str):
+            raise TypeError(f"tool {self.name}: run returned {type(text).__name__}, not a text")
+        return {"text": text}
+
     def misfit(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong with a call's arguments, "" for nothing."""
-        for p in reversed(self.parameters):
-            value = arguments.get(p.name)
-            texts = isinstance(value, list) and value and all(isinstance(v, str) for v in value)
-            if not p.many and not isinstance(value, str):
-                return f"{self.name} needs {p.name}, a string."
-            if p.many and not texts:
-                return f"{p.name} must be a list of strings."
-            if p.many and len(value) > MAX_OPERATIONS:
-                return f"{p.name} may have {MAX_OPERATIONS} entries at most."
+        for parameter in reversed(self.parameters):
+            name = parameter.name
+            value = arguments.get(name)
+            if not parameter.many and not isinstance(value, str):
+                return f"{self.name} needs {name}, a string."
+            if parameter.many and not _is_list_of_texts(value):
+                return f"{name} must be a list of strings."
+            if parameter.many and len(value) > MAX_OPERATIONS:
+                return f"{name} may have {MAX_OPERATIONS} entries at most."
         return ""
 
 
-MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
+def _is_list_of_texts(value: Any) -> bool:
+    """Whether it is a list of strings with at least one entry."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(entry, str) for entry in value)
+
+
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
-TOOLS = (
+_BUILT_IN = (
     Tool("search", "Search the world's pages. Give one or more queries.", (_QUERY,)),
     Tool(
         "visit",
@@ -95,17 +146,21 @@ TOOLS = (
         ),
     ),
 )
-SCHEMAS = tuple(tool.schema for tool in TOOLS)
+TOOLS = Registry("tool")
+for _tool in _BUILT_IN:
+    TOOLS.register(_tool.name, _tool)
 
 
-def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
+def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
     """A class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 
     An instance keeps the `ToolResult`s of its rollout in `results`; reward functions get the
     instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`; one
     that is not there is a ValueError.
     """
-    known = {getattr(toolbox.world, "version", ""): toolbox.world, "": None, **(worlds or {})}
+    own_version = getattr(toolbox.world, "version", "")
+    # A row that names no world gets the toolbox's own.
+    known = {own_version: toolbox.world, "": None, **(worlds or {})}
 
     class Environment:
         def __init__(self):
@@ -113,9 +168,10 @@ def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
 
         def reset(self, world: str = "", **_row: Any) -> None:
             if world not in known:
-                names = ", ".join(filter(None, known))
+                names = ", ".join(name for name in known if name)
                 raise ValueError(f"unknown world {world!r} in a row: put it into worlds ({names})")
-            self.results, self.world = [], known[world]
+            self.results = []
+            self.world = known[world]
 
     for tool in toolbox.tools.values():
         setattr(Environment, tool.name, _method(tool, toolbox))
@@ -123,14 +179,21 @@ def environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
 
 
 def _method(tool: Tool, toolbox: Any):
-    def method(self, **arguments):
-        self.results.append(toolbox.call(tool.name, arguments, world=self.world))
-        return self.results[-1].text
+    """A method that calls the tool, with the signature and the docstring that TRL reads."""
 
-    of, types = inspect.Parameter, {p.name: list[str] if p.many else str for p in tool.parameters}
-    named = [of(name, of.KEYWORD_ONLY, annotation=type_) for name, type_ in types.items()]
-    method.__name__, method.__annotations__ = tool.name, types
-    method.__signature__ = inspect.Signature([of("self", of.POSITIONAL_ONLY), *named])
+    def method(self, **arguments):
+        result = toolbox.call(tool.name, arguments, world=self.world)
+        self.results.append(result)
+        return result.text
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [
+        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, annotation=p.type)
+        for p in tool.parameters
+    ]
     lines = [f"    {p.name}: {p.description}" for p in tool.parameters]
+    method.__name__ = tool.name
+    method.__annotations__ = {p.name: p.type for p in tool.parameters}
+    method.__signature__ = inspect.Signature(parameters)
     method.__doc__ = "\n".join([tool.description, "", "Args:", *lines])
     return method

@@ -1,7 +1,7 @@
 """What keeps a tool call dependable: cache, rate limit, retries, circuit breaker, fail-over.
 
-`Dependable` asks the ordered backends of one operation and returns an `Outcome`, never a fault.
-"not_found" and "refused" are answers: no retry, no count at the breaker, no fault of the
+`Dependable` asks the ordered backends of one operation and returns an `OperationOutcome`, never a
+fault. "not_found" and "refused" are answers: no retry, no count at the breaker, no fault of the
 environment; only a source in this process is still asked. If a source before was down, though, the
 answer or an empty value of the next is the environment's fault: the first might have known. Faults
 of one page move no breaker either; other backends are asked.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drlib.tools.backends import ANSWERS, PAGE, Backend, ToolFault, digest, uniform
+from drlib.tools.backends import ANSWERS, PAGE_FAULTS, Backend, ToolFault, digest, uniform
 
 WINDOW_S = 1.000001  # a second and a hair, so that rounded sums keep the distance
 PASSING = ("timeout", "killed")  # how a program ended by the clock or from outside: never kept
@@ -62,7 +62,7 @@ class ReliabilityPolicy:
             raise ValueError("attempts must be at least 1, rate and breaker_failures at least 0")
 
 
-class Outcome(NamedTuple):
+class OperationOutcome(NamedTuple):
     """What came of an operation; equal calls share it, so its value is not to be changed."""
 
     value: Any  # None when nobody had one
@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
     @property
     def answered(self) -> bool:
         """Whether the world spoke, if only to say that there is nothing."""
-        return not self.error or self.error in (*ANSWERS, *PAGE)
+        return not self.error or self.error in (*ANSWERS, *PAGE_FAULTS)
 
     @property
     def lasting(self) -> bool:
@@ -105,12 +105,16 @@ class Dependable:
         policy: ReliabilityPolicy = ReliabilityPolicy(),
         *,
         check: Callable[[Any], Any] = lambda value: value,
-        disk: Disk | None = None,
-        memory: Memory | None = None,
+        disk: DiskCache | None = None,
+        memory: MemoryCache | None = None,
         clock: Any = time,
     ):
-        self.tool, self.policy, self._check, self._disk = tool, policy, check, disk
-        self._clock, self._memory = clock, memory or Memory()
+        self.tool = tool
+        self.policy = policy
+        self._check = check
+        self._disk = disk
+        self._memory = memory or MemoryCache()
+        self._clock = clock
         self._guards = [_Guard(backend, policy, clock) for backend in backends]
 
     def call(
@@ -119,7 +123,7 @@ class Dependable:
         version: str = "",
         last: Backend | None = None,
         until: float = math.inf,
-    ) -> Outcome:
+    ) -> OperationOutcome:
         """The outcome for `arguments` in world `version`, never a fault; equal calls share one.
 
         Args:
@@ -128,103 +132,141 @@ class Dependable:
         """
         key = digest(self.tool, arguments, version)
 
-        def make() -> Outcome:
-            if row := self._disk and self._disk.get(key):
-                return Outcome(*row, cache_hit=True)
+        def make() -> OperationOutcome:
+            stored = self._disk.get(key) if self._disk else None
+            if stored:
+                value, source = stored
+                return OperationOutcome(value, source, cache_hit=True)
             made = self._ask(key, arguments, last, until)
             if self._disk and made.lasting and not made.error:
                 self._disk.put(key, [made.value, made.source])
             return made
 
         outcome, shared = self._memory.get(key, make, lambda made: made.lasting)
-        hit = outcome.answered and not outcome.env_fault
-        return outcome._replace(cache_hit=hit) if shared else outcome
+        if not shared:
+            return outcome
+        # What others waited for as well is a hit, unless it was a failure.
+        return outcome._replace(cache_hit=outcome.answered and not outcome.env_fault)
 
-    def _ask(self, key: str, arguments: Mapping, last: Backend | None, until: float) -> Outcome:
+    def _ask(
+        self, key: str, arguments: Mapping, last: Backend | None, until: float
+    ) -> OperationOutcome:
+        """Ask one backend after the other, until one has a value."""
         until = min(until, self._clock.monotonic() + self.policy.deadline_s)
-        free = replace(self.policy, rate=0, breaker_failures=0)
-        guards = self._guards + ([_Guard(last, free, self._clock)] if last else [])
-        attempts, error, answer, down = 0, "skipped", None, not guards
+        guards = list(self._guards)
+        if last is not None:
+            free = replace(self.policy, rate=0, breaker_failures=0)
+            guards.append(_Guard(last, free, self._clock))
+        attempts = 0  # tries over all backends
+        error = "skipped"  # the kind of the last fault
+        down = not guards  # whether a source before this one did not work, and might have known
+        nothing = None  # the outcome of the first source that said: there is nothing
         for place, guard in enumerate(guards):
-            here = guard.backend is last
-            if answer and not here:
+            if nothing is not None and guard.backend is not last:
                 continue
-            for retry in range(self.policy.attempts):
-                try:
-                    value = guard.ask(arguments, math.inf if here else until, self._check)
-                    broken = down and not value or _spoilt(value)
-                    return Outcome(
-                        value,
-                        guard.backend.name,
-                        attempts + 1,
-                        False,
-                        place > 0,
-                        self.policy.critical and broken,
-                    )
-                except ToolFault as caught:
-                    fault, error = caught, caught.kind
-                attempts += error != "skipped"
-                if error in ANSWERS and not answer:
-                    answer = (guard.backend.name, place > 0, error, down)
-                wait = self._backoff(key, attempts, retry, fault)
-                too_late = self._clock.monotonic() + wait >= until
-                hopeless = not fault.transient or guard.open_until is not None
-                if hopeless or too_late or retry + 1 == self.policy.attempts:
-                    break
-                self._clock.sleep(wait)
-            down = down or error not in (*ANSWERS, *PAGE)
-        source, degraded, error, down = answer or ("", True, error, down)
-        env_fault = down and self.policy.critical
-        return Outcome(None, source, attempts, False, degraded, env_fault, error)
+            value, fault, attempts = self._try(guard, key, arguments, until, attempts, last)
+            name = guard.backend.name
+            degraded = place > 0
+            if fault is None:
+                spoilt = isinstance(value, dict) and bool(value.get("env_fault"))
+                env_fault = self.policy.critical and (spoilt or (down and not value))
+                return OperationOutcome(value, name, attempts, False, degraded, env_fault)
+            error = fault.kind
+            if error in ANSWERS and nothing is None:
+                env_fault = self.policy.critical and down
+                nothing = OperationOutcome(None, name, 0, False, degraded, env_fault, error)
+            down = down or error not in (*ANSWERS, *PAGE_FAULTS)
+        if nothing is not None:
+            return nothing._replace(attempts=attempts)
+        env_fault = self.policy.critical and down
+        return OperationOutcome(None, "", attempts, False, True, env_fault, error)
+
+    def _try(
+        self,
+        guard: _Guard,
+        key: str,
+        arguments: Mapping,
+        until: float,
+        attempts: int,
+        last: Backend | None,
+    ) -> tuple[Any, ToolFault | None, int]:
+        """Ask one backend as often as the policy says: (its value, the last fault or None, the
+        tries over all backends, which were `attempts` before)."""
+        turn_until = math.inf if guard.backend is last else until
+        for retry in range(self.policy.attempts):
+            try:
+                return guard.ask(arguments, turn_until, self._check), None, attempts + 1
+            except ToolFault as caught:
+                fault = caught
+            if fault.kind != "skipped":
+                attempts += 1
+            wait = self._backoff(key, attempts, retry, fault)
+            too_late = self._clock.monotonic() + wait >= until
+            hopeless = not fault.transient or guard.open_until is not None
+            if hopeless or too_late or retry + 1 == self.policy.attempts:
+                break
+            self._clock.sleep(wait)
+        return None, fault, attempts
 
     def _backoff(self, key: str, attempt: int, retry: int, fault: ToolFault) -> float:
+        """Seconds before the next try."""
         step = min(self.policy.backoff_s * 2**retry, self.policy.backoff_max_s)
         wait = step * (0.5 + uniform(self.policy.seed, key, attempt) / 2)
         return max(wait, fault.retry_after_s or 0.0)
-
-
-def _spoilt(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value.get("env_fault"))
 
 
 class _Guard:
     """The door of one backend: its turns under the rate limit and its circuit breaker."""
 
     def __init__(self, backend: Backend, policy: ReliabilityPolicy, clock: Any) -> None:
-        self.backend, self._policy, self._clock = backend, policy, clock
-        self._lock, self._starts = threading.Lock(), deque(maxlen=policy.rate)
-        self._failures, self.open_until, self._trying = 0, None, False
+        self.backend = backend
+        self.open_until: float | None = None  # while the breaker is open; then one call may try
+        self._policy = policy
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._starts: deque[float] = deque(maxlen=policy.rate)  # of the calls let in last
+        self._failures = 0  # in a row
+        self._trying = False  # whether the one call that may try is under way
 
     def ask(self, arguments: Mapping[str, Any], until: float, check: Callable) -> Any:
         """The backend's value, checked, when it is our turn; what came of it moves the breaker."""
-        trial, failed = self._admit(until), True
+        trial = self._admit(until)
+        failed = True
         try:
             left = until - self._clock.monotonic()
             value = check(self.backend(arguments, min(self._policy.timeout_s, left)))
             failed = False
             return value
         except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
-            failed = fault.transient and fault.kind not in PAGE or fault.kind == "auth"
+            failed = fault.transient and fault.kind not in PAGE_FAULTS or fault.kind == "auth"
             raise
         finally:
-            with self._lock:
-                if trial or self.open_until is None:  # else only the trial call has a say
-                    self._trying = False
-                    self._failures = self._failures + 1 if failed else 0
-                    if not failed:
-                        self.open_until = None
-                    elif trial or self._failures == self._policy.breaker_failures:
-                        self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
+            self._note(trial, failed)
+
+    def _note(self, trial: bool, failed: bool) -> None:
+        """Move the breaker by what came of a call."""
+        with self._lock:
+            if not trial and self.open_until is not None:
+                return  # only the trial call has a say
+            self._trying = False
+            if not failed:
+                self._failures = 0
+                self.open_until = None
+                return
+            self._failures += 1
+            if trial or self._failures == self._policy.breaker_failures:
+                self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
 
     def _admit(self, until: float) -> bool:
         """Wait for a turn; returns whether this is the trial call of an open breaker."""
         rate = self._policy.rate
         while True:
             with self._lock:
-                now, trial = self._clock.monotonic(), self.open_until is not None
+                now = self._clock.monotonic()
+                trial = self.open_until is not None
                 if trial and (self._trying or now < self.open_until):
                     raise ToolFault("skipped", f"the breaker of {self.backend.name} is open")
-                full = rate and len(self._starts) == rate and now - self._starts[0] < 1.0
+                full = rate > 0 and len(self._starts) == rate and now - self._starts[0] < 1.0
                 turn = self._starts[0] + WINDOW_S if full else now
                 if turn >= until:
                     raise ToolFault("skipped", f"{self.backend.name}: no turn before the deadline")
@@ -235,39 +277,56 @@ class _Guard:
             self._clock.sleep(turn - now)
 
 
-class Memory:
+class _Entry:
+    """A place of the memory: one thread makes the value while the others wait for the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: Any = None
+        self.size = 0  # bytes
+
+
+class MemoryCache:
     """The values used last, at most `entries` and `size` bytes of their text and keys in all; equal
     calls share one's value. Safe from many threads: one makes a value, the others wait for it."""
 
     def __init__(self, entries: int = 20_000, size: int = 256 << 20) -> None:
-        self._entries, self._size, self._held = entries, size, 0
+        self._entries = entries
+        self._size = size
+        self._held = 0  # bytes of all entries
         self._lock = threading.Lock()
-        self._values: OrderedDict[str, list] = OrderedDict()  # [lock of its maker, value, bytes]
+        self._values: OrderedDict[str, _Entry] = OrderedDict()  # the one used last at the end
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
         """The value of `key`, and whether it was there; what `make` gives stays if `keep(it)`."""
         with self._lock:
-            entry = self._values.setdefault(key, [threading.Lock(), None, 0])
+            entry = self._values.setdefault(key, _Entry())
             self._values.move_to_end(key)
             self._evict()
-        with entry[0]:
-            if entry[1] is not None:
-                return entry[1], True
-            entry[1] = made = make()
-            size = sys.getsizeof(repr(made)) + sys.getsizeof(key) if keep(made) else 0
+        with entry.lock:
+            if entry.value is not None:
+                return entry.value, True
+            entry.value = make()
+            stays = keep(entry.value)
+            size = sys.getsizeof(repr(entry.value)) + sys.getsizeof(key) if stays else 0
             with self._lock:
-                if self._values.get(key) is entry:  # nobody has put it out meanwhile
-                    entry[2] = size
+                if self._values.get(key) is not entry:
+                    pass  # somebody has put it out meanwhile
+                elif stays:
+                    entry.size = size
                     self._held += size
-                    self._evict() if size else self._values.pop(key)
-            return made, False
+                    self._evict()
+                else:
+                    del self._values[key]
+            return entry.value, False
 
     def _evict(self) -> None:
         while len(self._values) > self._entries or self._held > self._size:
-            self._held -= self._values.popitem(last=False)[1][2]
+            _, oldest = self._values.popitem(last=False)
+            self._held -= oldest.size
 
 
-class Disk:
+class DiskCache:
     """JSON values by key in a SQLite file, for many threads and processes.
 
     Rows carry a digest: one with a changed byte, which SQLite does not see, is as good as absent.
@@ -280,8 +339,12 @@ class Disk:
 
     def get(self, key: str) -> Any:
         """The value, or None."""
-        body, check = self._run("SELECT body, digest FROM calls WHERE key = ?", key) or ("", "")
-        return json.loads(str(body)) if check == digest(key, str(body)) else None
+        row = self._run("SELECT body, digest FROM calls WHERE key = ?", key)
+        if row is None:
+            return None
+        body, stamp = row
+        text = str(body)
+        return json.loads(text) if stamp == digest(key, text) else None
 
     def put(self, key: str, value: Any) -> None:
         body = json.dumps(value)

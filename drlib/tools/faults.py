@@ -1,8 +1,8 @@
 """Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
 
-`Faults` wraps a backend or a whole world. The fault of an operation's n-th call depends on (seed,
-backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no two
-rollouts make equal calls: of those the first to come gets the first fault.
+`FaultInjector` wraps a backend or a whole world. The fault of an operation's n-th call depends on
+(seed, backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no
+two rollouts make equal calls: of those the first to come gets the first fault.
 """
 
 import copy
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from drlib.tools.backends import Backend, Source, ToolFault, digest, uniform
+from drlib.tools.backends import Backend, FunctionBackend, ToolFault, digest, uniform
 from drlib.worlds import World
 
 RAISED = {
@@ -30,16 +30,21 @@ RAISED = {
     "timeout": "timeout",
     "malformed": "malformed",
 }
-FAULTS = (*RAISED, "latency", "drift")
+FAULT_NAMES = (*RAISED, "latency", "drift")
 
 
-class Faults:
+class FaultInjector:
     """A seeded source of faults. ValueError: an unknown one, or rates that are no probabilities.
 
-    rates: fault (one of `FAULTS`) -> probability a call.
-    script: the faults of an operation's first, second, ... call, "" for none, by a value of its
-        arguments ("Norway") or "*" for any; after the script's end `rates` hold.
-    latency_s: how long "latency" holds a call up. retry_after_s: what "429" asks for.
+    Args:
+        rates: fault (one of `FAULT_NAMES`) -> probability a call.
+        script: the faults of an operation's first, second, ... call, "" for none, by a value of its
+            arguments ("Norway") or "*" for any; after the script's end `rates` hold.
+        latency_s: how long "latency" holds a call up.
+        retry_after_s: what "429" asks for.
+        clock: has `sleep(seconds)`, as the module `time`.
+
+    `injected` counts the faults so far, "" those calls that had none.
     """
 
     def __init__(
@@ -52,56 +57,81 @@ class Faults:
         retry_after_s: float | None = None,
         clock: Any = time,
     ):
-        self.rates, self.script, self.seed = dict(rates or {}), dict(script or {}), seed
-        self.latency_s, self.retry_after_s, self._clock = latency_s, retry_after_s, clock
-        self.injected, self._calls, self._lock = Counter(), Counter(), threading.Lock()
+        self.rates = dict(rates or {})
+        self.script = dict(script or {})
+        self.seed = seed
+        self.latency_s = latency_s
+        self.retry_after_s = retry_after_s
+        self.injected: Counter[str] = Counter()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls: Counter[str] = Counter()  # so far, by operation
         named = {*self.rates, *(fault for faults in self.script.values() for fault in faults)}
-        if unknown := named - {*FAULTS, ""}:
-            raise ValueError(f"unknown fault {min(unknown)!r}; use {', '.join(FAULTS)}")
+        unknown = named - {*FAULT_NAMES, ""}
+        if unknown:
+            raise ValueError(f"unknown fault {min(unknown)!r}; use {', '.join(FAULT_NAMES)}")
         if min(self.rates.values(), default=0) < 0 or sum(self.rates.values()) > 1:
             raise ValueError(f"rates {self.rates}: give probabilities with a sum of at most 1")
 
     def backend(self, backend: Backend) -> Backend:
         """`backend` with faults, under its own name."""
-        name = backend.name
-        return Source(name, lambda a, limit_s: self._apply(name, a, limit_s, backend, a, limit_s))
+
+        def faulty(arguments: Mapping[str, Any], timeout_s: float) -> Any:
+            work = partial(backend, arguments, timeout_s)
+            return self._apply(backend.name, arguments, timeout_s, work)
+
+        return FunctionBackend(backend.name, faulty)
 
     def world(self, world: World) -> World:
         """`world` with faults in `search` and `page`; graph, version and name are its own."""
-        faulty, apply = copy.copy(world), partial(self._apply, world.name)
-        faulty.search = lambda query, k=10: apply(
-            {"query": query, "k": k}, math.inf, world.search, query, k
-        )
-        faulty.page = lambda url: apply({"url": url}, math.inf, world.page, url)
+
+        def search(query: str, k: int = 10) -> Any:
+            arguments = {"query": query, "k": k}
+            return self._apply(world.name, arguments, math.inf, lambda: world.search(query, k))
+
+        def page(url: str) -> Any:
+            return self._apply(world.name, {"url": url}, math.inf, lambda: world.page(url))
+
+        faulty = copy.copy(world)
+        faulty.search = search
+        faulty.page = page
         return faulty
 
     def _apply(
-        self, name: str, arguments: Mapping[str, Any], timeout_s: float, call: Callable, *given: Any
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float, work: Callable[[], Any]
     ) -> Any:
-        key = digest(name, arguments)
-        with self._lock:
-            n = self._calls[key]
-            self._calls[key] += 1
-            fault = self._due(key, n, arguments)
-            self.injected[fault] += 1
-        hang = fault == "timeout" and timeout_s < math.inf
-        if hang or fault == "latency":
-            self._clock.sleep(timeout_s if hang else min(self.latency_s, timeout_s))
-            fault = "timeout" if hang or self.latency_s >= timeout_s else ""
+        """`work()` with the fault that is due to this operation of `name`."""
+        fault = self._next_fault(name, arguments)
+        if fault == "timeout" and timeout_s < math.inf:
+            self._clock.sleep(timeout_s)
+        elif fault == "latency":
+            self._clock.sleep(min(self.latency_s, timeout_s))
+            fault = "timeout" if self.latency_s >= timeout_s else ""
         if fault in RAISED:
             wait = self.retry_after_s if fault == "429" else None
             raise ToolFault(RAISED[fault], f"injected {fault}", wait)
-        value = call(*given)
+        value = work()
         return drifted(value) if fault == "drift" else value
 
-    def _due(self, key: str, n: int, arguments: Mapping[str, Any]) -> str:
-        named = [self.script[v] for v in arguments.values() if v in self.script]
+    def _next_fault(self, name: str, arguments: Mapping[str, Any]) -> str:
+        key = digest(name, arguments)
+        with self._lock:
+            number = self._calls[key]
+            self._calls[key] += 1
+            fault = self._due(key, number, arguments)
+            self.injected[fault] += 1
+            return fault
+
+    def _due(self, key: str, number: int, arguments: Mapping[str, Any]) -> str:
+        """The fault of this operation's call with this number, counted from 0; "" for none."""
+        named = [self.script[value] for value in arguments.values() if value in self.script]
         scripted = named[0] if named else self.script.get("*", ())
-        if n < len(scripted):
-            return scripted[n]
-        draw = uniform(self.seed, key, n)
+        if number < len(scripted):
+            return scripted[number]
+        draw = uniform(self.seed, key, number)
         for fault, rate in self.rates.items():
-            if (draw := draw - rate) < 0:
+            draw -= rate
+            if draw < 0:
                 return fault
         return ""
 
@@ -111,6 +141,10 @@ def drifted(value: Any) -> Any:
     if isinstance(value, list):
         return [drifted(hit) for hit in reversed(value)]
     fields = value if isinstance(value, dict) else vars(value)
-    words = {name: fields[name].split(" ") for name in ("snippet", "text") if name in fields}
-    halved = {name: " ".join(some[: (len(some) + 1) // 2]) for name, some in words.items()}
+    halved = {name: _first_half(fields[name]) for name in ("snippet", "text") if name in fields}
     return {**value, **halved} if isinstance(value, dict) else replace(value, **halved)
+
+
+def _first_half(text: str) -> str:
+    words = text.split(" ")
+    return " ".join(words[: (len(words) + 1) // 2])

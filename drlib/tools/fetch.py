@@ -27,9 +27,17 @@ import httpx
 from drlib.tools import files
 from drlib.tools.backends import ANSWERS, ToolFault
 
-MAX_BYTES, MAX_REDIRECTS = 10_000_000, 5  # of a body, unpacked; of a page
+MAX_BYTES = 10_000_000  # of a body, unpacked
+MAX_REDIRECTS = 5  # of a page
 REDIRECTS = (301, 302, 303, 307, 308)
-FAULTS = {401: "auth", 404: "not_found", 408: "timeout", 410: "not_found", 429: "rate_limited"}
+# Statuses that say more than their hundred.
+STATUS_FAULTS = {
+    401: "auth",
+    404: "not_found",
+    408: "timeout",
+    410: "not_found",
+    429: "rate_limited",
+}
 # What a host can make httpx, its look-up and TLS raise.
 BROKEN = (httpx.TransportError, httpx.DecodingError, httpx.InvalidURL, OSError, UnicodeError)
 TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
@@ -66,12 +74,14 @@ CLOSED = [
 
 def is_public(address: str) -> bool:
     """Whether an IP address may be visited."""
-    return not any(ip_address(address) in net for net in CLOSED)
+    number = ip_address(address)
+    return not any(number in net for net in CLOSED)
 
 
 def resolve(host: str) -> list[str]:
     """The addresses of a name, or of a number in any notation, as the system sees them."""
-    return [found[4][0] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [address[0] for _, _, _, _, address in found]
 
 
 def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
@@ -83,13 +93,18 @@ def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
         url = httpx.URL(text)
         if base and text and not url.scheme:
             url = base.join(text)
-        port = 80 if url.port is None else url.port
-        good = url.scheme in ("http", "https") and url.host and 0 < port < 65536
+        good = _is_web_address(url)
     except (httpx.InvalidURL, ValueError, TypeError):
         good = False
-    if good and not url.userinfo:
-        return url
-    raise ToolFault("refused", f"{text!r:.200} is not an http(s) address without a user name")
+    if not good:
+        raise ToolFault("refused", f"{text!r:.200} is not an http(s) address without a user name")
+    return url
+
+
+def _is_web_address(url: httpx.URL) -> bool:
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo:
+        return False
+    return url.port is None or 0 < url.port < 65536
 
 
 def exchange(
@@ -108,13 +123,14 @@ def exchange(
     """
     sent = {"Host": url.netloc, "User-Agent": "drlib", "Accept-Encoding": "gzip", **headers}
     host = url.raw_host.decode()
+    method = "POST" if json else "GET"
 
     def work() -> tuple[int, httpx.Headers, bytes]:
+        # The address is dialled, while TLS and the Host header go on naming the host.
         target = url.copy_with(host=look_up(host))
         waits = httpx.Timeout(_left(deadline)).as_dict()  # of one read: `_within` bounds them all
-        more = {"sni_hostname": host, "timeout": waits}
-        how = "POST" if json else "GET"
-        request = httpx.Request(how, target, headers=sent, json=json, extensions=more)
+        extensions = {"sni_hostname": host, "timeout": waits}
+        request = httpx.Request(method, target, headers=sent, json=json, extensions=extensions)
         with contextlib.closing(transport.handle_request(request)) as reply:
             inspect(reply.status_code, reply.headers)
             return reply.status_code, reply.headers, _body(reply, deadline)
@@ -147,7 +163,7 @@ def _within(deadline: float, work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # handed over to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - handed over to the caller, whatever it is
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -162,7 +178,8 @@ def _body(reply: httpx.Response, deadline: float) -> bytes:
     body = bytearray()
     for piece in reply.iter_bytes():
         body += piece
-        if max(len(body), reply.num_bytes_downloaded) > MAX_BYTES:
+        as_sent = reply.num_bytes_downloaded
+        if len(body) > MAX_BYTES or as_sent > MAX_BYTES:
             raise ToolFault("too_large", f"the body has more than {MAX_BYTES} bytes")
         _left(deadline)
     return bytes(body)
@@ -172,15 +189,24 @@ def check_status(status: int, headers: httpx.Headers, who: str) -> None:
     """Raises the `ToolFault` of an HTTP status outside 200-299."""
     if 200 <= status < 300:
         return
-    other = "server" if status >= 500 else "forbidden" if status >= 400 else "malformed"
-    wait = headers.get("retry-after", "")
-    try:  # seconds or a date (RFC 9110, section 10.2.3)
-        number = re.fullmatch("[0-9]{1,9}", wait)
-        seconds = int(wait) if number else parsedate_to_datetime(wait).timestamp() - time.time()
-        after = max(0.0, seconds)
+    if status in STATUS_FAULTS:
+        kind = STATUS_FAULTS[status]
+    elif status >= 500:
+        kind = "server"
+    else:
+        kind = "forbidden" if status >= 400 else "malformed"
+    after = _seconds_asked_for(headers.get("retry-after", ""))
+    raise ToolFault(kind, f"{who} answered HTTP {status}", after)
+
+
+def _seconds_asked_for(wait: str) -> float | None:
+    """What `Retry-After` says, in seconds or as a date (RFC 9110, section 10.2.3)."""
+    try:
+        if re.fullmatch("[0-9]{1,9}", wait):
+            return max(0.0, int(wait))
+        return max(0.0, parsedate_to_datetime(wait).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
-        after = None
-    raise ToolFault(FAULTS.get(status, other), f"{who} answered HTTP {status}", after)
+        return None
 
 
 class PageReader:
@@ -200,7 +226,8 @@ class PageReader:
         self, *, allow_private: bool = False, resolver: Callable[[str], list[str]] = resolve
     ) -> None:
         files.require_libraries()
-        self._allow_private, self._resolver = allow_private, resolver
+        self._allow_private = allow_private
+        self._resolver = resolver
 
     def __call__(self, arguments: Mapping, timeout_s: float) -> dict[str, str]:
         try:
@@ -208,7 +235,8 @@ class PageReader:
         except ToolFault as fault:
             if fault.kind in ANSWERS:
                 raise
-            kind = "unreachable" if fault.transient and fault.kind != "malformed" else "unreadable"
+            may_pass = fault.transient and fault.kind != "malformed"
+            kind = "unreachable" if may_pass else "unreadable"
             raise ToolFault(kind, str(fault), fault.retry_after_s) from None
 
     def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
@@ -219,7 +247,7 @@ class PageReader:
             if status not in REDIRECTS:
                 suffix, charset = _type(headers)
                 rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
-                return {"url": str(url), **files.parse(suffix, body, rest, charset)}
+                return {"url": str(url), **files.parse_apart(suffix, body, rest, charset)}
             url = web_address(_location(headers), url)
         raise ToolFault("refused", f"more than {MAX_REDIRECTS} redirects")
 
@@ -253,8 +281,11 @@ def _inspect(status: int, headers: httpx.Headers) -> None:
 def _type(headers: httpx.Headers) -> tuple[str, str]:
     """(file suffix, charset) that a content type stands for; "refused" if it is not read."""
     kind, _, rest = headers.get("content-type", "").lower().partition(";")
-    suffix = TYPES.get(kind.strip()) or (".txt" if kind.strip().startswith("text/") else "")
+    kind = kind.strip()
+    suffix = TYPES.get(kind, "")
+    if not suffix and kind.startswith("text/"):
+        suffix = ".txt"
     if not suffix:
-        raise ToolFault("refused", f"content type {kind.strip()!r:.80} is not read")
+        raise ToolFault("refused", f"content type {kind!r:.80} is not read")
     charset = re.search(r"charset=[\"']?([\w.:-]{1,40})", rest)
     return suffix, charset[1] if charset else ""

@@ -25,8 +25,9 @@ class ParseFile:
         name = arguments.get("file")
         try:
             path = (self._folder / name).resolve()
-            inside = path.is_relative_to(self._folder) and ".." not in Path(name).parts
-            if not inside or Path(name).is_absolute():
+            asked = Path(name)
+            outside = asked.is_absolute() or ".." in asked.parts
+            if outside or not path.is_relative_to(self._folder):
                 raise ToolFault("refused", f"{name!r:.200} is outside the folder of files")
             if not path.is_file():
                 raise ToolFault("not_found", f"there is no file {name!r:.200}")
@@ -36,12 +37,13 @@ class ParseFile:
         except (TypeError, OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
             raise ToolFault("refused", f"{name!r:.200} cannot be opened") from None
         try:
-            return {"name": name, "text": parse(path.suffix.lower(), data, timeout_s)["text"]}
+            parsed = parse_apart(path.suffix.lower(), data, timeout_s)
         except ToolFault as fault:
             raise ToolFault("refused", str(fault)) from None
+        return {"name": name, "text": parsed["text"]}
 
 
-def parse(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
+def parse_apart(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
     """{"title", "text"} of a file of type `suffix` (".pdf"), by a parser of its own: no stranger's
     file meets another's. Raises `ToolFault`."""
     try:

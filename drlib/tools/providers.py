@@ -22,7 +22,7 @@ from drlib.worlds.reading import clean, decode, shorten
 FIELDS = ("title", "url", "snippet", "date", "source")
 
 
-class Row(NamedTuple):
+class ProviderSpec(NamedTuple):
     """One provider."""
 
     base: str
@@ -31,13 +31,16 @@ class Row(NamedTuple):
     hits: str = ""  # dotted path of the list in the reply
     fields: tuple[str, ...] = ()  # for each of `FIELDS` the paths in a hit: the first that is there
     rebuild: Callable[[dict], dict] = dict  # brings a hit into that shape
-    header: str = "Authorization"
+    header: str = "Authorization"  # where the key goes
 
 
 def _abstract(hit: dict) -> dict:
-    index = hit.get("abstract_inverted_index") or {}  # {word: [positions]}
-    placed = sorted((int(place), word) for word, places in index.items() for place in places)
-    return {**hit, "abstract": " ".join(word for _, word in placed)}
+    """With the text of {word: [positions]}."""
+    index = hit.get("abstract_inverted_index") or {}
+    placed = []
+    for word, places in index.items():
+        placed += [(int(place), word) for place in places]
+    return {**hit, "abstract": " ".join(word for _, word in sorted(placed))}
 
 
 def _passage(hit: dict) -> dict:
@@ -48,7 +51,7 @@ def _passage(hit: dict) -> dict:
 
 
 PROVIDERS = {
-    "serper": Row(
+    "serper": ProviderSpec(
         "https://google.serper.dev",
         lambda q, k: ("/search", {"q": q, "num": k}),
         "SERPER_API_KEY",
@@ -56,7 +59,7 @@ PROVIDERS = {
         ("title", "link", "snippet", "date", "source"),
         header="X-API-KEY",
     ),
-    "serper_scholar": Row(
+    "serper_scholar": ProviderSpec(
         "https://google.serper.dev",
         lambda q, k: ("/scholar", {"q": q, "num": k}),
         "SERPER_API_KEY",
@@ -64,21 +67,21 @@ PROVIDERS = {
         ("title", "link pdfUrl", "snippet", "year", "publicationInfo"),
         header="X-API-KEY",
     ),
-    "tavily": Row(  # takes 400 characters at most, gives 20 hits at most
+    "tavily": ProviderSpec(  # takes 400 characters at most, gives 20 hits at most
         "https://api.tavily.com",
         lambda q, k: ("/search", {"query": q[:400], "max_results": min(k, 20)}),
         "TAVILY_API_KEY",
         "results",
         ("title", "url", "content", "published_date", ""),
     ),
-    "searxng": Row(
+    "searxng": ProviderSpec(
         "",
         lambda q, k: "/search?" + urlencode({"q": q, "format": "json"}),
         "",
         "results",
         ("title", "url", "content", "publishedDate", "engine"),
     ),
-    "openalex": Row(
+    "openalex": ProviderSpec(
         "https://api.openalex.org",
         lambda q, k: "/works?" + urlencode({"search": q, "per_page": k}),
         "OPENALEX_API_KEY?",
@@ -92,7 +95,7 @@ PROVIDERS = {
         ),
         _abstract,
     ),
-    "retrieve": Row(
+    "retrieve": ProviderSpec(
         "",
         lambda q, k: ("/retrieve", {"queries": [q], "topk": k, "return_scores": True}),
         "",
@@ -100,7 +103,9 @@ PROVIDERS = {
         ("title", "url id", "text", "", ""),
         _passage,
     ),
-    "jina": Row("https://r.jina.ai", lambda url, k: f"/{web_address(url)}", "JINA_API_KEY"),
+    "jina": ProviderSpec(
+        "https://r.jina.ai", lambda url, k: f"/{web_address(url)}", "JINA_API_KEY"
+    ),
 }
 
 
@@ -115,45 +120,62 @@ class Provider:
     def __init__(self, name: str, base_url: str = "") -> None:
         if name not in PROVIDERS:
             raise ValueError(f"no provider {name!r}; there are {', '.join(PROVIDERS)}")
-        self.name, self._row = name, PROVIDERS[name]
-        self._base = (base_url or self._row.base).rstrip("/")
+        self.name = name
+        self._spec = PROVIDERS[name]
+        self._reads_pages = name == "jina"
+        self._base = (base_url or self._spec.base).rstrip("/")
         if not self._base:
             raise ValueError(f"{name} needs base_url, the address of your server")
         web_address(self._base)
-        self._key()
+        self._key_header()
 
-    def _key(self) -> dict[str, str]:
-        variable, header = self._row.key.rstrip("?"), self._row.header
+    def _key_header(self) -> dict[str, str]:
+        """The header with the key, {} where none is needed; ValueError where it is missing."""
+        variable = self._spec.key.rstrip("?")
+        required = self._spec.key != "" and not self._spec.key.endswith("?")
         key = os.environ.get(variable, "").strip()
-        if not key and self._row.key == variable != "":
+        if not key and required:
             raise ValueError(f"{self.name} needs its key in the environment variable {variable}")
-        return {header: f"Bearer {key}" if header == "Authorization" else key} if key else {}
+        if not key:
+            return {}
+        return {self._spec.header: f"Bearer {key}" if self._spec.header == "Authorization" else key}
 
     def __call__(self, arguments: Mapping, timeout_s: float) -> Any:
-        deadline, page = time.monotonic() + timeout_s, self.name == "jina"
-        text, k = arguments.get("url" if page else "query"), arguments.get("k", 10)
+        deadline = time.monotonic() + timeout_s
+        text = arguments.get("url" if self._reads_pages else "query")
+        k = arguments.get("k", 10)
         if not isinstance(text, str) or type(k) is not int or not 1 <= k <= 100:
             raise ToolFault("refused", "query and url are strings, k is 1 to 100")
-        asked = self._row.ask(clean(text), k)
+        asked = self._spec.ask(clean(text), k)
         path, payload = asked if isinstance(asked, tuple) else (asked, None)
-        headers = {"Accept": "text/plain" if page else "application/json", **self._key()}
+        accept = "text/plain" if self._reads_pages else "application/json"
+        headers = {"Accept": accept, **self._key_header()}
         try:
-            url = web_address(self._base + path)
-            status, _, body = exchange(url, deadline, headers, self._inspect, json=payload)
-            if status == 400:  # the query is no good; Serper also says so of an empty account
-                kind = "forbidden" if b"credit" in body.lower() else "refused"
-                raise ToolFault(kind, f"{self.name} answered HTTP 400")
-            return _page(text, body) if page else self._hits(json.loads(body))[:k]
+            body = self._exchange(path, payload, headers, deadline)
+            if self._reads_pages:
+                return _page(text, body)
+            return self._hits(json.loads(body))[:k]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as wrong:
-            kind = "unreadable" if page else "malformed"
+            kind = "unreadable" if self._reads_pages else "malformed"
             raise ToolFault(kind, f"{self.name}: {type(wrong).__name__}") from None
         except ToolFault as fault:
-            kind = "unreadable" if page and fault.kind == "too_large" else fault.kind
+            of_page = self._reads_pages and fault.kind == "too_large"
+            kind = "unreadable" if of_page else fault.kind
             raise ToolFault(kind, fault.detail, fault.retry_after_s) from None
+
+    def _exchange(self, path: str, payload: Any, headers: Mapping, deadline: float) -> bytes:
+        """The body of the reply to a GET, or a POST of `payload`."""
+        url = web_address(self._base + path)
+        status, _, body = exchange(url, deadline, headers, self._inspect, json=payload)
+        if status == 400:  # the query is no good; Serper also says so of an empty account
+            kind = "forbidden" if b"credit" in body.lower() else "refused"
+            raise ToolFault(kind, f"{self.name} answered HTTP 400")
+        return body
 
     def _inspect(self, status: int, headers: httpx.Headers) -> None:
         said = f"{self.name} answered HTTP {status}"
-        if status in (414, 422) or self.name == "jina" and status in (403, 404, 410, 451):
+        of_page = self._reads_pages and status in (403, 404, 410, 451)
+        if of_page or status in (414, 422):
             raise ToolFault("refused", said)
         if status in (404, 410):  # of a service this is no answer
             raise ToolFault("forbidden", f"{said}: is base_url right?")
@@ -163,24 +185,25 @@ class Provider:
             check_status(status, headers, self.name)
 
     def _hits(self, reply: Any) -> list[dict[str, str]]:
-        found = _at(reply, self._row.hits)
+        found = _at(reply, self._spec.hits)
         if not isinstance(found, list) or not all(isinstance(hit, dict) for hit in found):
             raise TypeError
         if not found and reply.get("unresponsive_engines"):
             raise ToolFault("server", f"the engines behind {self.name} do not answer")
-        hits = [
-            {field: _text(hit, paths) for field, paths in zip(FIELDS, self._row.fields)}
-            for hit in map(self._row.rebuild, found)
-        ]
+        hits = [self._as_ours(self._spec.rebuild(hit)) for hit in found]
         if not all(hit["title"] or hit["url"] for hit in hits):
             raise ValueError
         return hits
+
+    def _as_ours(self, hit: dict) -> dict[str, str]:
+        return {field: _text(hit, paths) for field, paths in zip(FIELDS, self._spec.fields)}
 
 
 def _page(url: str, body: bytes) -> dict[str, str]:
     head, mark, text = decode(body).partition("\nMarkdown Content:\n")
     if not mark:  # the head is missing where the server is set up otherwise
-        head, text = "", head
+        text = head
+        head = ""
     if not text.strip():
         raise ValueError
     title = head.partition("Title:")[2].partition("\n")[0].strip()
@@ -188,8 +211,12 @@ def _page(url: str, body: bytes) -> dict[str, str]:
 
 
 def _at(value: Any, path: str) -> Any:
+    """What lies at a dotted path of a reply; None where nothing does."""
     for key in path.split("."):
-        value = value[int(key)] if isinstance(value, list) else (value or {}).get(key)
+        if isinstance(value, list):
+            value = value[int(key)]
+        else:
+            value = (value or {}).get(key)
     return value
 
 
@@ -197,7 +224,8 @@ def _text(hit: dict, paths: str) -> str:
     """The first of these paths that holds something; TypeError unless it is text or a year."""
     for path in paths.split():
         value = _at(hit, path)
-        if value is not None and not isinstance(value, (str, int) if path == "year" else str):
+        kinds = (str, int) if path == "year" else str
+        if value is not None and not isinstance(value, kinds):
             raise TypeError
         if value:
             return clean(str(value))

@@ -24,10 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from drlib.sandbox import Sandbox
-from drlib.tools.backends import Backend, Source, ToolFault
+from drlib.tools.backends import Backend, FunctionBackend, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS
-from drlib.tools.dependable import Dependable, Disk, Memory, Outcome, ReliabilityPolicy
+from drlib.tools.dependable import (
+    Dependable,
+    DiskCache,
+    MemoryCache,
+    OperationOutcome,
+    ReliabilityPolicy,
+)
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -52,7 +58,8 @@ MISSING = {
     "visit": "Error: {} could not be accessed.",
     "parse_file": "Error: {} could not be read.",
 }
-THREADS = 8  # calls that run at the same time
+READS_TEXTS = (*SEARCHES, *LEAD)  # tools whose texts others have written
+CALL_THREADS = 8  # calls that run at the same time
 ONCE = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
 
 
@@ -90,34 +97,37 @@ class Toolbox(AbstractContextManager):
     ):
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
-        self.world, self.results, self.closed_book, self._clock = world, results, closed_book, clock
-        here = {  # tool: (whether it is there, its source in this process)
-            "search": (world, _search),
-            "visit": (world, _visit),
-            "python": (sandbox, lambda arguments, _: _python(sandbox, **arguments)),
-            "calculator": (calculator or None, lambda arguments, _: calculate(**arguments)),
-        }
-        self._here = {name: run for name, (there, run) in here.items() if there is not None}
-        backends, policies, disk = backends or {}, policies or {}, Disk(cache) if cache else None
-        self.tools = {t.name: t for t in TOOLS if t.name in self._here or t.name in backends}
+        self.world = world
+        self.results = results
+        self.closed_book = closed_book
+        self._clock = clock
+        backends = backends or {}
+        policies = policies or {}
+        self._here = _sources_here(world, sandbox, calculator)
+        self._here |= {name: tool.answer for name, tool in TOOLS.items() if tool.run is not None}
+        there = {*self._here, *backends}
+        self.tools = {name: tool for name, tool in TOOLS.items() if name in there}
         for name in {**backends, **policies}:
             if name not in self.tools:
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
-        usual = {name: ReliabilityPolicy() if name in backends else ONCE for name in self.tools}
-        kept, memory = {*backends} - {"parse_file"}, Memory()
-        self._dependable = {
-            name: Dependable(
+        # All tools share one memory and one file.
+        memory = MemoryCache()
+        disk = DiskCache(cache) if cache else None
+        self._dependable: dict[str, Dependable] = {}
+        for name in self.tools:
+            usual = ReliabilityPolicy() if name in backends else ONCE
+            alone = name not in backends and name not in policies
+            kept = name in backends and name != "parse_file"
+            self._dependable[name] = Dependable(
                 name,
                 backends.get(name, ()),
-                policy,
-                clock=clock,
+                policies.get(name, usual),
+                check=partial(_checked, name, alone),
+                disk=disk if kept else None,
                 memory=memory,
-                check=partial(_checked, name, name not in {**backends, **policies}),
-                disk=disk if name in kept else None,
+                clock=clock,
             )
-            for name, policy in {**usual, **policies}.items()
-        }
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="drlib-tool")
+        self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="drlib-tool")
 
     @property
     def schemas(self) -> list[dict]:
@@ -150,49 +160,57 @@ class Toolbox(AbstractContextManager):
         self.close()
 
     def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
-        try:
-            json.dumps({**arguments})
-        except (TypeError, ValueError, RecursionError):
+        """Check the call, run its operations one after the other, and join what they gave."""
+        if not _is_json_object(arguments):
             return _refused(name, {}, "the arguments are no JSON object.", "arguments")
         tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is None:
             known = ", ".join(self.tools)
             return _refused(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
-        if wrong := tool.misfit(arguments):
+        wrong = tool.misfit(arguments)
+        if wrong:
             return _refused(name, arguments, wrong, "arguments")
-        operands = arguments[tool.parameters[0].name]
-        operands = operands if isinstance(operands, list) else [operands]
+
+        # What is to be looked up, read or run: one of it, or several.
+        operands = tool.operands(arguments)
         until = self._clock.monotonic() + self._dependable[name].policy.deadline_s
-        done = [self._operate(name, operand, world, until) for operand in operands]
+        outcomes = [self._operate(name, operand, world, until) for operand in operands]
+
         goal = arguments.get("goal")
-        texts, errors = zip(*[_observation(name, *pair, goal) for pair in zip(operands, done)])
-        broken = [e for e, o in zip(errors, done) if o.env_fault or not o.answered]
-        if name in LEAD or name in SEARCHES:
-            texts = [SEAM.sub(" ", text) for text in texts]
-        error = broken[0] if broken else "" if "" in errors else errors[0]
-        tries = [o.attempts for o in done]
+        texts, errors = [], []
+        for operand, outcome in zip(operands, outcomes):
+            text, error = _observation(name, operand, outcome, goal)
+            texts.append(SEAM.sub(" ", text) if name in READS_TEXTS else text)
+            errors.append(error)
+        error = _error_of_all(errors, outcomes)
         return ToolResult(
             name,
             dict(arguments),
             SEPARATOR.join(texts),
-            not error,
-            error,
-            attempts=any(tries) + sum(n - 1 for n in tries if n),  # 1, and those after a first
-            source=",".join(dict.fromkeys(o.source for o in done if o.source)),
-            cache_hit=all(o.cache_hit for o in done),
-            degraded=any(o.degraded for o in done),
-            env_fault=any(o.env_fault for o in done),
+            ok=not error,
+            error=error,
+            attempts=_attempts_of_all(outcomes),
+            source=",".join(dict.fromkeys(o.source for o in outcomes if o.source)),
+            cache_hit=all(o.cache_hit for o in outcomes),
+            degraded=any(o.degraded for o in outcomes),
+            env_fault=any(o.env_fault for o in outcomes),
         )
 
-    def _operate(self, tool: str, operand: str, world: World | None, until: float) -> Outcome:
-        """One query, page, file or program, over at `until`."""
-        source = world.name if tool in ("search", "visit") and world is not None else tool
+    def _operate(
+        self, tool: str, operand: str | dict, world: World | None, until: float
+    ) -> OperationOutcome:
+        """One query, page, file or program, or one call of a registered tool, over at `until`."""
+        reads_world = tool in ("search", "visit") and world is not None
+        source = world.name if reads_world else tool
         if self.closed_book:
-            return Outcome(None, source, error="not_found")
-        arguments, here = {OPERAND[tool]: operand}, self._here.get(tool)
+            return OperationOutcome(None, source, error="not_found")
+        arguments: dict[str, Any] = {OPERAND[tool]: operand} if tool in OPERAND else dict(operand)
         if tool in SEARCHES:
             arguments["k"] = self.results
-        last = here and Source(source, lambda given, _: here(given, world))
+        last = None
+        if tool in self._here:
+            run = self._here[tool]
+            last = FunctionBackend(source, lambda given, _: run(given, world))
         version = "" if world is None else world.version
         outcome = self._dependable[tool].call(arguments, version, last, until)
         if tool in LEAD and outcome.error == "skipped" and self._clock.monotonic() >= until:
@@ -216,6 +234,47 @@ def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
         "latency_s": sum(r.latency_s for r in results),
         "sources": dict(Counter(r.source for r in results)),
     }
+
+
+def _sources_here(
+    world: World | None, sandbox: Sandbox | None, calculator: bool
+) -> dict[str, Callable[[Mapping, World | None], Any]]:
+    """The tools that this process can answer by itself, by name: a function of an operation's
+    arguments and of the call's world."""
+    here: dict[str, Callable[[Mapping, World | None], Any]] = {}
+    if world is not None:
+        here["search"] = _search
+        here["visit"] = _visit
+    if sandbox is not None:
+        here["python"] = lambda arguments, _world: _python(sandbox, arguments["code"])
+    if calculator:
+        here["calculator"] = lambda arguments, _world: calculate(arguments["expression"])
+    return here
+
+
+def _is_json_object(arguments: Any) -> bool:
+    try:
+        json.dumps({**arguments})
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _error_of_all(errors: list[str], outcomes: list[OperationOutcome]) -> str:
+    """Of a call: the first fault of the infrastructure; "" where an operation went well; otherwise
+    how the first one failed."""
+    for error, outcome in zip(errors, outcomes):
+        if outcome.env_fault or not outcome.answered:
+            return error
+    return "" if "" in errors else errors[0]
+
+
+def _attempts_of_all(outcomes: list[OperationOutcome]) -> int:
+    """1 for the call, and each try after the first of an operation; 0 where nobody was asked."""
+    tries = [outcome.attempts for outcome in outcomes if outcome.attempts]
+    if not tries:
+        return 0
+    return 1 + sum(number - 1 for number in tries)
 
 
 def _search(arguments: Mapping, world: World) -> list[dict]:
@@ -251,7 +310,7 @@ def _checked(tool: str, alone: bool, value: Any) -> Any:
     is `alone`, nobody else can be asked: what it says of its own faults is the observation."""
     match value:
         case list() if tool in SEARCHES:
-            return [_hit(hit) for hit in value]
+            return [_as_world_s(hit) for hit in value]
         case {"text": str(text)} if tool not in SEARCHES:
             if value.get("env_fault") and not alone:
                 raise ToolFault("server", text)
@@ -260,19 +319,24 @@ def _checked(tool: str, alone: bool, value: Any) -> Any:
     raise ToolFault("malformed", f"{tool}: {str(value)[:80]}")
 
 
-def _hit(hit: Any) -> dict[str, str]:
+def _as_world_s(hit: Any) -> dict[str, str]:
     """A hit as the world's are: date and source become part of the snippet."""
-    names = ("url", "title", "snippet", "date", "source")
-    fields = [hit.get(name) or "" for name in names] if isinstance(hit, dict) else [None]
-    if not all(isinstance(field, str) for field in fields) or not isinstance(hit.get("url"), str):
+    fields = {}
+    if isinstance(hit, dict) and isinstance(hit.get("url"), str):
+        fields = {name: hit.get(name) or "" for name in ("title", "snippet", "date", "source")}
+    if not fields or not all(isinstance(field, str) for field in fields.values()):
         raise ToolFault("malformed", f"a hit: {str(hit)[:80]}")
-    url, title, snippet, date, source = fields
-    date = f"Date published: {date}\n" if date else ""
-    source = f"Source: {source}\n" if source else ""
-    return {"title": title or url, "url": url, "snippet": date + source + snippet}
+    snippet = fields["snippet"]
+    if fields["source"]:
+        snippet = f"Source: {fields['source']}\n{snippet}"
+    if fields["date"]:
+        snippet = f"Date published: {fields['date']}\n{snippet}"
+    return {"title": fields["title"] or hit["url"], "url": hit["url"], "snippet": snippet}
 
 
-def _observation(tool: str, operand: str, outcome: Outcome, goal: str | None) -> tuple[str, str]:
+def _observation(
+    tool: str, operand: str, outcome: OperationOutcome, goal: str | None
+) -> tuple[str, str]:
     """What the policy reads of one operation, and the kind of failure, "" for none."""
     value = outcome.value
     if not outcome.answered:
@@ -280,14 +344,14 @@ def _observation(tool: str, operand: str, outcome: Outcome, goal: str | None) ->
     if not value:
         return MISSING.get(tool, NO_RESULTS).format(operand), "empty"
     if tool in SEARCHES:
-        return "\n".join(
-            [
-                f"{i}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
-                for i, hit in enumerate(value, 1)
-            ]
-        ), ""
-    error = "" if value.get("status", "ok") == "ok" else value["status"]
-    return LEAD.get(tool, "").format(operand, goal) + value["text"], error
+        lines = [
+            f"{number}. [{hit['title']}]({hit['url']})\n{hit['snippet']}"
+            for number, hit in enumerate(value, 1)
+        ]
+        return "\n".join(lines), ""
+    status = value.get("status", "ok")
+    lead = LEAD.get(tool, "").format(operand, goal)
+    return lead + value["text"], "" if status == "ok" else status
 
 
 def _refused(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:

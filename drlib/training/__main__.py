@@ -15,15 +15,13 @@ import sys
 
 from drlib.config import ROOT, SETTINGS, Config
 from drlib.training import stages
-from drlib.training.build import MODULE, config_from, parse
+from drlib.training.build import MODULE, TORCHRUN, config_from, stage_arguments
 from drlib.training.run import RunFolderError
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command; exits with the status of the stage that failed."""
-    parser = parse("build a stage of the recipe, and what it needs")
+    parser = stage_arguments("build a stage of the recipe, and what it needs")
     parser.add_argument("--settings", action="store_true", help="show what it reads, and stop")
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--list"]:
@@ -47,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def start(name: str, config: Config, runs) -> None:
     """Build one stage in processes of its own; exits as they did where they failed."""
-    stage = stages.find(name)
+    stage = stages.stage_named(name)
     processes = config.processes if stage.parallel else 1
     steps = f"{getattr(config, stage.steps)} steps, " if stage.steps else ""
     print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
@@ -76,7 +74,7 @@ def listing() -> str:
 
 def settings_table(name: str, config: Config) -> str:
     """The settings that the stage's folder depends on, with value and meaning."""
-    covered = {stages.find(n).reads or n for n in stages.before(name, config)}
+    covered = {stages.stage_named(n).reads or n for n in stages.before(name, config)}
     lines = []
     for field in SETTINGS:
         if covered & {*field.metadata["stages"]}:

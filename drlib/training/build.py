@@ -6,7 +6,6 @@ processes. Type `python -m drlib.training STAGE` instead: that builds what is mi
 
 import argparse
 import fcntl
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,12 @@ import yaml
 
 from drlib.config import ROOT, Config
 from drlib.files import WriteError
+from drlib.registry import load_plugins
 from drlib.training import stages
 from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
 
 MODULE = "drlib.training.build"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> Path:
@@ -29,7 +30,7 @@ def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> 
     the stage reads a setting that is not declared for it.
     """
     path = stages.folder(name, config, runs)
-    stage, ranks = stages.find(name), ranks or Ranks()
+    stage, ranks = stages.stage_named(name), ranks or Ranks()
     with sole_builder(path, ranks) as built_meanwhile:
         if not built_meanwhile:
             stage.function(stages.readable(name, config), path, ranks, **stage.arguments)
@@ -52,7 +53,7 @@ def sole_builder(path: Path, ranks: Ranks) -> Iterator[bool]:
         yield ranks.sum({"is_new": float(is_new)})["is_new"] > 0
 
 
-def parse(description: str) -> argparse.ArgumentParser:
+def stage_arguments(description: str) -> argparse.ArgumentParser:
     """The arguments that all commands about stages take."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("stage")
@@ -67,20 +68,13 @@ def config_from(args: argparse.Namespace) -> Config:
     changes = {
         name: yaml.safe_load(value) for name, _, value in (s.partition("=") for s in args.set)
     }
-    plugins = changes.get("plugins", "")
-    for name in filter(None, map(str.strip, plugins.split(","))):
-        try:
-            importlib.import_module(name)
-        except ImportError as fault:
-            raise ValueError(
-                f"plugins={plugins!r}: {name!r} cannot be imported: {fault}"
-            ) from fault
+    load_plugins(changes.get("plugins", ""))
     return Config.load(args.profile, **changes)
 
 
 def main() -> None:
     """One stage, on the ranks that torchrun started."""
-    args = parse("build one stage whose inputs are there").parse_args()
+    args = stage_arguments("build one stage whose inputs are there").parse_args()
     try:
         config = config_from(args)
         ranks = Ranks()

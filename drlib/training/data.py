@@ -22,7 +22,8 @@ from drlib.synthesis.oracle import (
     LAST,
     NEXT,
     Demonstrator,
-    Faults,
+    DemonstratorFaults,
+    Episode,
 )
 from drlib.synthesis.questions import PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, python_task
 from drlib.task import Task
@@ -109,22 +110,26 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     world = load_world(config.world)
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        teacher, rows = Demonstrator(Faults(), sorted(world.entities)), []
+        teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
+        rows = []
         for i, task in enumerate(tasks):
-            e = teacher.play(task, toolbox, random.Random(f"teacher-{config.seed}-{i}"))
-            rows.append(
-                {
-                    "kind": task.kind,
-                    "hops": task.hops,
-                    "task": task.id,
-                    "correct": e.correct,
-                    "errors": sum(not r.ok for r in e.tool_results),
-                    "calls": len(e.tool_results),
-                    "messages": e.messages,
-                }
-            )
+            rng = random.Random(f"teacher-{config.seed}-{i}")
+            episode = teacher.play(task, toolbox, rng)
+            rows.append(_pool_row(task, episode))
     write_json_lines(run.path / "episodes.jsonl", rows)
     return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})
+
+
+def _pool_row(task: Task, episode: Episode) -> dict:
+    return {
+        "kind": task.kind,
+        "hops": task.hops,
+        "task": task.id,
+        "correct": episode.correct,
+        "errors": sum(not result.ok for result in episode.tool_results),
+        "calls": len(episode.tool_results),
+        "messages": episode.messages,
+    }
 
 
 def read_episodes(path: Path, keep: str) -> list[dict]:

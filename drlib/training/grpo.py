@@ -28,7 +28,7 @@ from drlib.agents.react import Limits, ReAct, with_reward
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
-from drlib.rl import advantages as estimators
+from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import FilterConfig, apply_filter
 from drlib.rl.resampling import drop_equal_groups, resample_on_correct
@@ -157,7 +157,7 @@ def advantages_of(
     rewards_N, valid_N = torch.tensor(rewards), torch.tensor(valid)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups_N = torch.tensor([numbers[name] for name in names])
-    advantages_N = getattr(estimators, config.rl_advantage)(rewards_N, groups_N, valid_N)[mine]
+    advantages_N = ADVANTAGES[config.rl_advantage](rewards_N, groups_N, valid_N)[mine]
     weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
     if config.rl_drop_equal:
         weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, valid_N)[mine]

@@ -21,7 +21,8 @@ import yaml
 from drlib.config import ROOT, Config, declared_for
 from drlib.training.run import RunFolder, RunFolderError
 
-FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
+GRPO = "drlib.training.grpo:grpo"
+STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
 
 
@@ -65,24 +66,23 @@ def register(stage: Stage) -> Stage:
     if stage.name in STAGES:
         raise ValueError(f"there is a stage {stage.name!r} already: choose another name")
     for name in stage.inputs:
-        find(name)
+        stage_named(name)
     STAGES[stage.name] = stage
     return stage
 
 
-def find(name: str) -> Stage:
+def stage_named(name: str) -> Stage:
     """The stage of that name; ValueError lists those there are."""
     if name not in STAGES:
         raise ValueError(f"unknown stage {name!r}: known are {', '.join(STAGES)}")
     return STAGES[name]
 
 
-HERE = "drlib.training."
-register(Stage("world", HERE + "data:build_world", parallel=False))
+register(Stage("world", "drlib.training.data:build_world", parallel=False))
 register(
     Stage(
         "untrained",
-        HERE + "pretrain:build_untrained",
+        "drlib.training.pretrain:build_untrained",
         ("world",),
         parallel=False,
         title="untrained",
@@ -91,7 +91,7 @@ register(
 register(
     Stage(
         "demonstrations",
-        HERE + "data:build_demonstrations",
+        "drlib.training.data:build_demonstrations",
         ("world",),
         parallel=False,
         title="the demonstrator",
@@ -100,7 +100,7 @@ register(
 register(
     Stage(
         "cpt",
-        HERE + "pretrain:pretrain",
+        "drlib.training.pretrain:pretrain",
         ("untrained",),
         steps="cpt_steps",
         title="after pre-training",
@@ -109,7 +109,7 @@ register(
 register(
     Stage(
         "sft",
-        HERE + "sft:sft",
+        "drlib.training.sft:sft",
         ("cpt", "demonstrations"),
         steps="sft_steps",
         title="after SFT",
@@ -119,7 +119,7 @@ register(
 register(
     Stage(
         "sft_continued",
-        HERE + "sft:sft",
+        "drlib.training.sft:sft",
         ("sft",),
         arguments={"name": "sft_continued"},
         steps="sft_continued_steps",
@@ -127,11 +127,15 @@ register(
         colour="C1",
     )
 )
-register(Stage("rl", HERE + "grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"))
+register(
+    Stage(
+        "rl", "drlib.training.grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"
+    )
+)
 register(
     Stage(
         "rl_random_reward",
-        HERE + "grpo:grpo",
+        "drlib.training.grpo:grpo",
         ("sft",),
         reads="rl",
         fixed={"rl_reward": "random"},
@@ -148,19 +152,20 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
             ("rl" if _of == "closed_book" else _of,),
             reads="evaluate",
             arguments={"of": _of},
+            title="after RL, closed book" if _of == "closed_book" else "",
         )
     )
 
 
 def config_of(name: str, config: Config) -> Config:
     """All settings, with those that make it this stage."""
-    return config.whole().derive(**find(name).fixed)
+    return config.whole().derive(**stage_named(name).fixed)
 
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
     """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
-    starts = find(name).build == HERE + "grpo:grpo" and config.whole().rl_start
-    return ("world",) if starts else find(name).inputs
+    starts = stage_named(name).build == GRPO and config.whole().rl_start
+    return ("world",) if starts else stage_named(name).inputs
 
 
 def before(name: str, config: Config) -> list[str]:
@@ -172,7 +177,7 @@ def before(name: str, config: Config) -> list[str]:
 def readable(name: str, config: Config) -> Config:
     """The settings as the stage may read them: those that its folder's hash covers."""
     covered = before(name, config)
-    return config_of(name, config).read_by(find(n).reads or n for n in covered)
+    return config_of(name, config).read_by(stage_named(n).reads or n for n in covered)
 
 
 def start_folder(config: Config) -> Path:
@@ -186,10 +191,10 @@ def start_folder(config: Config) -> Path:
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
     inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
-    own = config_of(name, config).pick(*declared_for(find(name).reads or name))
+    own = config_of(name, config).pick(*declared_for(stage_named(name).reads or name))
     if own.get("rl_start"):
         own["rl_start"] = _hash((start_folder(config) / WEIGHTS).read_bytes())
-    settings = {"stage": name, "format": FORMAT, "own": own, "inputs": inputs}
+    settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.whole().plugins:
         settings["plugins"] = _plugins(config.whole().plugins)
     return settings

@@ -26,11 +26,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from drlib.checks import require
 from drlib.rl.advantages import leave_one_out
+from drlib.rl.loss_metrics import merge_metrics
 from drlib.rl.losses import (
     LossConfig,
     kept_tokens,
     loss_denominator,
-    merge_metrics,
     policy_loss,
 )
 

@@ -1,8 +1,10 @@
 """What can be looked up: pages, their index, and the knowledge graph behind them."""
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from drlib.registry import Registry, nearest
 from drlib.worlds import tour
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
@@ -10,6 +12,7 @@ from drlib.worlds.library import ENGINES, Library, read_facts
 from drlib.worlds.world import Entity, Hit, Page, World
 
 __all__ = [
+    "WORLDS",
     "Entity",
     "Graph",
     "Hit",
@@ -23,7 +26,31 @@ __all__ = [
     "read_facts",
 ]
 
-LIBRARIES = {"cldr": "", "pydocs": "", "folder": "PATH", "zim": "PATH", "hub": "NAME"}
+# "NAME" or, where something stands after a colon in the world's name, "NAME:WHAT" ->
+# loader(what, index_path, **options)
+WORLDS = Registry("world")
+
+
+@WORLDS.register("tour")
+def _tour(_rest: str, index_path: Path | None = None, **options) -> World:
+    return World(tour.entities(), "cldr", index_path, **options)
+
+
+def _later(place: str) -> Callable[..., Library]:
+    """The loader "module:function", imported at its first use."""
+    module, _, function = place.partition(":")
+
+    def load(rest: str, index_path: Path | None = None, **options) -> Library:
+        return getattr(import_module(module), function)(rest, index_path, **options)
+
+    return load
+
+
+WORLDS.register("cldr", _later("drlib.worlds.cldr:load"))
+WORLDS.register("pydocs", _later("drlib.worlds.pydocs:load"))
+WORLDS.register("folder:PATH", _later("drlib.worlds.folder:load"))
+WORLDS.register("zim:PATH", _later("drlib.worlds.zim:load"))
+WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
 
 
 def load_world(
@@ -33,17 +60,19 @@ def load_world(
 
     "tour": the tour's small world of one value a relation; "cldr": all that Unicode CLDR says;
     "pydocs": Python's standard library; "folder:PATH": your documents; "zim:PATH": a Kiwix file;
-    "hub:NAME": a data set of the Hugging Face hub. `options` are those of `load` in its module.
-    ValueError: the name or the `engine` (see `Library`) is not known; the message lists what is.
+    "hub:NAME": a data set of the Hugging Face hub; and what is registered in `WORLDS`. `options`
+    are its loader's. ValueError: the name or the `engine` (see `Library`) is not known, or the
+    world has no such engine; the message lists what there is.
     """
-    if engine not in ENGINES or (name == "tour" and engine != "fts5"):
-        raise ValueError(f"engine {engine!r}: known are {', '.join(ENGINES)}; tour has fts5 only")
-    if name == "tour":
-        return World(tour.entities(), "cldr", index_path, **options)
+    if engine not in ENGINES:
+        raise ValueError(f"engine {engine!r}: known are {', '.join(ENGINES)}")
     kind, _, rest = name.partition(":")
-    if kind not in LIBRARIES or bool(rest) != bool(LIBRARIES[kind]):
-        known = ", ".join(f"{k}:{what}" if what else k for k, what in LIBRARIES.items())
-        raise ValueError(f"unknown world {name!r}: known worlds are tour, {known}")
-    world = import_module(f"drlib.worlds.{kind}").load(rest, index_path, **options)
-    world.engine = engine
+    pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
+    if pattern is None or bool(rest) != (":" in pattern):
+        raise ValueError(f"unknown world {name!r}: {nearest(name, WORLDS)}")
+    world = WORLDS[pattern](rest, index_path, **options)
+    if isinstance(world, Library):
+        world.engine = engine
+    elif engine != "fts5":
+        raise ValueError(f"engine {engine!r}: {name} has fts5 only")
     return world

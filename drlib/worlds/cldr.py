@@ -33,7 +33,7 @@ STATUS = {
     "de_facto_official": "official language",
     "official_regional": "regional language",
 }
-NAMED = {
+TABLES_OF_NAMES = {  # kind -> where a locale has the names of its codes
     "territory": "territories",
     "currency": "currencies",
     "language": "languages",
@@ -42,73 +42,102 @@ NAMED = {
 ENGLISH = Locale("en")
 PLACES = sorted(c for c in ENGLISH.territories if len(c) == 2 and c not in NOT_COUNTRIES)
 # CLDR names the clocks of zones by names that some zones no longer have
-CLOCKS = {get_global("zone_aliases").get(z, z): c for z, c in get_global("meta_zones").items()}
+CLOCKS = {
+    get_global("zone_aliases").get(zone, zone): clock
+    for zone, clock in get_global("meta_zones").items()
+}
+LASTS = 9999  # the year in which current money ends
 Thing = tuple[str, str | int]  # a kind, and CLDR's code
 Told = tuple[Thing, str, Thing | str]  # a fact
 
 
 def load(rest: str = "", index_path: Path | None = None) -> Library:
     """The world, its index kept at `index_path` or in memory; `rest` is empty."""
-    store, made_by = Store(index_path, "cldr"), sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    store.update({"cldr": f"babel {babel.__version__}, {made_by}"}, lambda _: read())
+    store = Store(index_path, "cldr")
+    made_by = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    store.update({"cldr": f"babel {babel.__version__}, {made_by}"}, lambda _: read_locale_data())
     return Library("cldr", store, "cldr")
 
 
-def read() -> Part:
+def read_locale_data() -> Part:
     """All of it."""
     facts = [*_money(), *_languages(), *_times()]
-    things = {thing for s, _, v in facts for thing in (s, v) if isinstance(thing, tuple)}
-    facts += [(thing, "code", thing[1]) for thing in things if thing[0] in NAMED]
-    titles, nodes = {}, {}
+    things = {end for start, _, value in facts for end in (start, value) if isinstance(end, tuple)}
+    facts += [(thing, "code", thing[1]) for thing in things if thing[0] in TABLES_OF_NAMES]
+    titles: dict[Thing, str] = {}
+    nodes: dict[str, Node] = {}
+    # of a name that two kinds share the territory has it alone
     for thing in sorted(things, key=lambda thing: (thing[0] != "territory", str(thing))):
-        kind, title = thing[0], _name(ENGLISH, *thing)
-        title = f"{title} ({kind})" if title in nodes else title
-        titles[thing], nodes[title] = title, Node(title, kind, _aliases(*thing, title))
-    told = [(titles[s], relation, titles.get(v, v)) for s, relation, v in facts]
+        kind, code = thing
+        title = _name(ENGLISH, kind, code)
+        if title in nodes:
+            title = f"{title} ({kind})"
+        titles[thing] = title
+        nodes[title] = Node(title, kind, _aliases(kind, code, title))
+    told = [(titles[start], relation, titles.get(value, value)) for start, relation, value in facts]
     documents = [Document(node.title, _text(node)) for node in nodes.values()]
     return Part(documents, nodes.values(), told)
 
 
 def _money() -> Iterator[Told]:
-    spans, digits = defaultdict(list), get_global("currency_fractions")
+    """Of territories the money that is and was paid there, then of all money what it is like."""
+    spans = defaultdict(list)  # money -> (first year, last year) at each place
     for code in PLACES:
-        place, rows = ("territory", code), get_global("territory_currencies").get(code, ())
-        rows = [row for row in rows if row[3] and row[1] and row[1] <= TODAY]  # legal tender
-        now = {money for money, _, end, _ in rows if not end or end >= TODAY}
-        for money, begin, end, _ in rows:
-            lasts = not end or end >= TODAY
-            spans[money].append((begin[0], 9999 if lasts else end[0]))
-            if lasts:
+        place = ("territory", code)
+        rows = [
+            (money, begin, end)
+            for money, begin, end, is_tender in get_global("territory_currencies").get(code, ())
+            if is_tender and begin and begin <= TODAY
+        ]
+        current = {money for money, _, end in rows if _lasts(end)}
+        for money, begin, end in rows:
+            last = LASTS if _lasts(end) else end[0]
+            spans[money].append((begin[0], last))
+            if last == LASTS:
                 yield place, "currency", ("currency", money)
                 yield place, "currency start year", str(begin[0])
-            elif money not in now:
+            elif money not in current:
                 yield place, "former currency", ("currency", money)
                 yield place, "currency end year", str(end[0])
     for money, years in spans.items():
-        (begin, _), (_, end) = min(years), max(years, key=lambda span: span[1])
-        yield ("currency", money), "introduction year", str(begin)
-        decimals, symbol = digits.get(money, digits["DEFAULT"])[0], ENGLISH.currency_symbols
-        yield ("currency", money), "number of decimals", str(decimals)
-        if end < 9999:
-            yield ("currency", money), "withdrawal year", str(end)
-        if symbol.get(money, money) != money:
-            yield ("currency", money), "symbol", symbol[money]
+        yield from _about_money(money, min(begin for begin, _ in years), max(e for _, e in years))
+
+
+def _lasts(end: tuple[int, int, int] | None) -> bool:
+    """Whether money that ends on this date (None: on no date that is known) is paid today."""
+    return not end or end >= TODAY
+
+
+def _about_money(money: str, begin: int, end: int) -> Iterator[Told]:
+    digits = get_global("currency_fractions")
+    decimals = digits.get(money, digits["DEFAULT"])[0]
+    symbol = ENGLISH.currency_symbols.get(money, money)
+    yield ("currency", money), "introduction year", str(begin)
+    yield ("currency", money), "number of decimals", str(decimals)
+    if end < LASTS:
+        yield ("currency", money), "withdrawal year", str(end)
+    if symbol != money:
+        yield ("currency", money), "symbol", symbol
 
 
 def _languages() -> Iterator[Told]:
-    scripts, spoken = defaultdict(set), set()
+    """Of territories the languages that are spoken there, then of these where and how written."""
+    scripts = defaultdict(set)
+    spoken = set()
     for code in PLACES:
         for tag, row in get_global("territory_languages").get(code, {}).items():
             language, _, script = tag.partition("_")
             scripts[language].add(script)
             relations = [STATUS.get(row["official_status"])]
-            relations += ["widely spoken language"] * (row["population_percent"] >= SPOKEN_PERCENT)
+            if row["population_percent"] >= SPOKEN_PERCENT:
+                relations.append("widely spoken language")
             for relation in relations:
                 if relation and language in ENGLISH.languages:
                     spoken.add(language)
                     yield ("territory", code), relation, ("language", language)
     for language in sorted(spoken):
-        _, script, home = get_global("likely_subtags").get(language, "__").split("_")[:3]
+        likely = get_global("likely_subtags").get(language, "__")
+        _, script, home = likely.split("_")[:3]
         if home in PLACES:
             yield ("language", language), "likely territory", ("territory", home)
         for code in sorted({script, *scripts[language]} & ENGLISH.scripts.keys()):
@@ -116,11 +145,13 @@ def _languages() -> Iterator[Told]:
 
 
 def _times() -> Iterator[Told]:
+    """Of territories their time zones and weeks, of time zones their clocks."""
     for code in PLACES:
         for zone in get_global("territory_zones").get(code, ()):
             yield ("territory", code), "time zone", ("time zone", zone)
-            if _clock(ENGLISH, CLOCKS.get(zone)):
-                yield ("time zone", zone), "clock time", ("clock time", CLOCKS[zone])
+            clock = CLOCKS.get(zone)
+            if _clock(ENGLISH, clock):
+                yield ("time zone", zone), "clock time", ("clock time", clock)
         try:
             week = Locale.parse(f"und_{code}")
         except UnknownLocaleError:  # nobody lives there
@@ -136,8 +167,8 @@ def _clock(locale: Locale, zone: str | None) -> str | None:
 
 def _name(locale: Locale, kind: str, code: str | int) -> str | None:
     """What `locale` calls a thing; in English, its title."""
-    if kind in NAMED:
-        name = getattr(locale, NAMED[kind]).get(code)
+    if kind in TABLES_OF_NAMES:
+        name = getattr(locale, TABLES_OF_NAMES[kind]).get(code)
         return f"{name} script" if kind == "script" and locale is ENGLISH else name
     if kind == "weekday":
         return locale.days["format"]["wide"][code]
@@ -148,8 +179,10 @@ def _name(locale: Locale, kind: str, code: str | int) -> str | None:
 
 def _aliases(kind: str, code: str | int, title: str) -> tuple[str, ...]:
     names = [_name(Locale(other), kind, code) for other in OTHER_NAMES]
-    names += [code] if kind == "currency" else []
-    names += [code.split("/")[-1].replace("_", " ")] if kind == "time zone" else []
+    if kind == "currency":
+        names.append(code)
+    if kind == "time zone":
+        names.append(code.split("/")[-1].replace("_", " "))
     return tuple(dict.fromkeys(name for name in names if name and name != title))
 
 

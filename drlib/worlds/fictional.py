@@ -18,6 +18,8 @@ SYLLABLES = (
     " lu mu ru tu bel dar gan hol kor lin mar nor pel rin sol tan vel zan"
 ).split()
 MAX_WORDS = 4
+SYLLABLE_SHARE = 0.2  # of the names, those that are made of syllables
+JOINTS = (" ",) * 8 + ("-", " & ")  # between two words: one of these is drawn
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,22 @@ class Names:
     def of(world: World) -> Names:
         """Words, codes and title lengths of `world`; its facts are not kept."""
         titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
-        codes = tuple([t for t in titles if re.fullmatch(r"[A-Z]{3}", t)])
-        split = [re.findall(r"\w+", t) for t in titles if t not in codes]
-        words = sorted({w for ws in split for w in ws} - {"script"})
-        return Names(tuple(words), codes, tuple(min(len(ws), MAX_WORDS) for ws in split))
+        codes = tuple([title for title in titles if re.fullmatch(r"[A-Z]{3}", title)])
+        split = [re.findall(r"\w+", title) for title in titles if title not in codes]
+        words = sorted({word for some in split for word in some} - {"script"})
+        return Names(tuple(words), codes, tuple(min(len(some), MAX_WORDS) for some in split))
 
 
 def invent_name(rng: random.Random, names: Names, taken: set[str]) -> str:
     """A title that is not in `taken` (and is added to it)."""
     while True:
-        if rng.random() < 0.2:
-            title = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))).capitalize()
+        if rng.random() < SYLLABLE_SHARE:
+            syllables = [rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))]
+            title = "".join(syllables).capitalize()
         else:
-            words = [rng.choice(names.words) for _ in range(rng.choice(names.lengths))]
-            title = words[0]
-            for word in words[1:]:
-                title += rng.choice((" ",) * 8 + ("-", " & ")) + word
+            title, *words = [rng.choice(names.words) for _ in range(rng.choice(names.lengths))]
+            for word in words:
+                title += rng.choice(JOINTS) + word
         if title.casefold() not in taken:
             taken.add(title.casefold())
             return title
@@ -61,41 +63,36 @@ def fictional_world(seed: int | str, names: Names, territories: int = 8) -> Worl
     def some(n: int) -> list[str]:
         return [invent_name(rng, names, taken) for _ in range(n)]
 
-    land, language = some(territories), some(max(2, territories * 3 // 4))
-    tender, former = some(territories), some(territories * 2 // 3)
+    land = some(territories)
+    language = some(max(2, territories * 3 // 4))
+    tender = some(territories)
+    former = some(territories * 2 // 3)
     written = [f"{name} script" for name in some(max(2, territories // 3))]
     codes = rng.sample(names.codes, len(tender) + len(former))
-    speaks = {t: rng.choice(language) for t in land}
-    pays, paid = dict(zip(land, tender)), dict(zip(rng.sample(land, len(former)), former))
-    for t in rng.sample(land, territories // 4):  # some currencies are shared, as in the real world
-        pays[t] = rng.choice(tender)
+    # who speaks, pays, paid and writes what
+    speaks = {place: rng.choice(language) for place in land}
+    pays = dict(zip(land, tender))
+    paid = dict(zip(rng.sample(land, len(former)), former))
+    for place in rng.sample(land, territories // 4):  # some share theirs, as in the real world
+        pays[place] = rng.choice(tender)
     writes = {name: rng.choice(written) for name in language}
-    entities = entities_of(
-        (title, kind, facts, ())
-        for title, kind, facts in (
-            *(
-                (
-                    t,
-                    "territory",
-                    {"currency": pays[t], "former currency": paid.get(t), "language": speaks[t]},
-                )
-                for t in land
-            ),
-            *(
-                (
-                    name,
-                    "currency",
-                    {"code": code, "territory": only(pays, name) or only(paid, name)},
-                )
-                for name, code in zip(tender + former, codes)
-            ),
-            *(
-                (name, "language", {"script": writes[name], "territory": only(speaks, name)})
-                for name in language
-            ),
-            *((name, "script", {"language": only(writes, name)}) for name in written),
-            *((city, "city", {"territory": rng.choice(land)}) for city in some(territories)),
-        )
-    )
+    rows = []
+    for place in land:
+        facts = {
+            "currency": pays[place],
+            "former currency": paid.get(place),
+            "language": speaks[place],
+        }
+        rows.append((place, "territory", facts, ()))
+    for name, code in zip(tender + former, codes):
+        home = only(pays, name) or only(paid, name)
+        rows.append((name, "currency", {"code": code, "territory": home}, ()))
+    for name in language:
+        facts = {"script": writes[name], "territory": only(speaks, name)}
+        rows.append((name, "language", facts, ()))
+    rows += [(name, "script", {"language": only(writes, name)}, ()) for name in written]
+    cities = some(territories)
+    rows += [(city, "city", {"territory": rng.choice(land)}, ()) for city in cities]
+    entities = entities_of(rows)
     rng.shuffle(entities)
     return World(entities, f"fictional-{seed}")

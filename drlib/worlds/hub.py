@@ -11,7 +11,7 @@ first. Left out: the questions (`drlib.evals`), and links that the text writes o
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store, one_line
 
 WANTED = "title and text (Wikipedia), context (HotpotQA, 2Wiki) or paragraphs (MuSiQue)"
-KINDS = (".parquet", ".json", ".jsonl")
-LONGEST, WORD = 8, re.compile(r"\w+")  # words of a title that is looked for in texts
+SUFFIXES = (".parquet", ".json", ".jsonl")
+MAX_TITLE_WORDS = 8  # of a title that is looked for in texts
+TITLE_WORD = re.compile(r"\w+")
 
 
 def load(
@@ -39,28 +40,37 @@ def load(
     change, a data set of the hub only when these arguments do. ValueError: it cannot be had, or its
     columns are of no known schema.
     """
-    files, path = [data_files] if isinstance(data_files, str) else list(data_files), Path(rest)
+    path = Path(rest)
+    files = [data_files] if isinstance(data_files, str) else list(data_files)
     if not files and path.exists():
-        found = [p for p in sorted(path.rglob("*")) or [path] if p.suffix in KINDS]
-        found = [str(p) for p in found if p.stat().st_size]
-        # beside parquet files, json only describes them
-        files = [file for file in found if file.endswith(KINDS[0])] or found
+        files = _files_at(path)
         if not files:
-            raise ValueError(f"hub:{rest}: no {', '.join(KINDS)} file there, or only empty ones")
+            suffixes = ", ".join(SUFFIXES)
+            raise ValueError(f"hub:{rest}: no {suffixes} file there, or only empty ones")
     there = [Path(file).stat() for file in files if Path(file).exists()]
-    states = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in there]
+    states = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in there]
     store = Store(index_path, f"hub:{path.resolve() if path.exists() else rest}")
     stamp = json.dumps([1, config, split, limit, files, states])
-    store.update({rest: stamp}, lambda _: read(_rows(rest, config, split, files, limit)))
+    store.update({rest: stamp}, lambda _: read_pages(_rows(rest, config, split, files, limit)))
     return Library(f"hub:{rest}", store, "hub")
 
 
-def _rows(rest: str, config: str | None, split: str, files: list, limit: int) -> Iterator[dict]:
+def _files_at(path: Path) -> list[str]:
+    """The files of a data set at `path`: parquet ones, which json beside them only describes, or
+    the others."""
+    paths = [found for found in sorted(path.rglob("*")) or [path] if found.suffix in SUFFIXES]
+    found = [str(path) for path in paths if path.stat().st_size]
+    return [file for file in found if file.endswith(".parquet")] or found
+
+
+def _rows(
+    rest: str, config: str | None, split: str, files: list[str], limit: int
+) -> Iterator[dict]:
     from datasets import load_dataset  # slow to import
 
     if files:
-        kind = "parquet" if files[0].endswith(".parquet") else "json"
-        rest, config, split = kind, None, "train"
+        rest = "parquet" if files[0].endswith(".parquet") else "json"
+        config, split = None, "train"
     try:
         rows = load_dataset(rest, config, split=split, data_files=files or None, streaming=True)
         yield from islice(rows, limit)
@@ -69,14 +79,15 @@ def _rows(rest: str, config: str | None, split: str, files: list, limit: int) ->
         raise ValueError(f"{what}; download its files and give hub:PATH") from error
 
 
-def read(rows: Iterable[dict]) -> Part:
+def read_pages(rows: Iterable[dict]) -> Part:
     """The pages of `rows`, and `mentions` as their facts."""
     pages: dict[str, dict[str, None]] = {}
     for row in rows:
         try:
             for title, text in _paragraphs(row):
-                if title and text and (title := one_line(title)):
-                    pages.setdefault(title, {})[text.strip()] = None
+                name = one_line(title) if title and text else ""
+                if name:
+                    pages.setdefault(name, {})[text.strip()] = None
         except (LookupError, TypeError, ValueError, AttributeError):
             found = ", ".join(row)
             raise ValueError(f"unknown schema: found columns {found}; wanted {WANTED}") from None
@@ -95,20 +106,26 @@ def _paragraphs(row: dict) -> Iterable[tuple[str, str]]:
         return [(one["title"], one["paragraph_text"]) for one in row["paragraphs"]]
     if "context" not in row:
         return [(row["title"], row["text"])]
-    context = json.loads(row["context"]) if isinstance(row["context"], str) else row["context"]
-    pairs = zip(context["title"], context["sentences"]) if isinstance(context, dict) else context
-    return [(title, " ".join(map(str.strip, sentences))) for title, sentences in pairs]
+    context = row["context"]
+    if isinstance(context, str):
+        context = json.loads(context)
+    if isinstance(context, dict):
+        context = zip(context["title"], context["sentences"])
+    return [(title, " ".join(map(str.strip, sentences))) for title, sentences in context]
 
 
-def _mentioned(text: str, titles: Iterable[str]) -> list[str]:
-    """The titles of at most `LONGEST` words that stand in `text`, capitalised, in their order."""
-    words, found, past = list(WORD.finditer(text)), {}, 0
+def _mentioned(text: str, titles: Container[str]) -> list[str]:
+    """The titles of at most `MAX_TITLE_WORDS` words that stand in `text`, capitalised, in order."""
+    words = list(TITLE_WORD.finditer(text))
+    found: dict[str, None] = {}
+    past = 0  # the end of the last title that was found
     for number, word in enumerate(words):
-        if word.start() >= past and not word[0][0].islower():
-            names = (
-                text[word.start() : last.end()]
-                for last in reversed(words[number : number + LONGEST])
-            )
-            if name := next((name for name in names if name in titles), ""):
-                found[name], past = None, word.start() + len(name)
+        start = word.start()
+        if start < past or word[0][0].islower():
+            continue
+        ends = [last.end() for last in reversed(words[number : number + MAX_TITLE_WORDS])]
+        name = next((text[start:end] for end in ends if text[start:end] in titles), "")
+        if name:
+            found[name] = None
+            past = start + len(name)
     return list(found)

@@ -12,16 +12,18 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cached_property
 
 from drlib.worlds.graph import VALUE, Graph, Node
-from drlib.worlds.store import FACTS_PER_PAGE, MORE, Store, one_line, words
+from drlib.worlds.store import FACTS_PER_PAGE, MORE_FACTS, Store, one_line, search_terms
 from drlib.worlds.world import Hit, Page
 
 SNIPPET = 160  # characters
 ENGINES = ("fts5", "bm25s")
-NEXT = re.compile(rf"- {MORE}: \[(.+), part (\d+)\]\(([^\s:]+:\1\?part=\2)\)")
-PART = re.compile(r"\?part=(\d{1,9})$")
+TITLE_TIMES = 4  # that a title counts in bm25s, as in the store
+NEXT_PART = re.compile(rf"- {MORE_FACTS}: \[(.+), part (\d+)\]\(([^\s:]+:\1\?part=\2)\)")
+PART_OF_URL = re.compile(r"\?part=(\d{1,9})$")
 # a title may hold brackets: a link ends where its title has come a second time
 VALUES = re.compile(r"(?:\[(.+?)\]\([^\s:]+:\1\)|(.+?))(?:; |$)")
 
@@ -37,18 +39,27 @@ class Library:
     def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
         if engine not in ENGINES:
             raise ValueError(f"unknown engine {engine!r}: known engines are {', '.join(ENGINES)}")
-        self.name, self.store, self.scheme, self.engine = name, store, scheme, engine
-        self.changes, self.version = store.changes, store.version
+        self.name = name
+        self.store = store
+        self.scheme = scheme
+        self.engine = engine
+        self.changes = store.changes
+        self.version = store.version
 
     @cached_property
     def graph(self) -> Graph | None:
         """For making and checking questions, never shown to a policy. Of a node that two sources
         tell about, the first one's kind and aliases (in the order of the sources' names)."""
         facts = self.store.rows("SELECT subject, relation, value FROM facts")
+        if not facts:
+            return None
         rows = self.store.rows("SELECT title, kind, aliases FROM nodes ORDER BY source DESC")
         nodes = {subject: Node(subject, VALUE) for subject, *_ in facts}  # if no source has it
-        nodes |= {title: Node(title, kind, tuple(json.loads(more))) for title, kind, more in rows}
-        return Graph(nodes.values(), facts) if facts else None
+        for title, kind, aliases in rows:
+            nodes[title] = Node(title, kind, tuple(json.loads(aliases)))
+        return Graph(nodes.values(), facts)
+
+    # ------------------------------------------------------------------------------- finding pages
 
     def find(self, text: str) -> str | None:
         """The title or URL `text` (of any part, in any case) as a known title, or None."""
@@ -58,99 +69,126 @@ class Library:
         """The title and part that a title or URL means; a title may look like a part or a URL."""
         text = one_line(text)
         url = text.removeprefix(f"{self.scheme}:").strip()
-        part = PART.search(url)
-        for name, number in (url, 1), (PART.sub("", url), int(part[1]) if part else 1), (text, 1):
+        part = PART_OF_URL.search(url)
+        number = int(part[1]) if part else 1
+        for name, meant in ((url, 1), (PART_OF_URL.sub("", url), number), (text, 1)):
             found = self.store.names(name)[:1]
             if found and found[0].casefold() == name.casefold():
-                return found[0], number
+                return found[0], meant
         return None, 1
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         """The `k` best pages: those that `query` is a title or another name of, then by BM25."""
         if k < 1:
             raise ValueError(f"search needs k >= 1, got {k}")
-        titles = [t for t in (self.find(query),) if t] + self.store.names(query.strip())
+        title = self.find(query)
+        titles = [title] if title else []
+        titles += self.store.names(query.strip())
         if len(titles) < k:
             ranked = self._bm25s if self.engine == "bm25s" else self.store.search
             titles += ranked(query, k + len(titles))
-        return [self._hit(title) for title in list(dict.fromkeys(titles))[:k]]
+        different = list(dict.fromkeys(titles))
+        return [self._hit(title) for title in different[:k]]
 
     def _hit(self, title: str) -> Hit:
-        text = " ".join(self._document(title)[0][: 9 * SNIPPET].split())
-        cut = text if len(text) <= SNIPPET else text[:SNIPPET].rsplit(" ", 1)[0] + " ..."
-        return Hit(title, f"{self.scheme}:{title}", cut)
+        text, _ = self._document(title)
+        shown = " ".join(text[: 9 * SNIPPET].split())
+        if len(shown) > SNIPPET:
+            shown = shown[:SNIPPET].rsplit(" ", 1)[0] + " ..."
+        return Hit(title, f"{self.scheme}:{title}", shown)
 
     def _document(self, title: str) -> tuple[str, str]:
+        """(text, links as JSON) of a title that there is."""
         sql = "SELECT text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
         return self.store.rows(f"{sql} WHERE d.title = ?", title)[0]
 
-    def page(self, title_or_url: str) -> Page:
-        """A part of the page of a title or URL; KeyError names it when there is none."""
-        title, part = self._place(title_or_url)
-        start = (part - 1) * FACTS_PER_PAGE
-        facts = [] if title is None else self.store.facts(title)
-        if title is None or start and not 0 < start < len(facts):
-            raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
-        end, url = start + FACTS_PER_PAGE, f"{self.scheme}:{title}"
-        shown, (text, links) = facts[start:end], self._document(title)
-        # only the block at the end may look like one
-        blocks = [] if start else [f"\n{text}".replace("\nFacts about ", "\n Facts about ")[1:]]
-        if shown:
-            blocks.append(f"Facts about {title}:\n" + "\n".join(self._lines(shown)))
-        if end < len(facts):
-            number = end // FACTS_PER_PAGE + 1
-            blocks[-1] += f"\n- {MORE}: [{title}, part {number}]({url}?part={number})"
-        known = [t for t in json.loads(links) if not start and t in self.store.names(t)]
-        known += [value for _, value, has_page in shown if has_page]
-        url += f"?part={end // FACTS_PER_PAGE}" if start else ""
-        return Page(title, url, "\n\n".join(blocks), tuple(dict.fromkeys(known)))
-
-    def _lines(self, facts: list[tuple[str, str, int]]) -> list[str]:
-        found = defaultdict(list)
-        for relation, value, has_page in facts:
-            found[relation].append(f"[{value}]({self.scheme}:{value})" if has_page else value)
-        return [f"- {relation}: {'; '.join(values)}" for relation, values in found.items()]
-
-    def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The titles that this part of the page links to; KeyError as `page`."""
-        return self.page(title_or_url).links
-
     def _bm25s(self, query: str, k: int) -> list[str]:
         titles, index = self._memory
-        found, scores = index.retrieve([_tokens(query)], k=min(k, len(titles)), show_progress=False)
+        tokens = [_tokens(query)]
+        found, scores = index.retrieve(tokens, k=min(k, len(titles)), show_progress=False)
         return [titles[i] for i, score in zip(found[0], scores[0]) if score > 0]
 
     @cached_property
     def _memory(self):
-        """(titles, bm25s index): a title counts four times, as in the store."""
+        """(titles, bm25s index)"""
         try:
             import bm25s
         except ImportError as error:
             raise ImportError('bm25s is missing: pip install "drlib[search]"') from error
         rows = self.store.rows("SELECT title, text, facts FROM pages ORDER BY title")
+        texts = [
+            " ".join([*[title] * TITLE_TIMES, text, facts or ""]) for title, text, facts in rows
+        ]
         index = bm25s.BM25()
-        texts = [" ".join([title] * 4 + [text, facts or ""]) for title, text, facts in rows]
         index.index([_tokens(text) for text in texts], show_progress=False)
         return [title for title, *_ in rows], index
+
+    # ------------------------------------------------------------------------------- showing pages
+
+    def page(self, title_or_url: str) -> Page:
+        """A part of the page of a title or URL; KeyError names it when there is none."""
+        title, part = self._place(title_or_url)
+        facts = [] if title is None else self.store.facts(title)
+        start = (part - 1) * FACTS_PER_PAGE
+        end = start + FACTS_PER_PAGE
+        if title is None or (start and not 0 < start < len(facts)):
+            raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
+        text, links = self._document(title)
+        url = f"{self.scheme}:{title}"
+        shown = facts[start:end]
+        blocks = []
+        if start == 0:
+            # only the block at the end may look like one
+            blocks.append(f"\n{text}".replace("\nFacts about ", "\n Facts about ")[1:])
+        if shown:
+            blocks.append("\n".join([f"Facts about {title}:", *self._lines(shown)]))
+        if end < len(facts):
+            following = part + 1
+            blocks[-1] += f"\n- {MORE_FACTS}: [{title}, part {following}]({url}?part={following})"
+        known = [] if start else [to for to in json.loads(links) if to in self.store.names(to)]
+        known += [value for _, value, has_page in shown if has_page]
+        if start:
+            url = f"{url}?part={part}"
+        return Page(title, url, "\n\n".join(blocks), tuple(dict.fromkeys(known)))
+
+    def _lines(self, facts: list[tuple[str, str, int]]) -> Iterator[str]:
+        """A line a relation: "- currency: [Euro](cldr:Euro); ..." """
+        found = defaultdict(list)
+        for relation, value, has_page in facts:
+            found[relation].append(f"[{value}]({self.scheme}:{value})" if has_page else value)
+        for relation, values in found.items():
+            yield f"- {relation}: {'; '.join(values)}"
+
+    def links(self, title_or_url: str) -> tuple[str, ...]:
+        """The titles that this part of the page links to; KeyError when there is no page."""
+        return self.page(title_or_url).links
 
     def __len__(self) -> int:
         return self.store.rows("SELECT COUNT(*) FROM documents")[0][0]
 
 
 def _tokens(text: str) -> list[str]:
-    return [word.casefold() for word in words(text)]
+    return [word.casefold() for word in search_terms(text)]
+
+
+# --------------------------------------------------------------------------------- reading a page
 
 
 def read_facts(page_text: str) -> dict[str, list[str]]:
     """The facts that (a part of) a page shows: relation -> values; {} when there are none."""
-    lines = _facts_block(page_text)
-    rows = [line[2:].split(": ", 1) for line in lines if not line.startswith(f"- {MORE}: ")]
-    return {relation: [a or b for a, b in VALUES.findall(values)] for relation, values in rows}
+    found = {}
+    for line in _facts_block(page_text):
+        if line.startswith(f"- {MORE_FACTS}: "):
+            continue
+        relation, values = line.removeprefix("- ").split(": ", 1)
+        found[relation] = [linked or plain for linked, plain in VALUES.findall(values)]
+    return found
 
 
 def next_part(page_text: str) -> str | None:
     """The URL at which the facts of a page go on, or None."""
-    found = NEXT.fullmatch((_facts_block(page_text)[-1:] or [""])[0])
+    lines = _facts_block(page_text)
+    found = NEXT_PART.fullmatch(lines[-1]) if lines else None
     return found[3] if found else None
 
 
@@ -158,5 +196,7 @@ def _facts_block(page_text: str) -> list[str]:
     """The lines after the last "Facts about ...:" that are facts."""
     _, head, block = ("\n" + page_text).rpartition("\nFacts about ")
     lines = block.split("\n")[1:] if head else []
-    ends = [i for i, line in enumerate(lines) if not line.startswith("- ") or ": " not in line]
-    return lines[: min(ends, default=len(lines))]
+    for number, line in enumerate(lines):
+        if not line.startswith("- ") or ": " not in line:
+            return lines[:number]
+    return lines

@@ -51,20 +51,20 @@ SKIP = {
 LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED") or "")
 BODY = 6000  # characters of a docstring
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-NOTHING = ast.Module([], [])
+EMPTY_TREE = ast.Module([], [])
 
 
 def load(rest: str = "", index_path: Path | None = None) -> Library:
     """The world, its index kept at `index_path` or in memory."""
     if rest:
         raise ValueError(f"world 'pydocs' takes nothing after its name, got {rest!r}")
-    store, own = Store(index_path, "pydocs"), Path(__file__).read_bytes()
-    made_by = sha256(own).hexdigest()[:12]
-    store.update({"pydocs": f"{sys.version}, {made_by}"}, lambda _: read())
+    store = Store(index_path, "pydocs")
+    made_by = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    store.update({"pydocs": f"{sys.version}, {made_by}"}, lambda _: read_standard_library())
     return Library("pydocs", store, "pydocs")
 
 
-def read() -> Part:
+def read_standard_library() -> Part:
     """All of it, read by a child of the same Python. RuntimeError: it failed; says how."""
     # first the library's own files: -P and this order keep a user's `code.py` from being taken
     ours = [path for path in (*LIBRARY, *map(os.path.abspath, sys.path)) if path]
@@ -87,21 +87,24 @@ def read() -> Part:
 
 def modules() -> dict:
     """The public modules that can be imported here, by name."""
-    root, found = Path(LIBRARY[0]), {}
+    root = Path(LIBRARY[0])
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for path in root.rglob("*.py")
     }
+    found = {}
     for name in sorted(files | sys.stdlib_module_names):
         parts = name.split(".")
-        if parts[0] in sys.stdlib_module_names and not any(p[0] == "_" or p in SKIP for p in parts):
-            try:
-                module = importlib.import_module(name)
-            except (ImportError, AttributeError, OSError):  # of another platform, not installed
-                continue
-            file = getattr(module, "__file__", None) or root  # none: it is part of the interpreter
-            if any(Path(file).is_relative_to(place) for place in LIBRARY if place):
-                found[name] = module
+        is_public = not any(part[0] == "_" or part in SKIP for part in parts)
+        if parts[0] not in sys.stdlib_module_names or not is_public:
+            continue
+        try:
+            module = importlib.import_module(name)
+        except (ImportError, AttributeError, OSError):  # of another platform, not installed
+            continue
+        file = getattr(module, "__file__", None) or root  # none: it is part of the interpreter
+        if any(Path(file).is_relative_to(place) for place in LIBRARY if place):
+            found[name] = module
     return found
 
 
@@ -109,7 +112,9 @@ class Reading:
     """Public things by title, titles by identity, and the functions of all source files."""
 
     def __init__(self):
-        self.modules, self.found, self.titles = modules(), {}, {}
+        self.modules = modules()
+        self.found: dict[str, object] = {}
+        self.titles: dict[int, str] = {}  # by `id` of the thing
         for name in sorted(self.modules, key=lambda name: (name.count("."), name)):
             self._claim(name, name, self.modules[name])
         files = {getattr(module, "__file__", None) or "" for module in self.modules.values()}
@@ -118,93 +123,107 @@ class Reading:
             for file in sorted(files)
             if file.endswith(".py")
         }
-        # as compiled code names its place: a function begins at its first decorator
         self.functions = {
-            (file, min([f.lineno, *(d.lineno for d in f.decorator_list)])): f
+            (file, _first_line(node)): node
             for file, tree in self.trees.items()
-            for f in ast.walk(tree)
-            if isinstance(f, FUNCTIONS)
+            for node in ast.walk(tree)
+            if isinstance(node, FUNCTIONS)
         }
 
-    def _claim(self, title: str, module: str, thing) -> None:
+    def _claim(self, title: str, module: str, thing: object) -> None:
         """Give `thing` and what it defines their titles, if they belong to `module`."""
         if title in self.found or id(thing) in self.titles:
             return
-        self.found[title], self.titles[id(thing)] = thing, title
+        self.found[title] = thing
+        self.titles[id(thing)] = title
         for name in sorted(vars(thing)) if not inspect.isroutine(thing) else ():
-            inner, own = getattr(thing, name, None), f"{title}.{name}"
+            inner = getattr(thing, name, None)
             home = getattr(inner, "__module__", None)
-            here = home == module or home not in self.modules
-            named = getattr(inner, "__name__", "") == name and name[0] != "_"
-            if named and (inspect.isclass(inner) or inspect.isroutine(inner)):
-                if own not in self.modules and here:
-                    self._claim(own, module, inner)
+            is_named_so = getattr(inner, "__name__", "") == name and name[0] != "_"
+            is_defined_here = home == module or home not in self.modules
+            is_page = inspect.isclass(inner) or inspect.isroutine(inner)
+            title_of_inner = f"{title}.{name}"
+            if is_named_so and is_page and is_defined_here and title_of_inner not in self.modules:
+                self._claim(title_of_inner, module, inner)
 
     def kind(self, title: str) -> str:
         """module, class, exception, method or function"""
-        thing, owner = self.found[title], self.found.get(title.rpartition(".")[0])
+        thing = self.found[title]
         if inspect.isclass(thing):
             return "exception" if issubclass(thing, BaseException) else "class"
-        return (
-            "module"
-            if inspect.ismodule(thing)
-            else "method"
-            if inspect.isclass(owner)
-            else "function"
-        )
+        if inspect.ismodule(thing):
+            return "module"
+        owner = self.found.get(title.rpartition(".")[0])
+        return "method" if inspect.isclass(owner) else "function"
 
     def facts(self, title: str) -> Iterator[Fact]:
         """What its own definition tells."""
-        thing, owner, kind = self.found[title], title.rpartition(".")[0], self.kind(title)
+        thing = self.found[title]
+        owner = title.rpartition(".")[0]
+        kind = self.kind(title)
         if owner in self.found:
             yield owner, "part" if kind == "module" else kind, title
         if kind == "module":
-            yield from ((title, "imported module", name) for name in self._imports(thing))
+            for name in self._imports(thing):
+                yield title, "imported module", name
         elif inspect.isclass(thing):
             bases = [self.titles.get(id(base)) for base in thing.__bases__ if base is not object]
             yield from ((base, "subclass", title) for base in bases if base)
         else:
-            yield from ((title, "raised exception", name) for name in self._raises(thing))
-            try:
-                parameters = inspect.signature(thing).parameters
-            except (ValueError, TypeError, AttributeError):  # C code that does not say
-                return
-            yield title, "number of parameters", str(len(parameters))
-            for name in parameters:
-                if name != "self":
-                    shown = f"{name} (parameter)" if name in self.found else name
-                    yield title, "parameter", shown
+            for name in self._raises(thing):
+                yield title, "raised exception", name
+            yield from self._parameters(title, thing)
+
+    def _parameters(self, title: str, function) -> Iterator[Fact]:
+        try:
+            parameters = inspect.signature(function).parameters
+        except (ValueError, TypeError, AttributeError):  # C code that does not say
+            return
+        yield title, "number of parameters", str(len(parameters))
+        for name in parameters:
+            if name != "self":
+                yield title, "parameter", f"{name} (parameter)" if name in self.found else name
 
     def _imports(self, module) -> Iterator[str]:
         """The modules that its own statements import, where the name that they bind is there."""
-        for node in inside(self.trees.get(getattr(module, "__file__", None), NOTHING)):
-            base = ""
-            if isinstance(node, ast.ImportFrom):
-                name = "." * node.level + (node.module or "")
-                base = importlib.util.resolve_name(name, module.__package__)
-            for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+        for node in inside(self.trees.get(getattr(module, "__file__", None), EMPTY_TREE)):
+            if isinstance(node, ast.Import):
+                base = ""
+            elif isinstance(node, ast.ImportFrom):
+                relative = "." * node.level + (node.module or "")
+                base = importlib.util.resolve_name(relative, module.__package__)
+            else:
+                continue
+            for alias in node.names:
                 name = f"{base}.{alias.name}" if base else alias.name
                 name = name if name in self.modules else base
+                if name not in self.modules or name == module.__name__:
+                    continue
                 bound = alias.asname or (alias.name if base else alias.name.partition(".")[0])
-                if name in self.modules and name != module.__name__:
-                    held, own = vars(module).get(bound), vars(self.modules[name]).get(alias.name)
-                    # a branch that was not taken binds something else
-                    if held is own is not None if name == base else inspect.ismodule(held):
-                        yield name
+                held = vars(module).get(bound)
+                # a branch that was not taken binds something else
+                if name == base:
+                    is_held = held is not None and held is vars(self.modules[name]).get(alias.name)
+                else:
+                    is_held = inspect.ismodule(held)
+                if is_held:
+                    yield name
 
     def _raises(self, function) -> Iterator[str]:
         """The exceptions in its own raise statements that its compiled code names."""
         function = inspect.unwrap(function)
-        code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+        code = getattr(function, "__code__", None)
+        scope = getattr(function, "__globals__", {})
         place = (code.co_filename, code.co_firstlineno) if code else None
-        for node in inside(self.functions.get(place, NOTHING)):
-            if isinstance(node, ast.Raise) and node.exc:
-                raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-                name = getattr(raised, "id", "")  # not of another module: no attribute
-                thing = scope.get(name, vars(builtins).get(name))
-                if inspect.isclass(thing) and issubclass(thing, BaseException):
-                    if id(thing) in self.titles and name in code.co_names:
-                        yield self.titles[id(thing)]
+        for node in inside(self.functions.get(place, EMPTY_TREE)):
+            if not isinstance(node, ast.Raise) or not node.exc:
+                continue
+            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            name = getattr(raised, "id", "")  # not of another module: no attribute
+            thing = scope.get(name, vars(builtins).get(name))
+            is_exception = inspect.isclass(thing) and issubclass(thing, BaseException)
+            if is_exception and id(thing) in self.titles and name in code.co_names:
+                yield self.titles[id(thing)]
 
     def document(self, title: str) -> Document:
         """What it is, and its docstring."""
@@ -212,6 +231,11 @@ class Reading:
         place = owner if owner in self.found else "Python's standard library"
         text = (inspect.getdoc(self.found[title]) or "")[:BODY]
         return Document(title, f"{title} is a {self.kind(title)} of {place}.\n\n{text}".strip())
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """As compiled code names its place: a function begins at its first decorator."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def inside(node: ast.AST) -> Iterator[ast.AST]:
@@ -222,13 +246,22 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
             yield from inside(child)
 
 
-if __name__ == "__main__":
+def _alias(title: str) -> tuple[str, ...]:
+    """What is built in is called without its module, too."""
+    return (title.removeprefix("builtins."),) if title.startswith("builtins.") else ()
+
+
+def main() -> None:
+    """Be the child of `read_standard_library`: one line of JSON, after whatever modules print."""
     reading = Reading()
     titles = sorted(reading.found)
-    names = {t: (t.removeprefix("builtins."),) if t.startswith("builtins.") else () for t in titles}
     rows = [
-        [reading.document(t) for t in titles],
-        [Node(t, reading.kind(t), names[t]) for t in titles],
-        sorted({fact for t in titles for fact in reading.facts(t)}),
+        [reading.document(title) for title in titles],
+        [Node(title, reading.kind(title), _alias(title)) for title in titles],
+        sorted({fact for title in titles for fact in reading.facts(title)}),
     ]
     print("\n" + json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

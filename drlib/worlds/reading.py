@@ -25,17 +25,22 @@ import zipfile
 from contextlib import suppress
 from xml.etree import ElementTree
 
-MAX_FILE, MAX_CHARS = 20_000_000, 100_000  # bytes of a file, characters kept of its text
+MAX_FILE = 20_000_000  # bytes of a file
+KEPT_CHARS = 100_000  # of its text, where the caller does not say
 # What the archives of a file may hold together: members, unpacked bytes, archives in one another.
 ALLOWED = {"members": 1_000, "bytes": 100_000_000, "archives": 2}
-MAX_RATIO = 200  # of unpacked to packed bytes, for a member above 1 MB
-CPU_S, MEMORY = 20, 1 << 30  # processor seconds of one file, bytes of address space of its parser
+LARGE_MEMBER = 1_000_000  # unpacked bytes from which on the next limit holds
+MAX_RATIO = 200  # of unpacked to packed bytes
+PARSER_CPU_S = 20  # processor seconds of one file
+PARSER_BYTES = 1 << 30  # of address space
 # How a parser's process ended -> what that says; SIGALRM is its clock.
-ENDS = {-signal.SIGALRM: "timeout", -signal.SIGXCPU: "too_large", -signal.SIGKILL: "too_large"}
-
-
+EXIT_FAULTS = {
+    -signal.SIGALRM: "timeout",
+    -signal.SIGXCPU: "too_large",
+    -signal.SIGKILL: "too_large",
+}
 # Where text begins a line as a heading, a fence, a rule or a table's rule does.
-FAKE = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,}$))")
+LOOKS_LIKE_MARKDOWN = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,}$))")
 
 
 class Unreadable(Exception):
@@ -73,7 +78,7 @@ class Parser:
         """{"title", "text"} of a file of type `suffix` (".pdf"); or `Unreadable`.
 
         `charset` is the encoding that a server declared for a text or HTML page, if it did;
-        `outline` asks for Markdown. Of a text above `chars` characters (0: `MAX_CHARS`) head and
+        `outline` asks for Markdown. Of a text above `chars` characters (0: `KEPT_CHARS`) head and
         tail come back.
         """
         readers = OUTLINES if outline else READERS
@@ -81,33 +86,40 @@ class Parser:
             known = f"files of type {suffix!r:.40} are not read; known: {' '.join(readers)}"
             raise Unreadable("refused", known)
         order = [suffix, charset, chars, outline]
-        plain = readers[suffix] is _text
-        reply = reply_to(order, data) if plain else self._ask([*order, timeout_s, len(data)], data)
+        if readers[suffix] is _text:
+            reply = reply_to(order, data)
+        else:
+            reply = self._ask([*order, timeout_s, len(data)], data)
         if "fault" in reply:
             raise Unreadable(*reply["fault"])
         return reply
 
     def _ask(self, order: list, data: bytes) -> dict:
         """The child's reply; `Unreadable` where it ended."""
-        used = self._child is not None
-        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
-        command = [sys.executable, "-I", "-Xutf8", os.path.abspath(__file__)]
-        child = self._child = self._child or subprocess.Popen(
-            command,
-            env=kept,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        has_read_others = self._child is not None
+        child = self._child = self._child or self._started()
         with suppress(BrokenPipeError, ValueError):  # ValueError: no line of JSON, or half of one
             child.stdin.write(json.dumps(order).encode() + b"\n" + data)
             child.stdin.flush()
             return json.loads(child.stdout.readline())
         self.close()
-        if used:
+        if has_read_others:
             return self._ask(order, data)
-        kind = ENDS.get(child.returncode, "malformed")
+        kind = EXIT_FAULTS.get(child.returncode, "malformed")
         raise Unreadable(kind, f"the parser of {order[0]} ended with {child.returncode}")
+
+    def _started(self) -> subprocess.Popen:
+        """This file as a script, in an environment that tells it nothing of ours."""
+        kept = {
+            name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+        }
+        return subprocess.Popen(
+            [sys.executable, "-I", "-Xutf8", os.path.abspath(__file__)],
+            env=kept,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
     def close(self) -> None:
         """End the child, if there is one: it ends with its input."""
@@ -117,11 +129,12 @@ class Parser:
 
 
 def shorten(text: str, chars: int = 0) -> str:
-    """`text`, or head and tail of `chars` (0: `MAX_CHARS`) characters and how much is left out."""
-    chars = chars or MAX_CHARS
+    """`text`, or head and tail of `chars` (0: `KEPT_CHARS`) characters and how much is left out."""
+    chars = chars or KEPT_CHARS
+    if len(text) <= chars:
+        return text
     half = chars // 2
-    shown = f"{text[:half]}\n[... {len(text) - half * 2} characters left out ...]\n{text[-half:]}"
-    return text if len(text) <= chars else shown
+    return f"{text[:half]}\n[... {len(text) - half * 2} characters left out ...]\n{text[-half:]}"
 
 
 def clean(text: str) -> str:
@@ -131,7 +144,8 @@ def clean(text: str) -> str:
 
 def fenced(text: str) -> str:
     """`text` as a block of code of Markdown, whatever stands in it."""
-    mark = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    mark = "`" * max(3, longest + 1)
     return f"{mark}\n{text}\n{mark}"
 
 
@@ -146,9 +160,10 @@ def codec(charset: str) -> str:
 def decode(data: bytes, charset: str = "") -> str:
     """Bytes as text: by the declared encoding, a byte order mark, as UTF-8, else as Latin-1."""
     marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    for name in filter(None, (codec(charset), marked)):
+    for name in (codec(charset), marked):
         with suppress(UnicodeError, LookupError):
-            return data.decode(name)
+            if name:
+                return data.decode(name)
     return data.decode("latin-1")
 
 
@@ -159,13 +174,13 @@ def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
     """
     suffix, charset, chars, outline = order
     try:
-        reader = (OUTLINES if outline else READERS)[suffix]
+        reader = OUTLINES[suffix] if outline else READERS[suffix]
         title, text = reader(data, charset, dict(ALLOWED) if allowed is None else allowed)
     except Unreadable as fault:
         return {"fault": fault.args}
     except (MemoryError, RecursionError):
         return {"fault": ("too_large", f"the {suffix} needs too much memory")}
-    except Exception as broken:  # on broken bytes the parsers raise anything
+    except Exception as broken:  # noqa: BLE001 - on broken bytes parsers raise anything
         why = clean(f"{type(broken).__name__}: {broken!s:.200}")
         return {"fault": ("malformed", f"not a readable {suffix} ({why})")}
     text = clean(shorten(text.strip(), chars))
@@ -183,8 +198,9 @@ def _soup(data: bytes, charset: str):
     """The page's title, its text as Unicode, and its tree without what no reader sees."""
     import bs4
 
-    declared = list(filter(None, [codec(charset)]))
-    html = bs4.UnicodeDammit(data, declared, is_html=True).unicode_markup
+    declared = codec(charset)
+    encodings = [declared] if declared else []
+    html = bs4.UnicodeDammit(data, encodings, is_html=True).unicode_markup
     soup = bs4.BeautifulSoup(html or decode(data), "lxml")
     title = soup.title.get_text() if soup.title else ""
     for hidden in soup(["script", "style", "noscript", "template", "title"]):
@@ -212,20 +228,28 @@ def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
         text = fenced(fence.get_text()).replace("](", "]\0(")
         fence.replace_with("\n\0" + text.replace("\n", "\n\0") + "\n")
     for head in soup(re.compile("^h[1-6]$")):
-        words, name = " ".join(head.get_text().split()), head.get("id") or head.parent.get("id")
+        words = " ".join(head.get_text().split())
+        name = head.get("id") or head.parent.get("id")
         anchor = f" {{#{name}}}" if name else ""
         head.replace_with(f"\n\n\0{'#' * int(head.name[1])} {words}{anchor}\n\n")
+    _tables_to_markdown(soup)
+    for block in soup(["p", "div", "li", "br", "dt", "dd", "section"]):
+        block.append("\n")
+    text = LOOKS_LIKE_MARKDOWN.sub(r"\\", soup.get_text())
+    text = text.replace("](", "]\\(").replace("\0", "")
+    return title, re.sub(r"\n\s*\n", "\n\n", text)
+
+
+def _tables_to_markdown(soup) -> None:
     for row in soup("tr"):
         cells = [cell.get_text(" ").replace("|", "/") for cell in row(["th", "td"])]
-        rule = "\0" + "|---" * len(cells) + "|\n" if row.th and not row.td else ""
-        row.replace_with(f"\0|{'|'.join(' '.join(cell.split()) for cell in cells)}|\n{rule}")
+        line = "|".join(" ".join(cell.split()) for cell in cells)
+        is_head = row.th and not row.td
+        rule = "\0" + "|---" * len(cells) + "|\n" if is_head else ""
+        row.replace_with(f"\0|{line}|\n{rule}")
     for table in soup("table"):
         table.insert_before("\n\n")
         table.append("\n\n")
-    for block in soup(["p", "div", "li", "br", "dt", "dd", "section"]):
-        block.append("\n")
-    text = FAKE.sub(r"\\", soup.get_text()).replace("](", "]\\(").replace("\0", "")
-    return title, re.sub(r"\n\s*\n", "\n\n", text)
 
 
 def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
@@ -246,14 +270,15 @@ def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.Zip
     """An opened archive of few, small members inside it; of `office`, with XML free of entities."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     for info in archive.infolist():
-        name, size = info.filename.replace("\\", "/"), info.file_size
+        name = info.filename.replace("\\", "/")
         allowed["members"] -= 1
-        allowed["bytes"] -= size
-        link = stat.S_ISLNK(info.external_attr >> 16)
-        if link or re.match(r"/|[A-Za-z]:", name) or ".." in name.split("/"):
+        allowed["bytes"] -= info.file_size
+        is_link = stat.S_ISLNK(info.external_attr >> 16)
+        if is_link or re.match(r"/|[A-Za-z]:", name) or ".." in name.split("/"):
             raise Unreadable("refused", f"member {name!r:.200} points outside the archive")
-        bomb = size > 1_000_000 and size > MAX_RATIO * info.compress_size
-        if bomb or min(allowed.values()) < 0:
+        is_large = info.file_size > LARGE_MEMBER
+        is_bomb = is_large and info.file_size > MAX_RATIO * info.compress_size
+        if is_bomb or min(allowed.values()) < 0:
             raise Unreadable("too_large", f"at member {name!r:.200} the archive is above {ALLOWED}")
         # no document type, no entities; without zero bytes UTF-16 reads like ASCII
         if office and b"<!DOCTYPE" in archive.read(info).replace(b"\0", b""):
@@ -265,7 +290,9 @@ def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     inner = {**allowed, "archives": allowed["archives"] - 1}
     parts = []
     with _archive(data, inner) as archive:
-        for info in (info for info in archive.infolist() if not info.is_dir()):
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
             suffix = os.path.splitext(info.filename)[1].lower()
             reply = {"text": f"[type {suffix!r} is not read]"}
             if suffix in READERS:
@@ -273,7 +300,8 @@ def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
             kind, detail = reply.get("fault", ("", ""))
             if kind not in ("", "malformed"):
                 raise Unreadable(kind, detail)
-            parts.append(f"=== {info.filename} ===\n{reply.get('text', f'[{detail}]')}")
+            text = reply.get("text", f"[{detail}]")
+            parts.append(f"=== {info.filename} ===\n{text}")
     allowed.update(inner, archives=allowed["archives"])
     return "", "\n\n".join(parts)
 
@@ -297,9 +325,11 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
         "tab": "\t",
         "another in its cell": " ",
     }
-    nodes = ((node.tag.rpartition("}")[2], node.text or "") for node in root.iter())
-    text = "".join(words if tag == "t" else marks.get(tag, "") for tag, words in nodes)
-    return "", text.replace("\n\t", "\n")
+    parts = []
+    for node in root.iter():
+        tag = node.tag.rpartition("}")[2]
+        parts.append((node.text or "") if tag == "t" else marks.get(tag, ""))
+    return "", "".join(parts).replace("\n\t", "\n")
 
 
 def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
@@ -313,9 +343,15 @@ def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     for sheet in book.worksheets:
         lines.append(f"=== {sheet.title} ===")
         sheet.reset_dimensions()  # the file's own word for its size may be a lie
-        for row in sheet.iter_rows(values_only=True):
-            lines.append("\t".join("" if v is None else str(v) for v in row).rstrip("\t"))
+        lines += [
+            "\t".join(map(_shown, row)).rstrip("\t") for row in sheet.iter_rows(values_only=True)
+        ]
     return "", "\n".join(filter(None, lines))
+
+
+def _shown(value: object) -> str:
+    """A cell's value as text."""
+    return "" if value is None else str(value)
 
 
 READERS = {
@@ -341,14 +377,15 @@ def _serve() -> None:
     """Be the child of a `Parser`: a line of JSON for each order, within its limits."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no reply
     with suppress(ValueError):  # a lower limit holds, or macOS, which has none on memory
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (PARSER_BYTES, PARSER_BYTES))
     for line in sys.stdin.buffer:
         *order, timeout_s, size = json.loads(line)
         data = sys.stdin.buffer.read(size)
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         with suppress(ValueError):
-            limit, hard = int(time.process_time()) + CPU_S, resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, hard[1]))
+            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            limit = int(time.process_time()) + PARSER_CPU_S
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
         print(json.dumps(reply_to(order, data)), file=out, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
 

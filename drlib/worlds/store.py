@@ -28,14 +28,16 @@ from typing import NamedTuple
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
 
-FACTS_PER_PAGE, MORE = 60, "more facts"  # MORE: a page's line, no relation
+FACTS_PER_PAGE = 60
+MORE_FACTS = "more facts"  # how a page's line to its next part begins: no relation
 MAX_TERMS = 64  # of a query
 TITLE_WEIGHT = 4.0
 WAIT_S = 600.0  # for another writer
-FORMAT = 0x64726C02  # SQLite's application id of our files: "drl", and the format's number
+FILE_FORMAT = 0x64726C02  # SQLite's application id of our files: "drl", and the format's number
 STOP = frozenset("a an and are by for in is of on the to was what which who".split())
-NAME = re.compile(r"\w\w+(?:[._]\w+)+")
-WORD, LINKED = re.compile(r"[^\W_]+"), re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
+DOTTED_NAME = re.compile(r"\w\w+(?:[._]\w+)+")
+WORD = re.compile(r"[^\W_]+")
+LINKED_TITLE = re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
 # A row of `documents` has the rowid of its row in `pages`, which holds the text and the index.
 TABLES = {
     "documents": "title, links",
@@ -44,19 +46,31 @@ TABLES = {
     "facts": "subject, value, relation",
     "sources": "stamp, reason, digest",
 }
-NEW = "IF NOT EXISTS"
-SCHEMA = f"BEGIN IMMEDIATE; CREATE VIRTUAL TABLE {NEW} pages USING fts5 (title, text, facts);"
-for _table, _columns in TABLES.items():
-    SCHEMA += f"CREATE TABLE {NEW} {_table} ({_columns}, source);"
-    for _column in (*_columns.split(", ")[: 1 + (_table in ("names", "facts"))], "source"):
-        SCHEMA += f"CREATE INDEX {NEW} {_table}_{_column} ON {_table} ({_column});"
-SCHEMA += f"CREATE TABLE {NEW} world (name); PRAGMA application_id = {FORMAT}; COMMIT"
+INDEXED = {"names": 2, "facts": 2}  # how many of a table's first columns have an index: else one
+
+
+def _schema() -> str:
+    """SQL that makes the tables and indexes that are not there yet."""
+    new = "IF NOT EXISTS"
+    statements = [f"CREATE VIRTUAL TABLE {new} pages USING fts5 (title, text, facts)"]
+    for table, columns in TABLES.items():
+        statements.append(f"CREATE TABLE {new} {table} ({columns}, source)")
+        indexed = columns.split(", ")[: INDEXED.get(table, 1)]
+        statements += [
+            f"CREATE INDEX {new} {table}_{column} ON {table} ({column})"
+            for column in (*indexed, "source")
+        ]
+    statements.append(f"CREATE TABLE {new} world (name)")
+    statements.append(f"PRAGMA application_id = {FILE_FORMAT}")
+    return "; ".join(["BEGIN IMMEDIATE", *statements, "COMMIT"])
+
+
 REMEDIES = {
     "SQLITE_BUSY": "another process is writing: wait until it has ended",
     "SQLITE_FULL": "the disk is full: make room there, or give another path",
 }
-# What a source tells something about, and all that it says.
-TOLD = " UNION ".join(
+# What a source tells something about.
+TOLD_ABOUT = " UNION ".join(
     f"SELECT {what} WHERE source = :s"
     for what in (
         "subject FROM facts",
@@ -65,6 +79,7 @@ TOLD = " UNION ".join(
         "title FROM documents",
     )
 )
+# All that it says.
 SAID = (
     "SELECT d.title, text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
     " WHERE source = ?",
@@ -111,8 +126,11 @@ class Store:
     """
 
     def __init__(self, path: Path | None = None, world: str = ""):
-        self.path, self.world, self.changes = path and Path(path), world, None
-        self._lock, self._db = threading.RLock(), None
+        self.path = Path(path) if path else None
+        self.world = world
+        self.changes: Changes | None = None
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
 
     def update(self, stamps: Mapping[str, str], read: Callable[[str], Part]) -> Changes:
         """Make the sources those of `stamps`: `read` each that is new or has another stamp, and
@@ -122,8 +140,10 @@ class Store:
         with self._lock, self._damage():
             self._db = self._db or self._open()
             self._begin("BEGIN")
-            due, left = self._due(stamps), "SELECT 1 FROM sources WHERE reason NOT NULL"
-            if any(due) or self.rows(left) or not self.rows("SELECT 1 FROM documents LIMIT 1"):
+            due = self._due(stamps)
+            skipped = self.rows("SELECT 1 FROM sources WHERE reason NOT NULL")
+            pages = self.rows("SELECT 1 FROM documents LIMIT 1")
+            if any(due) or skipped or not pages:
                 self._begin("BEGIN IMMEDIATE")
                 with self._db:
                     due = self._change(stamps, read)
@@ -131,9 +151,9 @@ class Store:
                 self._db.execute("PRAGMA wal_checkpoint")
                 self._begin("BEGIN")
             # reading also fixes the state that is seen from now on
-            skipped = dict(self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL"))
-            kept = ([s for s in some if s not in skipped] for some in due)
-            self.changes = Changes(*kept, dict(sorted(skipped.items())))
+            reasons = dict(self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL"))
+            done = ([source for source in some if source not in reasons] for some in due)
+            self.changes = Changes(*done, dict(sorted(reasons.items())))
             return self.changes
 
     def _open(self) -> sqlite3.Connection:
@@ -142,11 +162,11 @@ class Store:
         where = self.path or ":memory:"
         db = sqlite3.connect(where, WAIT_S, isolation_level=None, check_same_thread=False)
         (ours,) = db.execute("PRAGMA application_id").fetchone()
-        if ours != FORMAT:
+        if ours != FILE_FORMAT:
             if ours or db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise sqlite3.DatabaseError("not an index of this version of drlib")
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(SCHEMA)
+            db.executescript(_schema())
         return db
 
     def _begin(self, how: str) -> None:
@@ -159,66 +179,90 @@ class Store:
             remedy = "give each world an index_path of its own, or move this file away"
             raise ValueError(f"{self.path} is the index of {other}, not of {self.world}: {remedy}")
         old = dict(self.rows("SELECT source, stamp FROM sources WHERE reason IS NULL"))
-        changed = [source for source in stamps if old.get(source, stamps[source]) != stamps[source]]
-        added, gone = sorted(stamps.keys() - old), sorted(old.keys() - stamps)
-        if added or changed or gone:
-            changed += [source for source in stamps if not stamps[source] and source in old]
+        added = sorted(stamps.keys() - old)
+        gone = sorted(old.keys() - stamps)
+        known = [source for source in stamps if source in old]
+        changed = [source for source in known if old[source] != stamps[source]]
+        if added or changed or gone:  # then what is made of the others is due as well
+            changed += [source for source in known if not stamps[source]]
         return added, sorted(changed), gone
 
-    def _change(self, stamps: Mapping[str, str], read: Callable[[str], Part]):
+    def _change(
+        self, stamps: Mapping[str, str], read: Callable[[str], Part]
+    ) -> tuple[list[str], list[str], list[str]]:
         """`update` inside its transaction; what was due."""
-        run, stale = self._db.execute, set()
-        run("DELETE FROM sources WHERE reason NOT NULL")
+        self._db.execute("DELETE FROM sources WHERE reason NOT NULL")
         added, changed, gone = due = self._due(stamps)
+        stale: set[tuple[str]] = set()  # titles whose page has to be indexed again
         for source in (*changed, *gone):
-            stale.update(run(TOLD, {"s": source}))
-            rows = "rowid IN (SELECT rowid FROM documents WHERE source = ?)"
-            for table, which in ("pages", rows), *((table, "source = ?") for table in TABLES):
-                run(f"DELETE FROM {table} WHERE {which}", (source,))
+            stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
+            self._remove(source)
+        # those of stamp "" last: they are made of the others
         for source in sorted((*added, *changed), key=lambda source: not stamps[source]):
-            reason = None
-            run("SAVEPOINT source")
-            try:
-                self._add(source, read(source))
-            except Skip as skip:
-                run("ROLLBACK TO source")
-                reason = str(skip)
-            run("RELEASE source")
-            stale.update(run(TOLD, {"s": source}))
-            row = stamps[source], reason, self._digest(source), source
-            run("INSERT INTO sources VALUES (?, ?, ?, ?)", row)
+            self._read(source, stamps[source], read)
+            stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
         if not self.rows("SELECT 1 FROM documents LIMIT 1"):
             why = self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL LIMIT 3")
             raise ValueError(f"{self.world or self.path}: no pages in it; left out: {why}")
-        run("INSERT INTO world SELECT ? WHERE NOT EXISTS (SELECT 1 FROM world)", (self.world,))
+        own = "INSERT INTO world SELECT ? WHERE NOT EXISTS (SELECT 1 FROM world)"
+        self._db.execute(own, (self.world,))
         for (title,) in sorted(stale):
-            sql = "SELECT DISTINCT folded FROM names WHERE title = ? AND folded != ? ORDER BY 1"
-            names = [name for (name,) in self.rows(sql, title, title.casefold())]
-            facts = [f"{relation} {value}" for relation, value, _ in self.facts(title)]
-            text = "; ".join([*names, *facts[:FACTS_PER_PAGE]]) or None
-            row = "rowid = (SELECT rowid FROM documents WHERE title = ?)"
-            run(f"UPDATE pages SET facts = ? WHERE {row} AND facts IS NOT ?", (text, title, text))
+            self._index_facts(title)
         return due
+
+    def _remove(self, source: str) -> None:
+        """Delete all that a source says."""
+        pages = "rowid IN (SELECT rowid FROM documents WHERE source = ?)"
+        self._db.execute(f"DELETE FROM pages WHERE {pages}", (source,))
+        for table in TABLES:
+            self._db.execute(f"DELETE FROM {table} WHERE source = ?", (source,))
+
+    def _read(self, source: str, stamp: str, read: Callable[[str], Part]) -> None:
+        """Read a source and write its rows, or why it was skipped."""
+        reason = None
+        self._db.execute("SAVEPOINT source")
+        try:
+            self._add(source, read(source))
+        except Skip as skip:
+            self._db.execute("ROLLBACK TO source")
+            reason = str(skip)
+        self._db.execute("RELEASE source")
+        row = (stamp, reason, self._digest(source), source)
+        self._db.execute("INSERT INTO sources VALUES (?, ?, ?, ?)", row)
+
+    def _index_facts(self, title: str) -> None:
+        """Make the other names and the facts of a page searchable."""
+        sql = "SELECT DISTINCT folded FROM names WHERE title = ? AND folded != ? ORDER BY 1"
+        names = [name for (name,) in self.rows(sql, title, title.casefold())]
+        facts = [f"{relation} {value}" for relation, value, _ in self.facts(title)]
+        text = "; ".join([*names, *facts[:FACTS_PER_PAGE]]) or None
+        row = "rowid = (SELECT rowid FROM documents WHERE title = ?)"
+        update = f"UPDATE pages SET facts = ? WHERE {row} AND facts IS NOT ?"
+        self._db.execute(update, (text, title, text))
 
     def _add(self, source: str, part: Part) -> None:
         """Write a source's rows."""
         run = self._db.execute
+        name = "INSERT INTO names VALUES (?, ?, ?)"
         for title, text, links in part.documents:
-            title, links = one_line(title), json.dumps([one_line(link) for link in links])
+            title = one_line(title)
             for (other,) in self.rows("SELECT source FROM documents WHERE title = ?", title):
                 raise Skip(f"{title!r} is already a page of {other!r}: give it another title")
-            row = run("INSERT INTO documents VALUES (?, ?, ?)", (title, links, source)).lastrowid
+            document = (title, json.dumps([one_line(link) for link in links]), source)
+            row = run("INSERT INTO documents VALUES (?, ?, ?)", document).lastrowid
             run("INSERT INTO pages (rowid, title, text) VALUES (?, ?, ?)", (row, title, text))
-            run("INSERT INTO names VALUES (?, ?, ?)", (title.casefold(), title, source))
+            run(name, (title.casefold(), title, source))
         for title, kind, aliases in part.nodes:
             title = one_line(title)
             run("INSERT INTO nodes VALUES (?, ?, ?, ?)", (title, kind, json.dumps(aliases), source))
             for alias in aliases:
-                run("INSERT INTO names VALUES (?, ?, ?)", (alias.casefold(), title, source))
+                run(name, (alias.casefold(), title, source))
         for fact in part.facts:
-            subject, relation, value = fact = [one_line(text) for text in fact]
-            if not all(fact) or relation.endswith(" of") or ": " in relation or relation == MORE:
-                raise ValueError(f"{source}: {fact} has an empty part or a wrong relation")
+            cleaned = [one_line(text) for text in fact]
+            subject, relation, value = cleaned
+            is_ours = relation.endswith(" of") or ": " in relation or relation == MORE_FACTS
+            if not all(cleaned) or is_ours:
+                raise ValueError(f"{source}: {cleaned} has an empty part or a wrong relation")
             run("INSERT INTO facts VALUES (?, ?, ?, ?)", (subject, value, relation, source))
 
     def _digest(self, source: str) -> str:
@@ -255,11 +299,13 @@ class Store:
 
     def search(self, query: str, k: int) -> list[str]:
         """Titles of the `k` best pages for the words of `query`, best first; [] when none match."""
-        terms = list(dict.fromkeys(words(clean(query))))[:MAX_TERMS]  # a repeated query costs time
-        match = " OR ".join(f'"{term}"' for term in terms)
+        terms = list(dict.fromkeys(search_terms(clean(query))))  # a repeated query costs time
+        if not terms:
+            return []
+        match = " OR ".join(f'"{term}"' for term in terms[:MAX_TERMS])
         order = "ORDER BY bm25(pages, ?, 1.0, 1.0), title LIMIT ?"
         sql = f"SELECT title FROM pages WHERE pages MATCH ? {order}"
-        return [title for (title,) in self.rows(sql, match, TITLE_WEIGHT, k)] if match else []
+        return [title for (title,) in self.rows(sql, match, TITLE_WEIGHT, k)]
 
     def facts(self, title: str) -> list[tuple[str, str, int]]:
         """(relation, value, whether the value has a page), inverses included, sorted."""
@@ -281,10 +327,12 @@ def one_line(text: str) -> str:
     """`text` as titles, relations and values are kept: on one line, and without what would be read
     on a page as the "; " between values or as a link."""
     text = " ".join(text.split()).replace("; ", ", ")
-    return text.replace("](", "] (") if "](" in text and LINKED.search(text) else text
+    holds_link = "](" in text and LINKED_TITLE.search(text)
+    return text.replace("](", "] (") if holds_link else text
 
 
-def words(text: str) -> list[str]:
+def search_terms(text: str) -> list[str]:
     """What to search for: names such as `json.dumps` and all words, but for the most common."""
     found = WORD.findall(text)
-    return NAME.findall(text) + ([w for w in found if w.casefold() not in STOP] or found)
+    rare = [word for word in found if word.casefold() not in STOP]
+    return DOTTED_NAME.findall(text) + (rare or found)

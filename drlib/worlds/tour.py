@@ -9,7 +9,9 @@ Left out: regions (babel carries no containment data), populations, and cities o
 more than six time zones, which would make "United States" a good guess for any city.
 """
 
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from babel import Locale
 from babel.core import get_global
@@ -19,77 +21,132 @@ from drlib.worlds.world import Entity, entities_of, only
 TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
 NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
+OFFICIAL = ("official", "de_facto_official")
+Row = tuple[str, str, Mapping[str, str | None], tuple[str, ...]]  # title, kind, facts, notes
 
 
 @lru_cache(maxsize=1)
 def entities() -> tuple[Entity, ...]:
     """The territories, languages, scripts, currencies and cities, with their facts."""
     locale = Locale("en")
-    names = {c: n for c, n in locale.territories.items() if len(c) == 2 and c not in NOT_COUNTRIES}
-    tender, former, since = _currencies(locale, names)
+    names = {
+        code: name
+        for code, name in locale.territories.items()
+        if len(code) == 2 and code not in NOT_COUNTRIES
+    }
+    money = _money(locale, names)
     language = _languages(locale, names)
-    script, rows = _scripts(locale, set(language.values())), []
-    for code, name in sorted(names.items()):
-        notes = (f"Its currency dates from {since[code]}.",) if code in since else ()
-        facts = {"currency": tender.get(code), "former currency": former.get(code)}
-        rows.append((name, "territory", facts | {"language": language.get(code)}, notes))
-    iso = {name: code for code, name in locale.currencies.items()}
-    for name in sorted({*tender.values(), *former.values()}):
-        home = only(tender if name in tender.values() else former, name)
-        rows.append((name, "currency", {"code": iso[name], "territory": names.get(home)}, ()))
-    for name in sorted(set(language.values())):
-        home = names.get(only(language, name))
-        rows.append((name, "language", {"script": script.get(name), "territory": home}, ()))
-    for written in sorted(set(script.values())):
-        rows.append((written, "script", {"language": only(script, written)}, ()))
-    return tuple(entities_of([*rows, *_cities(locale, names)]))
+    script = _scripts(locale, set(language.values()))
+    rows = [
+        *_territories(names, money, language),
+        *_currencies(locale, names, money),
+        *_language_rows(names, language, script),
+        *_script_rows(script),
+        *_cities(locale, names),
+    ]
+    return tuple(entities_of(rows))
 
 
-def _currencies(locale: Locale, names: dict[str, str]):
-    """Current tender and former tender by territory code, and the year the current one came."""
-    tender, former, since = {}, {}, {}
+# -------------------------------------------------------------------------------- what CLDR says
+
+
+class _Money(NamedTuple):
+    """By territory code: the one current tender, the one before it, and the year in which the
+    current one came."""
+
+    tender: dict[str, str]
+    former: dict[str, str]
+    since: dict[str, int]
+
+
+def _money(locale: Locale, names: Mapping[str, str]) -> _Money:
+    found = _Money({}, {}, {})
     for code in names.keys() & get_global("territory_currencies").keys():
         # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
         legal = [
             (locale.currencies[money], begin, end)
-            for money, begin, end, valid in get_global("territory_currencies")[code]
-            if valid and begin and "(" not in locale.currencies.get(money, "(")
+            for money, begin, end, is_tender in get_global("territory_currencies")[code]
+            if is_tender and begin and "(" not in locale.currencies.get(money, "(")
         ]
         now = [row for row in legal if row[2] is None or row[2] >= TODAY]
         if len(now) == 1:
-            tender[code], since[code] = now[0][0], now[0][1][0]
-        past = [row for row in legal if row not in now and row[0] != tender.get(code)]
-        latest = {name for name, _, end in past if end == max(row[2] for row in past)}
+            name, begin, _ = now[0]
+            found.tender[code] = name
+            found.since[code] = begin[0]
+        past = [row for row in legal if row not in now and row[0] != found.tender.get(code)]
+        last_day = max((end for _, _, end in past), default=None)
+        latest = {name for name, _, end in past if end == last_day}
         if len(latest) == 1:
-            former[code] = latest.pop()
-    return tender, former, since
+            found.former[code] = latest.pop()
+    return found
 
 
-def _languages(locale: Locale, names: dict[str, str]) -> dict[str, str]:
+def _languages(locale: Locale, names: Mapping[str, str]) -> dict[str, str]:
     """Most spoken official language by territory code."""
-    language, ranks = {}, ("official", "de_facto_official")
+    language = {}
     for code, spoken in get_global("territory_languages").items():
         official = {
             tag: row["population_percent"]
             for tag, row in spoken.items()
-            if row["official_status"] in ranks and tag in locale.languages
+            if row["official_status"] in OFFICIAL and tag in locale.languages
         }
         if code in names and official:
-            language[code] = locale.languages[max(sorted(official), key=official.get)]
+            most_spoken = max(sorted(official), key=official.get)
+            language[code] = locale.languages[most_spoken]
     return language
 
 
 def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
     """The likely script of each language, as `Cyrillic script`."""
-    tags, scripts = {name: tag for tag, name in locale.languages.items() if name in languages}, {}
+    tags = {name: tag for tag, name in locale.languages.items() if name in languages}
+    scripts = {}
     for name, tag in tags.items():
-        _, code, *_ = *tag.split("_"), *get_global("likely_subtags").get(tag, "").split("_")[1:], ""
-        if code in locale.scripts:
-            scripts[name] = f"{locale.scripts[code]} script"
+        likely = get_global("likely_subtags").get(tag, "")  # "sr" -> "sr_Cyrl_RS"
+        subtags = [*tag.split("_")[1:], *likely.split("_")[1:]]
+        if subtags and subtags[0] in locale.scripts:
+            scripts[name] = f"{locale.scripts[subtags[0]]} script"
     return scripts
 
 
-def _cities(locale: Locale, names: dict[str, str]):
+# ------------------------------------------------------------------------------------------- rows
+
+
+def _territories(
+    names: Mapping[str, str], money: _Money, language: Mapping[str, str]
+) -> Iterator[Row]:
+    for code, name in sorted(names.items()):
+        facts = {
+            "currency": money.tender.get(code),
+            "former currency": money.former.get(code),
+            "language": language.get(code),
+        }
+        since = money.since.get(code)
+        notes = (f"Its currency dates from {since}.",) if since is not None else ()
+        yield name, "territory", facts, notes
+
+
+def _currencies(locale: Locale, names: Mapping[str, str], money: _Money) -> Iterator[Row]:
+    iso = {name: code for code, name in locale.currencies.items()}
+    for name in sorted({*money.tender.values(), *money.former.values()}):
+        is_current = name in money.tender.values()
+        home = only(money.tender if is_current else money.former, name)
+        yield name, "currency", {"code": iso[name], "territory": names.get(home)}, ()
+
+
+def _language_rows(
+    names: Mapping[str, str], language: Mapping[str, str], script: Mapping[str, str]
+) -> Iterator[Row]:
+    for name in sorted(set(language.values())):
+        home = names.get(only(language, name))
+        yield name, "language", {"script": script.get(name), "territory": home}, ()
+
+
+def _script_rows(script: Mapping[str, str]) -> Iterator[Row]:
+    for written in sorted(set(script.values())):
+        yield written, "script", {"language": only(script, written)}, ()
+
+
+def _cities(locale: Locale, names: Mapping[str, str]) -> Iterator[Row]:
     """A row for every zone of a territory with few zones."""
     meta = get_global("meta_zones")
     for code, zones in sorted(get_global("territory_zones").items()):

@@ -78,8 +78,14 @@ class World:
     @cached_property
     def graph(self) -> Graph:
         """The same entities and facts as every other world has them."""
-        facts = [(e.title, name, v) for e in self.entities.values() for name, v in e.facts.items()]
-        return Graph((Node(e.title, e.kind) for e in self.entities.values()), facts)
+        entities = self.entities.values()
+        nodes = [Node(entity.title, entity.kind) for entity in entities]
+        facts = [
+            (entity.title, relation, value)
+            for entity in entities
+            for relation, value in entity.facts.items()
+        ]
+        return Graph(nodes, facts)
 
     @cached_property
     def store(self) -> Store:
@@ -110,15 +116,15 @@ class World:
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
         entity = self.entities[title]
         links = tuple([value for value in entity.facts.values() if value in self.entities])
-        facts = [
-            f"Its {relation} is {f'[{v}]({URL_SCHEME}{v})' if v in links else v}."
-            for relation, v in entity.facts.items()
-        ]
-        text = " ".join([f"{title} is a {entity.kind}.", *facts, *entity.notes])
+        sentences = [f"{title} is a {entity.kind}."]
+        for relation, value in entity.facts.items():
+            shown = f"[{value}]({URL_SCHEME}{value})" if value in links else value
+            sentences.append(f"Its {relation} is {shown}.")
+        text = " ".join([*sentences, *entity.notes])
         return Page(title, URL_SCHEME + title, text, links)
 
     def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The titles that the page of a title or URL links to; KeyError as `page`."""
+        """The titles that the page of a title or URL links to; KeyError when there is none."""
         return self.page(title_or_url).links
 
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:

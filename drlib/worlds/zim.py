@@ -9,6 +9,7 @@ the file's own Xapian index.
 """
 
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,11 +17,14 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
-from drlib.worlds.folder import LINK, TIMEOUT_S
+from drlib.worlds.chunking import MARKDOWN_LINK
+from drlib.worlds.folder import TIMEOUT_S
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.reading import Parser, Unreadable, require_libraries
 from drlib.worlds.store import Document, Part, Store, one_line
+
+MAX_REDIRECTS = 9  # after one another; more are a circle
 
 
 def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> Library:
@@ -44,41 +48,77 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
 
 def _read(archive, parser: Parser, limit: int) -> Part:
     """The articles; a title that came before gets its path added."""
-    titles, aliases, articles, documents, facts = {}, defaultdict(set), {}, [], []
+    articles, titles = _articles(archive, limit)
+    aliases = _aliases(archive, titles)
+    documents, facts = [], []
+    for name, entry in articles.items():
+        text, found = _linked(_text(entry, parser), posixpath.dirname(entry.path), titles)
+        documents.append(Document(name, text, found))
+        facts += [(name, "link", title) for title in found if title != name]
+    nodes = [Node(name, "article", tuple(sorted(aliases[name]))) for name in articles]
+    return Part(documents, nodes, facts)
 
-    def entries() -> Iterator:  # one by one: a Wikipedia has millions
-        return map(archive._get_entry_by_id, range(archive.all_entry_count))
 
+def _entries(archive) -> Iterator:
+    """All entries, one by one: a Wikipedia has millions."""
+    return map(archive._get_entry_by_id, range(archive.all_entry_count))
+
+
+def _articles(archive, limit: int) -> tuple[dict, dict[str, str]]:
+    """(title -> entry, path -> title) of the first `limit` articles."""
+    articles, titles = {}, {}
     pages = (
         entry
-        for entry in entries()
+        for entry in _entries(archive)
         if not entry.is_redirect and entry.get_item().mimetype.startswith("text/html")
     )
     for entry in islice(pages, limit):
         name = one_line(entry.title) or entry.path
-        titles[entry.path] = name = f"{name} ({entry.path})" if name in articles else name
+        if name in articles:
+            name = f"{name} ({entry.path})"
+        titles[entry.path] = name
         articles[name] = entry
-    for entry in (entry for entry in entries() if entry.is_redirect and entry.path != "mainPage"):
-        goal, steps = entry.get_redirect_entry(), 0
-        while goal.is_redirect and steps < 9:  # more: a circle
-            goal, steps = goal.get_redirect_entry(), steps + 1
-        if name := titles.get(goal.path):
+    return articles, titles
+
+
+def _aliases(archive, titles: dict[str, str]) -> dict[str, set[str]]:
+    """Title -> the other names that redirects give it; their paths are added to `titles`."""
+    aliases = defaultdict(set)
+    for entry in _entries(archive):
+        if not entry.is_redirect or entry.path == "mainPage":
+            continue
+        goal = entry.get_redirect_entry()
+        for _ in range(MAX_REDIRECTS):
+            if not goal.is_redirect:
+                break
+            goal = goal.get_redirect_entry()
+        name = titles.get(goal.path)
+        if name:
             titles[entry.path] = name
             aliases[name] |= {entry.title} - {name}
-    for name, entry in articles.items():
-        found = {}
+    return aliases
 
-        def address(match, folder=posixpath.dirname(entry.path), found=found):
-            path = posixpath.join(folder, unquote(match[2]).partition("#")[0])
-            title = titles.get(posixpath.normpath(path).lstrip("/"))
-            return f"[{match[1]}](zim:{found.setdefault(title, title)})" if title else match[1]
 
-        try:
-            data = bytes(entry.get_item().content)
-            text = parser.parse(".html", data, TIMEOUT_S, outline=True)["text"]
-        except Unreadable as fault:
-            text = f"(This article could not be read: {': '.join(fault.args)}.)"
-        documents.append(Document(name, LINK.sub(address, text), tuple(found)))
-        facts += [(name, "link", title) for title in found if title != name]
-    nodes = [Node(name, "article", tuple(sorted(aliases[name]))) for name in articles]
-    return Part(documents, nodes, facts)
+def _text(entry, parser: Parser) -> str:
+    """The article as Markdown, or why it could not be read."""
+    try:
+        data = bytes(entry.get_item().content)
+        return parser.parse(".html", data, TIMEOUT_S, outline=True)["text"]
+    except Unreadable as fault:
+        return f"(This article could not be read: {': '.join(fault.args)}.)"
+
+
+def _linked(text: str, folder: str, titles: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The text of an article that lies in `folder`, its links to articles made addresses of their
+    pages, all others plain words; and the titles it links to."""
+    found: dict[str, None] = {}
+
+    def address(match: re.Match) -> str:
+        path = posixpath.join(folder, unquote(match[2]).partition("#")[0])
+        title = titles.get(posixpath.normpath(path).lstrip("/"))
+        if not title:
+            return match[1]
+        found[title] = None
+        return f"[{match[1]}](zim:{title})"
+
+    return MARKDOWN_LINK.sub(address, text), tuple(found)

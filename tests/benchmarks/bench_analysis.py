@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from tests.analysis_examples import rollout
 
 TOKENIZER = "figures/reference/tour/policy_rl"

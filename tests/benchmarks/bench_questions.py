@@ -20,7 +20,8 @@ from collections import Counter
 from statistics import quantiles
 
 from drlib.synthesis.checks import constant_edges, effort, faults, target_edges
-from drlib.synthesis.engine import expand, explain, known_by, side_of, synthesize_questions
+from drlib.synthesis.engine import side_of, synthesize_questions
+from drlib.synthesis.expansion import expand, explain, known_by
 from drlib.synthesis.queries import SqlEngine, canonical, constants, depth, from_text, to_text, walk
 from drlib.worlds import load_world
 

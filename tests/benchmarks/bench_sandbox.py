@@ -26,11 +26,9 @@ import importlib.metadata
 import importlib.util
 import io
 import json
-import math
 import multiprocessing
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
@@ -39,25 +37,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+from sandbox_load import CODES, fuzz, quantile, queue_many, warm, watch_memory
 
 from drlib.sandbox import Sandbox, probe
 
-CODES = {
-    "print": ("print(6 * 7)", "42"),
-    "sympy": (
-        "from sympy import Symbol, diff, factor, solve\nx = Symbol('x')\n"
-        "print(solve(x**2 - 5 * x + 6, x), factor(x**3 - 1), diff(x**5 + x, x))",
-        "[2, 3] (x - 1)*(x**2 + x + 1) 5*x**4 + 1",
-    ),
-}
 ARMS = ("sandbox", "standard", "subprocess", "pool", "smolagents")
+
+
 # Calls of one block, before --scale; a multiple of every concurrency.
 BLOCKS = {"print": 200, "sympy": 64}
+
+
 SLOWER = {("subprocess", "print"): 4, ("subprocess", "sympy"): 8}
+
+
 CONCURRENCIES = (1, 8)
-
-
-# --- contenders --------------------------------------------------------------------------------
 
 
 def run_here(code):
@@ -68,7 +62,7 @@ def run_here(code):
 
 
 def import_sympy():
-    import sympy  # noqa: F401
+    import sympy  # noqa: F401 - so that later imports cost nothing
 
 
 def run_subprocess(code):
@@ -87,13 +81,6 @@ def smolagents_runner():
     return run
 
 
-def warm(sandbox):
-    """Every template of every worker started: one call each at the same time, of both kinds."""
-    for code, _ in CODES.values():
-        sandbox.map([f"{code}\nimport time\ntime.sleep(0.4)"] * sandbox.workers)
-    return sandbox
-
-
 def make_arms(stack, workers):
     """{name: function from code to what it printed}, all warm."""
     import_sympy()  # smolagents runs here; and all pay for it alike
@@ -110,9 +97,6 @@ def make_arms(stack, workers):
     if importlib.util.find_spec("smolagents"):
         arms["smolagents"] = smolagents_runner()
     return arms, best
-
-
-# --- measuring ---------------------------------------------------------------------------------
 
 
 def cpu_seconds():
@@ -140,20 +124,25 @@ def block(run, code, expected, calls, concurrency):
     with ThreadPoolExecutor(concurrency) as threads:
         list(threads.map(one, range(concurrency)))  # starts threads, templates, executors
         latencies.clear()
-        cpu, start = cpu_seconds(), time.perf_counter()
+        cpu_before = cpu_seconds()
+        start = time.perf_counter()
         list(threads.map(one, range(calls)))
-        wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+        wall = time.perf_counter() - start
+        cpu = cpu_seconds() - cpu_before
     latencies = [round(value, 3) for value in latencies]
     return {"calls_s": calls / wall, "cpu_ms": cpu / calls * 1000, "latencies_ms": latencies}
 
 
 def compare(arms, args):
     """Every contender on every (code, concurrency): a list of rows, one a block."""
-    rows, names = [], list(arms)
+    rows = []
+    names = list(arms)
     for turn in range(args.rounds):
+        first = turn % len(names)
+        in_turn = names[first:] + names[:first]
         for kind, (code, expected) in CODES.items():
             for concurrency in CONCURRENCIES:
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for name in in_turn:
                     share = args.scale / SLOWER.get((name, kind), 1)
                     calls = max(concurrency, round(BLOCKS[kind] * share))
                     found = block(arms[name], code, expected, calls, concurrency)
@@ -170,10 +159,10 @@ def compare(arms, args):
     return rows
 
 
-def quantile(values, share):
-    """The smallest of the values that at least this share of them does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(math.ceil(len(ordered) * share) - 1, 0)]
+def of_arm(rows, kind, concurrency, arm):
+    """The rows of one contender on one (code, concurrency), in the order of the rounds."""
+    wanted = (kind, concurrency, arm)
+    return [row for row in rows if (row["code"], row["concurrency"], row["arm"]) == wanted]
 
 
 def summarize(rows):
@@ -181,10 +170,8 @@ def summarize(rows):
     summary = []
     keys = sorted({(r["code"], r["concurrency"], ARMS.index(r["arm"])) for r in rows})
     for kind, concurrency, index in keys:
-        own, base = (
-            [r for r in rows if (r["code"], r["concurrency"], r["arm"]) == (kind, concurrency, arm)]
-            for arm in (ARMS[index], "subprocess")
-        )
+        own = of_arm(rows, kind, concurrency, ARMS[index])
+        base = of_arm(rows, kind, concurrency, "subprocess")
         latencies = [value for r in own for value in r["latencies_ms"]]
         speed = [a["calls_s"] / b["calls_s"] for a, b in zip(own, base, strict=True)]
         # Little CPU time is measured in ticks of 10 ms: at least one tick.
@@ -209,114 +196,6 @@ def summarize(rows):
             }
         )
     return summary
-
-
-# --- further parts -----------------------------------------------------------------------------
-
-
-def queue_many(sandbox, count):
-    """`count` numbered calls queued at once: each answered once, by its own number."""
-    ended, answers = [], [0] * count
-    start = time.perf_counter()
-
-    def note(index):
-        def done(_):
-            answers[index] += 1
-            ended.append((index, time.perf_counter() - start))
-
-        return done
-
-    futures = []
-    for index in range(count):
-        futures.append(sandbox.submit(f"print({index})"))
-        futures[-1].add_done_callback(note(index))
-    results = [future.result() for future in futures]
-    wall = time.perf_counter() - start
-    wrong = [i for i, result in enumerate(results) if result.text != str(i)]
-    lost, twice = answers.count(0), sum(n > 1 for n in answers)
-    if wrong or lost or twice:
-        raise SystemExit(f"queue: {len(wrong)} wrong, {lost} lost, {twice} answered twice")
-    waits = [seconds for _, seconds in ended]
-    service = [result.duration_s * 1000 for result in results]
-    return {
-        "calls": count,
-        "wrong": 0,
-        "lost": 0,
-        "answered_twice": 0,
-        "calls_s": count / wall,
-        "wait_p50_s": quantile(waits, 0.5),
-        "wait_p99_s": quantile(waits, 0.99),
-        "code_p50_ms": quantile(service, 0.5),
-        "code_p99_ms": quantile(service, 0.99),
-        # Two workers end calls nearly in the order in which they were queued.
-        "most_places_from_order": max(abs(i - place) for place, (i, _) in enumerate(ended)),
-    }
-
-
-MIXED = (
-    "print('x' * 500_000)",
-    "1 / 0",
-    "x = bytearray(60_000_000)",
-    "raise MemoryError",
-    "open('f', 'wb').write(bytes(5_000_000))",
-    CODES["sympy"][0],
-    "import os\nos.abort()",
-)
-
-
-def resident_mb(process):
-    try:
-        return process.memory_info().rss / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
-def watch_memory(workers, count):
-    """Memory over `count` calls, of which one in twenty is large, wrong or dies; 100 samples."""
-    generator, samples = random.Random(0), []
-    step = max(count // 100, 1)
-    with Sandbox(workers=workers, timeout_s=10.0) as sandbox:
-        warm(sandbox)
-        for first in range(0, count, step):
-            sandbox.map(
-                [
-                    generator.choice(MIXED) if generator.random() < 0.05 else f"print({i})"
-                    for i in range(first, min(first + step, count))
-                ]
-            )
-            own = psutil.Process()
-            kept = own.children(recursive=True)
-            samples.append(
-                {
-                    "calls": min(first + step, count),
-                    "parent_mb": resident_mb(own),
-                    "children_mb": sum(map(resident_mb, kept)),
-                    "processes": len(kept),
-                    "files": own.num_fds(),
-                }
-            )
-    early = samples[len(samples) // 10 : len(samples) // 3] or samples
-    late = samples[-len(early) :]
-    growth = {
-        key: statistics.median(s[key] for s in late) - statistics.median(s[key] for s in early)
-        for key in ("parent_mb", "children_mb", "files")
-    }
-    return {"calls": count, "growth": growth, "samples": samples}
-
-
-def fuzz(workers, count):
-    """How often each status came; the checks are the test's."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from tests.test_sandbox_fuzz import fuzz_codes
-
-    with Sandbox(workers=workers, timeout_s=1.0, memory_mb=128) as sandbox:
-        start = time.perf_counter()
-        counts = fuzz_codes(sandbox, count, seed=0)
-        wall = time.perf_counter() - start
-        return {"calls": count, "statuses": counts, "calls_s": count / wall}
-
-
-# --- report ------------------------------------------------------------------------------------
 
 
 def report(summary, level):

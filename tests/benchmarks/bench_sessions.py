@@ -13,6 +13,7 @@ import json
 import platform
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 from drlib.sandbox import Sandbox
@@ -66,8 +67,8 @@ def measure(sandbox: Sandbox, name: str, asked: argparse.Namespace) -> dict:
                     last.close()
             hold_ms.append((time.perf_counter() - began) * 1e3)
             assert state.live, name
-            held_ms.append(timed(lambda: state.run(code), answer, asked.branches))
-            replay = lambda: sandbox.run(code, history=cells)  # noqa: E731
+            held_ms.append(timed(partial(state.run, code), answer, asked.branches))
+            replay = partial(sandbox.run, code, history=cells)
             replay_ms.append(timed(replay, answer, asked.branches))
     ratios = [replay / held for replay, held in zip(replay_ms, held_ms, strict=True)]
     row = {

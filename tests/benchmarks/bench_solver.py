@@ -16,8 +16,8 @@ import json
 import statistics
 import time
 
-from drlib.synthesis.demonstrations import Funnel, required, seeking
 from drlib.synthesis.engine import synthesize_questions
+from drlib.synthesis.funnel import Funnel, required, seeking
 from drlib.synthesis.queries import from_text
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox

@@ -30,7 +30,7 @@ from drlib.policy.moe import load_policy
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.gradient import learn
+from drlib.training.gradient import Share, learn
 from drlib.training.grpo import FINAL_LR, SKILLS, Questions, advantages_of, limits_of, rollout
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import Ranks
@@ -47,12 +47,13 @@ def train(model, agent, m: int, config: Config, world) -> dict:
     questions, ranks, tokens = Questions(config, world, Names.of(world)), Ranks(), 0
     for step in range(config.rl_steps):
         tasks, worlds = questions.draw(step, curriculum)
-        trajectories = rollout(agent, tasks, worlds, config, step, ranks)
+        trajectories = rollout(agent, tasks, worlds, config, step)
         advantages, weights, _ = advantages_of(trajectories, config)
         kept = support_set([t.group_id for t in trajectories], m, seed=1000 * config.seed + step)
         weights = weights * kept
         pad_id = agent.chat.tokenizer.pad_token_id
-        row = learn(model.train(), trajectories, advantages, weights, config, ranks, pad_id)
+        share = Share(trajectories, advantages, weights)
+        row = learn(model.train(), [share], config, ranks, pad_id)
         ranks.sum_gradients(model)
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
         optimizers.step(factor)

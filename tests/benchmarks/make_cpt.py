@@ -3,8 +3,9 @@
 For each seed the tour's `cpt` policy is taken as a general base model, and goes three ways:
 
     none           straight to the cold start
-    agentic        first-order and higher-order action synthesis (drlib.synthesis.cpt), made on
-                   invented worlds, with replay of general text, in two length stages
+    agentic        first-order and higher-order action synthesis, made on invented worlds, with
+                   replay of general text (drlib.synthesis.families.agentfounder), in two length
+                   stages
     equal_compute  as many steps at the same rates on the tour's own pre-training stream
 
 Then all three get the SAME cold start: data, order of samples, steps, rates; a short one (about
@@ -40,18 +41,18 @@ from drlib.lab import ensure
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
-from drlib.synthesis.cpt import (
+from drlib.synthesis.families.agentfounder import (
     KEPT,
     Teacher,
+    context_stages,
     higher_order,
-    length_stages,
     plans,
     reasoning,
-    sample,
+    sample_of,
     with_replay,
 )
-from drlib.synthesis.memory import Memory
-from drlib.synthesis.oracle import Demonstrator, Faults
+from drlib.synthesis.memory import EntityMemory
+from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.tools import Toolbox
 from drlib.training.batches import pack, portions, score, spread
@@ -63,7 +64,7 @@ from drlib.worlds import Names, fictional_world, load_world
 
 WORLDS, QUESTIONS = 80, 16  # invented worlds, and questions on each
 K, N = 4, 3  # plans a question, alternatives a step
-TEACHER = Faults(guess=0.1, stop_early=0.15, bad_code=0.3, bad_query=0.2, loop=0.02)
+TEACHER = DemonstratorFaults(guess=0.1, stop_early=0.15, bad_code=0.3, bad_query=0.2, loop=0.02)
 SHORT = 160  # tokens of a row of the first length stage
 STAGE_SHARE = 0.6  # of the steps, the first length stage
 REPLAY_SHARE = 0.5  # of the samples
@@ -74,9 +75,9 @@ HELD_OUT = 240  # samples of general text
 ARMS = ("none", "agentic", "equal_compute")
 
 
-def memory_of(world) -> Memory:
+def memory_of(world) -> EntityMemory:
     """Its facts, and what its pages say about each entity."""
-    memory = Memory(world.entities)
+    memory = EntityMemory(world.entities)
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
             memory.fact(entity.title, relation, value, f"{world.name}/{entity.title}")
@@ -110,7 +111,7 @@ def agentic_rows(names, seed: int, toolbox) -> list:
 def held_out_demonstrations(world, config, toolbox, known: set[str]) -> list[list[dict]]:
     """Right attempts of the tour's teacher at questions that are not in the pool."""
     rng = random.Random(f"held-out-{config.seed}")
-    teacher = Demonstrator(Faults(), sorted(world.entities))
+    teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
     tasks = demonstration_tasks(world, config.demonstrations, 1000 + config.seed)
     played = [teacher.play(task, toolbox, rng) for task in tasks if task.id not in known]
     return [e.messages for e in played if e.correct]
@@ -197,8 +198,8 @@ def one_seed(seed: int, runs: Path, world, arms) -> dict:
         found = held_out_demonstrations(world, config, tools, {e["task"] for e in episodes})
         rows = agentic_rows(names, seed, tools)
     held_out = [episode_sample(messages, chat) for messages in found]
-    kept = [sample(row, chat) for row in rows if row.judge == KEPT]
-    pools = length_stages(kept, SHORT, config.max_context_tokens)
+    kept = [sample_of(row, chat) for row in rows if row.judge == KEPT]
+    pools = context_stages(kept, SHORT, config.max_context_tokens)
     stream = data.stream("held-out-general", REPLAY)
     general = [next(stream) for _ in range(HELD_OUT)]
     kinds = sorted({row.kind for row in rows})
@@ -279,8 +280,8 @@ def main():
     world = load_world(Config().world)
     for seed in args.seeds:
         result["rows"].append(one_seed(seed, args.runs, world, args.arms))
-        text = json.dumps(result, indent=1)
-        write_whole(args.out / "results.json", text + "\n")
+        text = json.dumps(result, indent=1) + "\n"
+        write_whole(args.out / "results.json", text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import torch
 
 from drlib.analysis import pseudo_gradient as pg
 from drlib.analysis import reflection, routing
-from drlib.analysis.entropy import rescore, responses, token_statistics
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import responses, token_statistics
 from drlib.files import write_whole
 from drlib.policy.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories

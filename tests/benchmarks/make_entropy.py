@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from drlib.agents import ReAct
-from drlib.analysis.entropy import outcome, rescore, summary, token_statistics
+from drlib.analysis.entropy import summary
 from drlib.analysis.reflection import reflection_lift
+from drlib.analysis.rescoring import rescore
+from drlib.analysis.token_table import outcome, token_statistics
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import held_out

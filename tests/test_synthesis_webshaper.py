@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from query_examples import any_query, small_graph
 
 from drlib.synthesis.checks import constant_edges, faults
-from drlib.synthesis.engine import expand, synthesize_questions
-from drlib.synthesis.formal import from_triples, split_rows, to_triples
+from drlib.synthesis.engine import synthesize_questions
+from drlib.synthesis.expansion import expand
+from drlib.synthesis.families.webshaper import from_triples, split_rows, to_triples
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -19,7 +20,7 @@ from drlib.synthesis.queries import (
     Proj,
     Range,
     depth,
-    evaluate,
+    evaluate_query,
     from_text,
     walk,
 )
@@ -171,8 +172,8 @@ def test_proposition_1_a_union_of_projections_is_the_projection_of_the_union(pai
     graph = Graph([Node(str(i), "n") for i in range(6)], [(str(a), "r", str(b)) for a, b in pairs])
     apart = Or(tuple(Proj("r", Or(some)) for some in sets))
     merged = Proj("r", Or(tuple(name for some in sets for name in some)))
-    assert evaluate(apart, graph) == evaluate(merged, graph)
-    assert evaluate(merged, graph) == {str(b) for a, b in pairs if str(a) in merged.of.parts}
+    assert evaluate_query(apart, graph) == evaluate_query(merged, graph)
+    assert evaluate_query(merged, graph) == {str(b) for a, b in pairs if str(a) in merged.of.parts}
 
 
 def test_merging_keeps_the_answers_of_any_query_that_can_be_written():
@@ -184,7 +185,7 @@ def test_merging_keeps_the_answers_of_any_query_that_can_be_written():
         except ValueError:
             continue
         written += 1
-        assert evaluate(from_triples(rows), SMALL) == evaluate(query, SMALL)
+        assert evaluate_query(from_triples(rows), SMALL) == evaluate_query(query, SMALL)
     assert written > 100
 
 
@@ -230,9 +231,9 @@ def test_layer_wise_expansion_keeps_the_answer_and_deepens(graph, seeds):
     for i, seed in enumerate(seeds):
         made = expansions(seed, graph, "layer", i)
         lengths.append(len(made))
-        (answer,) = evaluate(seed, graph)
+        (answer,) = evaluate_query(seed, graph)
         for before, after in zip(made, made[1:]):
-            assert evaluate(after, graph) == {answer}
+            assert evaluate_query(after, graph) == {answer}
             assert depth(after) > depth(before)
             redundant, shortcuts = weak_rows(to_triples(after))
             assert redundant == [] and shortcuts == [] and constant_edges(after, graph) == 0

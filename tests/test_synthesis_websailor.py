@@ -7,8 +7,8 @@ from query_examples import answers, small_graph, unique_queries
 
 from drlib.synthesis.checks import faults
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.obfuscation import (
-    OPERATORS,
+from drlib.synthesis.families.websailor import (
+    OBFUSCATIONS,
     alias,
     band,
     describe,
@@ -17,8 +17,8 @@ from drlib.synthesis.obfuscation import (
     obfuscate,
     period,
 )
-from drlib.synthesis.queries import And, Or, Proj, Range, constants, evaluate, from_text
-from drlib.synthesis.wording import render, says
+from drlib.synthesis.queries import And, Or, Proj, Range, constants, evaluate_query, from_text
+from drlib.synthesis.wording import render_question, says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -62,7 +62,7 @@ def test_a_year_becomes_its_decade_or_a_part_of_it():
 def test_a_number_becomes_a_range(number, low, high):
     (found,) = drawn(band, Proj("length of", str(number)), n=1)
     assert found.query == Range("length", low, high) and low <= number <= high
-    assert render(found.query, SMALL).endswith("of less than 1?") == (number == 0)
+    assert render_question(found.query, SMALL).endswith("of less than 1?") == (number == 0)
 
 
 def test_a_name_becomes_initials_that_similar_names_share():
@@ -104,7 +104,7 @@ def test_every_predicate_is_implied_by_its_fact(queries, cldr):
         fuzzed = obfuscate(query, cldr.graph, random.Random(f"implied-{i}"))
         for name, predicate in fuzzed.applied if fuzzed else ():
             seen.add(name)
-            left, right = (evaluate(q, cldr.graph) for q in (predicate.fact, predicate.query))
+            left, right = (evaluate_query(q, cldr.graph) for q in (predicate.fact, predicate.query))
             assert left and left <= right, (name, predicate)
     assert seen >= {"initials", "alias", "describe"}
 
@@ -144,7 +144,7 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
 
 def test_a_merge_that_would_admit_a_second_answer_is_not_made():
     query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))  # Alba
-    assert evaluate(query, SMALL) == {"Alba"}
+    assert evaluate_query(query, SMALL) == {"Alba"}
     for i in range(40):
         fuzzed = obfuscate(query, SMALL, random.Random(f"merge-{i}"))
         if fuzzed:
@@ -166,4 +166,4 @@ def test_the_same_seed_gives_the_same_obfuscation():
     for query, _ in unique_queries(graph, 20, 1):
         first, second = (obfuscate(query, graph, random.Random(7)) for _ in range(2))
         assert first == second
-    assert [o.__name__ for o in OPERATORS] == ["period", "band", "initials", "alias", "describe"]
+    assert [o.__name__ for o in OBFUSCATIONS] == ["period", "band", "initials", "alias", "describe"]

@@ -8,8 +8,7 @@ import pytest
 from query_examples import answers
 
 from drlib.synthesis.checks import conditions, constant_edges, faults
-from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate
-from drlib.synthesis.subgraphs import (
+from drlib.synthesis.families.websailor_v2 import (
     bridge_question,
     cut,
     cycle_rank,
@@ -21,6 +20,7 @@ from drlib.synthesis.subgraphs import (
     orbits,
     with_distractors,
 )
+from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate_query
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -145,7 +145,7 @@ def test_a_cycle_is_asked_as_two_paths_that_meet(graph, subgraphs):
         assert twice and focus not in constants(query)
         inner = query.left if isinstance(query, Diff) else query
         assert isinstance(inner, And) and all(isinstance(part.of, Proj) for part in inner.parts)
-        assert all(len(evaluate(part, graph)) > 1 for part in inner.parts)  # no shortcut
+        assert all(len(evaluate_query(part, graph)) > 1 for part in inner.parts)  # no shortcut
 
 
 def island():
@@ -180,8 +180,8 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
         Proj("lord of", Proj("lord", "B")),
     }
     query, bridge = bridge_question(found, "B", graph)
-    assert bridge == ("B", "C") and evaluate(query, graph) == {"B"}
-    assert evaluate(query, cut(graph, {"B", "C"})) == set()
+    assert bridge == ("B", "C") and evaluate_query(query, graph) == {"B"}
+    assert evaluate_query(query, cut(graph, {"B", "C"})) == set()
     assert cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
 
 
@@ -190,9 +190,9 @@ def test_a_structural_question_has_no_answer_without_its_bridge(graph, subgraphs
     assert len(made) >= 5
     for focus, (query, bridge) in made:
         assert answers(query, graph) == {focus} and faults(query, graph) == []
-        assert focus not in evaluate(query, cut(graph, {*bridge}))  # the fact is gone
+        assert focus not in evaluate_query(query, cut(graph, {*bridge}))  # the fact is gone
         for page in {*bridge} - {focus}:  # the page is gone
-            assert focus not in evaluate(query, cut(graph, {page}))
+            assert focus not in evaluate_query(query, cut(graph, {page}))
 
 
 def test_cutting_takes_only_what_it_names():
@@ -215,7 +215,7 @@ def test_distractors_come_near_and_never_fit(graph, subgraphs):
         assert answers(query, noisy) == {focus}
         for title in invented:
             assert noisy.nodes[title].kind == graph.nodes[focus].kind
-            assert any(title in evaluate(part, noisy) for part in conditions(query))
+            assert any(title in evaluate_query(part, noisy) for part in conditions(query))
         if done == 3:
             break
     assert done == 3

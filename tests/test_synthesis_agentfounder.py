@@ -17,19 +17,19 @@ import pytest
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.format import ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample
-from drlib.synthesis.cpt import (
+from drlib.synthesis.families.agentfounder import (
     CHOICE,
     DECISION,
     KEPT,
     Teacher,
+    context_stages,
     higher_order,
-    length_stages,
     plans,
     reasoning,
-    sample,
+    sample_of,
     with_replay,
 )
-from drlib.synthesis.memory import Memory
+from drlib.synthesis.memory import EntityMemory
 from drlib.synthesis.questions import SearchQuestions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
@@ -48,7 +48,7 @@ def chat():
 def invented():
     """(world, memory of its facts, relations)"""
     world = fictional_world("cpt-test", Names.of(load_world("tour")))
-    memory, relations = Memory(), set()
+    memory, relations = EntityMemory(), set()
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
             memory.fact(entity.title, relation, value, f"page:{entity.title}")
@@ -128,7 +128,7 @@ CURRENCY = "<think>First the currency.</think>"
     ],
 )
 def test_why_a_plan_is_rejected(plan, verdict):
-    memory = Memory()
+    memory = EntityMemory()
     for land, money, code in (("Gabon", "Franc", "XAF"), ("Peru", "Sol", "PEN")):
         memory.fact(land, "currency", money, "g")
         memory.fact(money, "code", code, "g")
@@ -169,7 +169,7 @@ def test_reasoning_about_what_the_memory_does_not_know(invented):
     world, _, _ = invented
     task = tasks_of(world, 1)[0]
     with pytest.raises(ValueError, match=re.escape(repr(task.start))):
-        reasoning(task, Memory(), teacher_of(invented), random.Random(0))
+        reasoning(task, EntityMemory(), teacher_of(invented), random.Random(0))
 
 
 def trajectory(k=4):
@@ -212,7 +212,7 @@ def test_what_carries_loss(invented, chat):
     teacher = teacher_of(invented)
     for correct in (True, False):
         row = higher_order(trajectory(), correct, "t", teacher, 3, random.Random(5))
-        made = sample(row, chat)
+        made = sample_of(row, chat)
         learned = chat.tokenizer.decode([i for i, own in zip(made.ids, made.loss) if own])
         said = [text for role, text in row.parts if role == "own"]
         assert learned == "".join(said)
@@ -228,7 +228,7 @@ def test_a_plan_is_sampled_as_a_rollout_would_be(invented, chat):
     world, memory, _ = invented
     task = tasks_of(world, 1)[0]
     row = plans(task, memory, teacher_of(invented, 0), 1, random.Random(0))[0]
-    made = sample(row, chat)
+    made = sample_of(row, chat)
     prompt = chat.prompt(task.question)
     assert list(made.ids[: len(prompt)]) == prompt and not any(made.loss[: len(prompt)])
     assert all(made.loss[len(prompt) :]) and made.ids[-1] == chat.end_id
@@ -262,7 +262,7 @@ def test_a_task_that_is_no_chain_is_named(invented):
 
 def test_length_stages_and_replay():
     rows = [Sample((1,) * n, (True,) * n) for n in (5, 50, 10, 11, 60)]
-    short, long = length_stages(rows, 10, 50)
+    short, long = context_stages(rows, 10, 50)
     assert [len(s) for s in short] == [5, 10] and [len(s) for s in long] == [50, 11]
 
     def stream(share):
@@ -276,8 +276,8 @@ def test_length_stages_and_replay():
 def test_equal_under_any_hash_seed():
     program = """
 import json, random
-from drlib.synthesis.cpt import *
-memory = Memory()
+from drlib.synthesis.families.agentfounder import *
+memory = EntityMemory()
 for i in range(9):
     memory.fact(f"E{i}", "code", f"C{i}", f"s{i}"); memory.fact(f"E{i}", "owner", f"E{i//2}", "t")
 teacher, rng = Teacher(memory.entities, {"code", "owner"}), random.Random("x")

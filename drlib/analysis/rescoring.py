@@ -1,0 +1,198 @@
+"""Stored trajectories through a model again: exact log-probabilities, entropies, experts.
+
+`rescore` runs trajectories through a model by teacher forcing and reads the entropy of the whole
+vocabulary at every sampled token. The same tokens under two checkpoints are comparable place by
+place; two samples never are. Log-probabilities of all tokens at once are never held where the model
+has a plain output matrix (`policy.kernels`).
+
+-log p of the sampled token is not its entropy (only its mean is) and is never used as one.
+Left out: models over several devices.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drlib.checks import require
+from drlib.policy.kernels import token_logprobs
+from drlib.policy.replay import record_routes
+from drlib.trajectory import Trajectory
+
+HELD_TOKENS = 512  # tokens whose logits are held at a time where alternatives are wanted
+
+
+class _Scoring(NamedTuple):
+    """What `rescore` was asked for: the model, how it makes logits, and what to keep of them."""
+
+    model: torch.nn.Module
+    head: "_LogitsHead"
+    temperature: float
+    top_k: int
+    experts: bool
+
+
+def rescore(
+    model,
+    trajectories: Iterable[Trajectory],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    experts: bool = False,
+    batch_tokens: int = 8192,
+) -> Iterator[Trajectory]:
+    """The same trajectories with what `model` says about their sampled tokens; a few at a time.
+
+    model: a Hugging Face causal language model.
+    temperature: of the rollout, above 0. top_k: alternatives to keep a token.
+    experts: also record the experts of every token (softmax top-k routers, see `policy.replay`).
+    batch_tokens: padded tokens in a forward pass, or one trajectory.
+
+    Log-probabilities and entropies (nats, float32) are those of the full vocabulary. A token that
+    nothing precedes gets NaN. ValueError: an id beyond the model's vocabulary, or a trajectory
+    longer than its positions; a model in training mode.
+    """
+    size = model.get_input_embeddings().num_embeddings
+    require(not model.training, "the model is in training mode; call model.eval() first")
+    require(0 < temperature < math.inf, f"temperature must be finite and above 0: {temperature}")
+    require(0 <= top_k <= size, f"top_k must lie in 0..{size}, the vocabulary, got {top_k}")
+    scoring = _Scoring(model, _head_of(model), temperature, top_k, experts)
+    batch: list[Trajectory] = []
+    for trajectory in trajectories:
+        longest = max(map(len, [*batch, trajectory]))
+        if batch and longest * (len(batch) + 1) > batch_tokens:
+            yield from _rescored(batch, scoring)
+            batch = []
+        batch.append(trajectory)
+    if batch:
+        yield from _rescored(batch, scoring)
+
+
+def _rescored(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
+    """Not a generator: between its yields the caller would have no gradients, and our hooks."""
+    model, head = scoring.model, scoring.head
+    _check_fits(model, batch)
+    ids_BT, real_BT = _padded(batch)
+    done = []
+    with torch.no_grad(), record_routes(model) if scoring.experts else nullcontext() as routes:
+        inputs = dict(
+            input_ids=ids_BT.to(model.device), attention_mask=real_BT.long().to(model.device)
+        )
+        out_BTX = head.run(**inputs, use_cache=False)[0]
+        for b, trajectory in enumerate(batch):
+            # a sampled token is judged by what the model gives at the token before it
+            before_N = torch.from_numpy(np.flatnonzero(trajectory.generated[1:]))
+            ids_N = ids_BT[b, before_N + 1].to(model.device)
+            read = _read(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
+            changes = {name: _spread(trajectory, values_N) for name, values_N in read.items()}
+            if scoring.experts:
+                routes_LBTK = routes.passes[0].unflatten(1, ids_BT.shape)
+                routes_TLK = routes_LBTK[:, b, : len(trajectory)].transpose(0, 1)
+                changes["routed_experts"] = routes_TLK.cpu().numpy().astype(np.uint16)
+            done.append(replace(trajectory, **changes))
+    return done
+
+
+def _padded(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
+    """Ids with zeros behind each trajectory's end, and which of them are real: [B, T] each."""
+    width = max(1, *map(len, batch))
+    ids_BT = torch.zeros(len(batch), width, dtype=torch.long)
+    for row_T, trajectory in zip(ids_BT, batch):
+        row_T[: len(trajectory)] = torch.from_numpy(trajectory.token_ids)
+    lengths_B1 = torch.tensor([[len(trajectory)] for trajectory in batch])
+    return ids_BT, torch.arange(width) < lengths_B1
+
+
+class _LogitsHead(NamedTuple):
+    """How logits come about: logits(rows of run(...)[0]). weight: the matrix, where that is all."""
+
+    run: Callable
+    logits: Callable[[Tensor], Tensor]
+    weight: Tensor | None
+
+
+def _head_of(model) -> _LogitsHead:
+    """The head that gives the model's own logits, tried on a few tokens.
+
+    Biases and caps are applied to a few rows at a time. Logits that come about in another way are
+    taken whole: then a forward pass needs room for tokens x vocabulary numbers.
+    """
+    decoder = model.get_decoder()
+    out = model.get_output_embeddings()
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+
+    def logits(hidden: Tensor) -> Tensor:
+        return out(hidden) if cap is None else cap * torch.tanh(out(hidden) / cap)
+
+    # compare with the model's own logits, bit by bit
+    size = model.get_input_embeddings().num_embeddings
+    ids_1T = torch.arange(min(4, size), device=model.device)[None]
+    with torch.no_grad():
+        theirs = model(input_ids=ids_1T, use_cache=False).logits
+        ours = None if out is None else logits(decoder(input_ids=ids_1T, use_cache=False)[0])
+    if ours is None or not torch.equal(theirs, ours):
+        return _LogitsHead(model, lambda whole: whole, None)
+    plain = cap is None and getattr(out, "bias", None) is None
+    return _LogitsHead(decoder, logits, out.weight if plain else None)
+
+
+def _check_fits(model, batch: list[Trajectory]) -> None:
+    """ValueError: ids beyond the model's vocabulary, or more tokens than it has positions."""
+    size = model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config, "max_position_embeddings", None) or math.inf
+    for t in batch:
+        known = not len(t) or 0 <= t.token_ids.min() <= t.token_ids.max() < size
+        require(
+            known,
+            f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
+            "it was made with another tokenizer",
+        )
+        require(
+            len(t) <= longest,
+            f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
+            "positions: cut it, or take a model with a longer context",
+        )
+
+
+def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tensor]:
+    """What the rows of `head.run` before them say about ids_N, by the names of a Trajectory."""
+    head, temperature, top_k = scoring.head, scoring.temperature, scoring.top_k
+    if head.weight is not None and not top_k:
+        weight_VX = head.weight
+        if weight_VX.dtype not in (torch.float32, torch.bfloat16):  # what the kernel computes in
+            before_NX, weight_VX = before_NX.float(), weight_VX.float()
+        logp_N, entropy_N = token_logprobs(before_NX, weight_VX, ids_N, temperature=temperature)
+        return {"logprobs": logp_N, "entropies": entropy_N}
+    parts: dict[str, list[Tensor]] = {}
+    for some_NX, some_ids_N in zip(before_NX.split(HELD_TOKENS), ids_N.split(HELD_TOKENS)):
+        logp_NV = (head.logits(some_NX).float() / temperature).log_softmax(-1)
+        part = {
+            "logprobs": logp_NV.gather(1, some_ids_N[:, None])[:, 0],
+            "entropies": torch.special.entr(logp_NV.exp()).sum(-1),
+        }
+        if top_k:
+            part["top_logprobs"], part["top_ids"] = logp_NV.topk(top_k, dim=-1)
+        for name, values in part.items():
+            parts.setdefault(name, []).append(values)
+    return {name: torch.cat(some) for name, some in parts.items()}
+
+
+def _spread(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
+    """Values of the sampled tokens, without the first token's, in an array over all tokens.
+
+    Where nothing was sampled stands 0, or -1 for ids; at a sampled first token NaN, or -1.
+    """
+    values = values_N.cpu().numpy()
+    if values.dtype.kind == "i":
+        nothing, unknown, dtype = -1, -1, np.int32
+    else:
+        nothing, unknown, dtype = 0, np.nan, np.float32
+    spread = np.full((len(trajectory), *values.shape[1:]), nothing, dtype)
+    spread[1:][trajectory.generated[1:]] = values
+    spread[:1][trajectory.generated[:1]] = unknown
+    return spread

@@ -1,0 +1,208 @@
+"""The sampled tokens of many trajectories in flat columns: what all analysis here works with.
+
+`token_statistics` lays them out, about 30 bytes a token; 10 million fit. Prompts and observations
+are left out: they were not chosen, and JSON and URLs would dominate. Each token knows how far it is
+from the tool's response before it, and how that ended.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from drlib.analysis.rendering import is_right
+from drlib.analysis.segments import gaps
+from drlib.checks import require
+from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
+
+RESPONSE_STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The N sampled tokens of M trajectories, in order, one entry a token in each column.
+
+    names: ids of the M trajectories; right_M: 1 right, 0 wrong, NaN not judged.
+    row, position: int32, which trajectory, and where in it.
+    token_id int32, segment uint8 (`Segment`), turn uint16, logprob and entropy float32 (nats).
+    offset: int32, sampled tokens before it in its turn.
+    since: int32, sampled tokens since the last tool response; -1 before the first, and after a
+        person's words.
+    status: uint8, of that response, an index into `RESPONSE_STATUSES`.
+    """
+
+    names: list[str]
+    right_M: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    token_id: np.ndarray
+    segment: np.ndarray
+    turn: np.ndarray
+    logprob: np.ndarray
+    entropy: np.ndarray
+    offset: np.ndarray
+    since: np.ndarray
+    status: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def inside(self, *segments: Segment) -> np.ndarray:
+        """bool_N: the token is in one of the segments; in any where none is named."""
+        return np.isin(self.segment, segments) if segments else np.ones(len(self), bool)
+
+    def starts(self) -> np.ndarray:
+        """Where each trajectory's tokens begin, and the end: int64[M + 1]."""
+        return np.searchsorted(self.row, np.arange(len(self.names) + 1))
+
+    def known(self, name: str) -> np.ndarray:
+        """The column `entropy` or `logprob`; ValueError names the first token without a value."""
+        values = getattr(self, name)
+        unknown = np.flatnonzero(~np.isfinite(values))
+        if len(unknown):
+            first = unknown[0]
+            raise ValueError(
+                f"{len(unknown)} of {len(self)} tokens have no {name} (first: trajectory "
+                f"{self.names[self.row[first]]}, token {self.position[first]}): run the file "
+                "through a model with rescoring.rescore"
+            )
+        return values
+
+
+TrajectorySource = str | Path | Iterable[Trajectory]
+_UNUSED = ("routed_experts", "top_ids", "top_logprobs")  # here, and large
+
+
+def token_statistics(source: TrajectorySource) -> TokenTable:
+    """The sampled tokens of a trajectory file (read as a stream) or of trajectories.
+
+    ValueError: no trajectories, none with sampled tokens, an id twice, or responses without result.
+    """
+    stream = source
+    if isinstance(source, str | Path):
+        stream = iter_trajectories(source, without=_UNUSED)
+    names, right, parts = [], [], []
+    for row, trajectory in enumerate(stream):
+        names.append(trajectory.id)
+        right.append(outcome(trajectory))
+        parts.append(_columns(row, trajectory))
+    require(
+        any(len(part["row"]) for part in parts),
+        f"{len(names)} trajectories without a sampled token: nothing to analyse",
+    )
+    name, times = Counter(names).most_common(1)[0]
+    require(times == 1, f"the id {name!r} occurs {times} times; give each trajectory its own")
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return TokenTable(names=names, right_M=np.array(right), **columns)
+
+
+def _columns(row: int, trajectory: Trajectory) -> dict[str, np.ndarray]:
+    """One trajectory's part of each column of a `TokenTable`; `row` is its number there."""
+    # what nothing precedes was drawn from nothing: a first token is no choice of the policy
+    at_N = np.flatnonzero(trajectory.generated[1:]) + 1
+    # a turn begins where the token before was not sampled
+    count_N = np.arange(len(at_N), dtype=np.int32)
+    begins_N = np.diff(at_N, prepend=-2) > 1
+    turn_start_N = np.maximum.accumulate(np.where(begins_N, count_N, 0))
+    since_N, status_N = _after_responses(trajectory, at_N)
+    entropies_T = trajectory.entropies
+    if entropies_T is None:
+        entropies_T = np.full(len(trajectory), np.nan, np.float32)
+    return {
+        "row": np.full(len(at_N), row, np.int32),
+        "position": at_N.astype(np.int32),
+        "token_id": trajectory.token_ids[at_N],
+        "segment": trajectory.segments[at_N],
+        "turn": trajectory.turns[at_N],
+        "logprob": trajectory.logprobs[at_N],
+        "entropy": entropies_T[at_N],
+        "offset": (count_N - turn_start_N).astype(np.int32),
+        "since": since_N,
+        "status": status_N,
+    }
+
+
+def _after_responses(trajectory: Trajectory, at_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `since` and `status` of the tokens at_N: what each response says of all after it."""
+    count_N = np.arange(len(at_N), dtype=np.int32)
+    since_N = np.full(len(at_N), -1, np.int32)
+    status_N = np.zeros(len(at_N), np.uint8)
+    statuses = iter([status for _, _, status in responses(trajectory)])
+    for _, end, by_tool in _observed(trajectory):
+        first = np.searchsorted(at_N, end)
+        if by_tool:
+            since_N[first:] = count_N[first:] - first
+            status_N[first:] = RESPONSE_STATUSES.index(next(statuses))
+        else:  # a person spoke: what follows answers no tool
+            since_N[first:] = -1
+            status_N[first:] = RESPONSE_STATUSES.index("none")
+    return since_N, status_N
+
+
+def outcome(trajectory: Trajectory) -> float:
+    """1 right, 0 wrong, NaN not judged: by its reward (right from 0.5 on), or, without one, by the
+    right answer in its metadata."""
+    if trajectory.reward is not None and not math.isnan(trajectory.reward):
+        return float(trajectory.reward >= 0.5)
+    if trajectory.metadata.get("right_answer") is None:
+        return math.nan
+    return float(is_right(trajectory))
+
+
+def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
+    """(start, end, status) of each tool response that was followed by a sampled token.
+
+    Tokens start..end-1 are what the environment wrote, template included, so that a response
+    without text counts; a person's words do not. Status as in `RESPONSE_STATUSES`. ValueError: more
+    of them than tool results.
+    """
+    spans = [(start, end) for start, end, by_tool in _observed(trajectory) if by_tool]
+    results = trajectory.tool_results
+    require(
+        len(spans) <= len(results),
+        f"trajectory {trajectory.id}: {len(spans)} tool responses "
+        f"for {len(results)} tool results; give one ToolResult a response",
+    )
+    return [(start, end, status_of(result)) for (start, end), result in zip(spans, results)]
+
+
+def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
+    """(start, end, whether it is a tool's response) of each run between sampled tokens."""
+    runs = []
+    for start, end in gaps(trajectory.generated):
+        seen = {*trajectory.segments[start:end].tolist()}
+        runs.append((start, end, Segment.TOOL_RESPONSE in seen or Segment.PROMPT not in seen))
+    return runs
+
+
+def status_of(result: ToolResult) -> str:
+    """How a tool's response ended: "ok", "error", or "empty" where it holds nothing to read."""
+    if result.ok:
+        return "ok" if result.text.strip() else "empty"
+    return "empty" if result.error == "empty" else "error"
+
+
+def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The text of each token, an object array; pieces add up to the decoded text.
+
+    Each is decoded behind another token, because many tokenizers drop a leading space at the start.
+    A token that is part of a character shows U+FFFD, and so does an id that the tokenizer does not
+    have (models are padded, and may sample one). ValueError where those are more than 1 in 100.
+    """
+    unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
+    known = (unique >= 0) & (unique < len(tokenizer))
+    odd, total = counts[~known].sum(), counts.sum()
+    require(
+        odd <= 0.01 * total,
+        f"{odd} of {total} ids are none of the tokenizer's "
+        f"{len(tokenizer)}: another one made the trajectories",
+    )
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    before = tokenizer.decode(anchor)
+    texts = np.full(len(unique), "\ufffd", object)
+    for i in np.flatnonzero(known):
+        texts[i] = tokenizer.decode([*anchor, int(unique[i])]).removeprefix(before)
+    return texts[place.reshape(-1)]

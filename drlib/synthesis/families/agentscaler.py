@@ -1,0 +1,270 @@
+"""AgentScaler (arXiv 2509.13311): tool environments made by rule, and data with a provable end.
+
+The paper, of which no code is released: every tool is a read or a write operator on the database of
+its domain, API(f, a) = op(f)(a; D), so the right end of a task is a database state. Communities of
+30,000 tools give a thousand domains; models write schemas, tools and tasks, and simulated users
+talk to agents. What passes three filters trains an agent, loss on calls and replies alone.
+
+Taken from it, in its order:
+
+1. Tools are embedded by their parameters (hashed character trigrams) and joined where the cosine
+   is above tau; Louvain's communities are the domains (`find_domains`). It never sees the six
+   domains of `toy_apis`, and words that several of them use ("day", "city") tempt it to mix them.
+2. A domain's schema is what its tools mention. Each tool becomes Python source over SQLite, kept in
+   `Domain.sources` and compiled (`drlib.synthesis.databases`). The source is filled into a template
+   of ours: no model wrote it.
+3. A task (`sample_task`) is a directed walk from a seeded state, executed: the next tool takes a
+   parameter that the last one returned. Its calls are the gold calls, the final state's hash the
+   gold state. A scripted user's request names every argument, or the step that it comes from.
+4. Messages of a hand (`play`) or a policy pass three filters (`filter_trajectories`) and can become
+   SFT samples (`drlib.synthesis.actions.episode_sample`).
+
+Reduced: 60 toy tools; a walk uses each tool once, or reads would go in circles; an edge of the walk
+is an equal name. Missing: models that write schemas, tools and users and re-check edges, users of
+several turns, values that look real, a judge of the last reply, and the RL that the paper leaves to
+the future too.
+"""
+
+import json
+import random
+import sqlite3
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import comb
+
+import networkx as nx
+import numpy as np
+
+from drlib.format import Answer, ToolCall, parse, render_answer, render_call
+from drlib.synthesis.databases import OPS, READS, Api, Domain, made_up_value
+
+TAU = 0.6  # cosine above which two tools are joined; 0.48 to 0.68 give the six domains exactly
+NGRAM = 8  # words, more than a call has without its values
+MAX_REPEATS = 3  # of the same n-gram in one trajectory
+WALKS_A_TASK = 200  # drawn until one is long enough and its writes show
+FILTERS = ("turns", "repetition", "observation", "state", "exact match")  # three of validity first
+
+
+DOMAINS = """library: book title genre shelf, loan book_id reader day
+shop: product label price stock, purchase product_id customer city
+clinic: patient birthday allergy ward, visit patient_id doctor day
+airline: flight airport gate day, booking flight_id passenger seat
+school: course subject teacher level, enrolment course_id student grade
+garage: vehicle plate fuel city, repair vehicle_id mechanic level"""
+
+
+# ---------------------------------------------------------------------------------------- domains
+
+
+def toy_apis() -> list[Api]:
+    """60 tools: five operators on each of the two tables of six domains (`DOMAINS`)."""
+    apis = []
+    for line in DOMAINS.split("\n"):
+        domain, tables = line.split(": ")
+        for table, *columns in map(str.split, tables.split(", ")):
+            names = {
+                "key": f"{table}_id",
+                "all": " ".join(columns),
+                "first": columns[0],
+                "last": columns[-1],
+            }
+            for op, operator in OPS.items():
+                params = tuple(operator.params.format(**names).split())
+                returns = tuple(operator.returns.format(**names).split())
+                apis.append(Api(f"{op}_{table}", op, table, params, returns, domain))
+    return apis
+
+
+def embed_parameters(api: Api, size: int = 1024) -> np.ndarray:
+    """float64[size], length 1: hashed character trigrams of its parameters' and outputs' names."""
+    names = [f"<{name}>" for name in (*api.params, *api.returns)]
+    grams = [name[i : i + 3] for name in names for i in range(len(name) - 2)]
+    # crc32: hash() differs from process to process
+    counts = np.bincount([zlib.crc32(gram.encode()) % size for gram in grams], minlength=size)
+    return counts / np.linalg.norm(counts)
+
+
+def tool_graph(apis: Sequence[Api], tau: float = TAU) -> nx.Graph:
+    """Tools, as their places in `apis`; an edge, weighted with the cosine, where that is > tau."""
+    vectors = np.stack([embed_parameters(api) for api in apis])
+    cosines = vectors @ vectors.T
+    return nx.from_numpy_array(np.triu(np.where(cosines > tau, cosines, 0), 1))
+
+
+def find_domains(apis: Sequence[Api], tau: float = TAU, seed: int = 0) -> list[list[Api]]:
+    """Louvain's communities of the tool graph, tools and communities in the order of `apis`."""
+    found = nx.community.louvain_communities(tool_graph(apis, tau), seed=seed)
+    return [[apis[i] for i in part] for part in sorted(map(sorted, found))]
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+@dataclass(frozen=True)
+class ToolTask:
+    """A request, the seed of the state it starts from, and its gold: calls, final state's hash."""
+
+    domain: Domain
+    seed: str
+    request: str
+    calls: tuple[ToolCall, ...]
+    final_hash: str
+
+    @property
+    def writes(self) -> bool:
+        return any(self.domain.apis[call.name].op not in READS for call in self.calls)
+
+    def run(self, calls: Iterable[ToolCall]) -> tuple[list[tuple[bool, str]], str]:
+        """(`Domain.call` of each of `calls` from the initial state on, hash of the final state)."""
+        with closing(self.domain.open(self.seed)) as db:
+            results = [self.domain.call(db, call.name, call.arguments) for call in calls]
+            return results, self.domain.hash(db)
+
+
+def sample_task(
+    domain: Domain, seed: int, max_steps: int = 8, min_steps: int = 2, ops: Sequence[str] = (*OPS,)
+) -> ToolTask:
+    """A walk of `min_steps` to `max_steps` calls; where it writes, its final state is another.
+
+    Its limit is drawn between the two, and a removal, which feeds nothing, stands only at the end:
+    else two walks in three would end early, with one. ops: the operators it may use; `READS` for a
+    read-only task. ValueError when `WALKS_A_TASK` walks give none.
+    """
+    for attempt in range(WALKS_A_TASK):
+        rng = random.Random(f"scaler-{domain.name}-{seed}-{attempt}")
+        state = f"{seed}-{attempt}"
+        with closing(domain.open(state)) as db:
+            request, calls = _walk(domain, db, rng, rng.randint(min_steps, max_steps), ops)
+            task = ToolTask(domain, state, request, tuple(calls), domain.hash(db))
+        _, untouched = task.run(())
+        if len(calls) >= min_steps and task.writes == (untouched != task.final_hash):
+            return task
+    raise ValueError(
+        f"domain {domain.name}: no walk of {min_steps} to {max_steps} calls; lower "
+        "min_steps, or give tools whose outputs feed others"
+    )
+
+
+def _walk(
+    domain: Domain,
+    db: sqlite3.Connection,
+    rng: random.Random,
+    max_steps: int,
+    ops: Sequence[str],
+) -> tuple[str, list[ToolCall]]:
+    """(request, calls): until `max_steps`, or no tool that is left can be fed and works."""
+    apis = [api for api in domain.apis.values() if api.op in ops]
+    calls: list[ToolCall] = []
+    steps: list[str] = []  # what the user says
+    known: dict[str, tuple[str, str]] = {}  # returned so far: name -> value, how the user says it
+    options = [*apis]
+    while options and len(calls) < max_steps:
+        api = options.pop(rng.randrange(len(options)))
+        chosen = {name: _argument(name, api, db, known, rng) for name in api.params}
+        arguments = {name: value for name, (value, _) in chosen.items()}
+        worked, shown = domain.call(db, api.name, arguments)
+        if not worked:  # say, a loan of a book that nobody has lent: another tool may do
+            continue
+        calls.append(ToolCall(api.name, arguments))
+        said = [f"{name.replace('_', ' ')} {word}" for name, (_, word) in chosen.items()]
+        steps.append(f"{OPS[api.op].said} {api.table} with {', '.join(said)}")
+        for name, value in json.loads(shown).items():
+            known[name] = (value, f"of step {len(calls)}")
+        used = [call.name for call in calls]
+        is_last = len(calls) + 1 == max_steps
+        options = [
+            other
+            for other in apis
+            if other.name not in used
+            and {*api.returns} & {*other.keys}
+            and (other.returns or is_last)
+        ]
+    return f"Please {'; then '.join(steps)}.", calls
+
+
+def _argument(
+    name: str,
+    api: Api,
+    db: sqlite3.Connection,
+    known: Mapping[str, tuple[str, str]],
+    rng: random.Random,
+) -> tuple[str, str]:
+    """(value, how the user says it): what an earlier step returned, else what is in the database,
+    and for what is newly written anything."""
+    table = name.removesuffix("_id") if name.endswith("_id") else api.table
+    rows = db.execute(f"SELECT DISTINCT {name} FROM {table} ORDER BY 1").fetchall()
+    is_key = name in api.keys
+    fresh = str(rng.choice(rows)[0]) if is_key else made_up_value(name, rng)
+    return known[name] if is_key and name in known else (fresh, fresh)
+
+
+def play(task: ToolTask, calls: Sequence[ToolCall] | None = None) -> list[dict[str, str]]:
+    """Messages (role, content) of a hand that makes `calls`, by default the gold ones."""
+    messages = [{"role": "user", "content": task.request}]
+    calls = task.calls if calls is None else calls
+    results, _ = task.run(calls)
+    for call, (_, shown) in zip(calls, results, strict=True):
+        content = f"<think>Use {call.name}.</think>{render_call(call.name, call.arguments)}"
+        messages += [{"role": "assistant", "content": content}, {"role": "tool", "content": shown}]
+    last = "<think>All is done.</think>" + render_answer(f"Done. {messages[-1]['content']}")
+    return [*messages, {"role": "assistant", "content": last}]
+
+
+# ---------------------------------------------------------------------------------------- filters
+
+
+def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
+    """The first of `FILTERS` that a trajectory fails, "" when it is kept.
+
+    validity: user, then calls and observations in turn, then an answer (a turn that does not parse
+    is no call); no `NGRAM` words more often than `MAX_REPEATS` in what the assistant wrote; the
+    observations are those of a replay.
+    state: the replay ends in the gold state. A read-only task's is its first: reads alone pass.
+    exact match: of read-only tasks, whose state says nothing more: the calls that worked are the
+    gold ones in order. Failed calls do not count, here as above: a trajectory with an error that
+    ends right teaches recovery and is kept, as in the paper.
+    """
+    checks = zip(FILTERS, _checks(task, messages), strict=True)
+    return next((name for name, failed in checks if failed), "")
+
+
+def _checks(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> Iterator[bool]:
+    """Whether each of `FILTERS` fails, computed when asked for: a replay needs valid turns."""
+    written = [m["content"] for m in messages if m["role"] == "assistant"]
+    *calls, last = [parse(text) for text in written] or [None]
+    turns = ["user", *["assistant", "tool"] * len(calls), "assistant"]
+    are_actions = isinstance(last, Answer) and all(isinstance(call, ToolCall) for call in calls)
+    yield [m["role"] for m in messages] != turns or not are_actions
+    words = " ".join(written).split()
+    grams = Counter(tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1))
+    yield max(grams.values(), default=0) > MAX_REPEATS
+    results, final_hash = task.run(calls)
+    yield [shown for _, shown in results] != [m["content"] for m in messages if m["role"] == "tool"]
+    yield final_hash != task.final_hash
+    worked = tuple(call for call, (ok, _) in zip(calls, results, strict=True) if ok)
+    yield not task.writes and worked != task.calls
+
+
+def filter_trajectories(
+    pairs: Iterable[tuple[ToolTask, Sequence[Mapping[str, str]]]],
+) -> tuple[list[tuple[ToolTask, Sequence[Mapping[str, str]]]], dict[str, int]]:
+    """(the pairs kept, report): {"given", "kept", and how many each of `FILTERS` rejected}."""
+    pairs = list(pairs)
+    reasons = [rejection(*pair) for pair in pairs]
+    kept = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    rejected = {name: reasons.count(name) for name in FILTERS}
+    return kept, {"given": len(pairs), "kept": len(kept), **rejected}
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """pass^k: the chance that k of n trials, of which c were right, are all right.
+
+    C(c, k) / C(n, k), unbiased for p**k (tau-bench, arXiv 2406.12045); average it over tasks.
+    ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass^k needs 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
+    return comb(c, k) / comb(n, k)

@@ -1,0 +1,244 @@
+"""WebSailor-V2 (arXiv 2509.13305, section 3): questions from dense subgraphs with cycles.
+
+The paper: a tree of facts can be climbed from its leaves, so SailorFog-QA-V2 walks at random on a
+graph, comes back to nodes it knows so that cycles close, keeps one subgraph of each shape
+(Weisfeiler-Leman), and asks evenly about the *orbits* of its nodes, their structural roles. On top
+come kinds of uncertainty beyond obfuscation: distractors, and facts that no detour avoids
+(bridges). Training then runs in two environments, a simulated one and the real web.
+
+Taken from it: walk, shapes, orbits, cyclic questions, bridges and distractors; every step is
+deterministic and every question is a query that `drlib.synthesis.checks` has executed. A cycle
+through the focus is asked as two paths that meet in one named node ("shares its currency and its
+language with Austria, and is not Austria"): the algebra has trees only, and a constant can stand in
+two places of one. Reduced: orbits are colour classes, coarser than true orbits at worst; a cycle
+closes in a node that is named. Missing: statistics per entity, and the pair of environments.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+import networkx as nx
+
+from drlib.synthesis.checks import answer_of, conditions, constant_edges, faults
+from drlib.synthesis.expansion import all_needed
+from drlib.synthesis.queries import And, Diff, Proj, Query, evaluate_query
+from drlib.worlds.graph import VALUE, Graph, Node, inverse
+
+EXTRA_PATHS = 60  # further facts that are tried to tell the answer from what else fits
+RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
+WALKS = 200  # until a dense subgraph is given up
+STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
+COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
+DRAWS_A_DISTRACTOR = 100
+
+
+# ------------------------------------------------------------------------------------ subgraphs
+
+
+def dense_subgraph(graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3) -> nx.Graph:
+    """A connected subgraph of `size` pages with at least `cycles` independent cycles.
+
+    Nodes carry "kind", edges "relation" (all that join the two). ValueError: 200 walks found none.
+    """
+    starts = [title for title in graph.neighbours if not graph.is_value(title)]
+    for _ in range(WALKS if starts else 0):
+        found = _walked(graph, rng.choice(starts), rng, size)
+        if len(found) == size and cycle_rank(found) >= cycles:
+            nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
+            return found
+    raise ValueError(f"no subgraph of {size} pages and {cycles} cycles: ask for fewer")
+
+
+def _walked(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
+    """What a walk from `here` joins, up to `size` pages: it likes to come back to what it knows, or
+    to go where it soon can."""
+    found = nx.Graph()
+    for _ in range(STEPS_A_PAGE * size):
+        near = [t for t in sorted(graph.neighbours[here] - {here}) if not graph.is_value(t)]
+        known = [t for t in near if t in found]
+        back = [t for t in known if not found.has_edge(here, t)]
+        new = [t for t in near if t not in found] if len(found) < size else []
+        closing = [t for t in new if len(graph.neighbours[t] & found.nodes) > 1]
+        closes_a_cycle = rng.random() < RETURN_SHARE
+        choice = (closes_a_cycle and (back or closing)) or new or back or known
+        if not choice:
+            break
+        there = rng.choice(choice)
+        relation = "/".join(joins(*sorted((here, there)), graph))
+        found.add_edge(here, there, relation=relation)
+        here = there
+    return found
+
+
+def cycle_rank(subgraph: nx.Graph) -> int:
+    """Independent cycles of a connected graph: edges - nodes + 1."""
+    return subgraph.number_of_edges() - len(subgraph) + 1
+
+
+def joins(a: str, b: str, graph: Graph) -> list[str]:
+    """The relations that lead from `a` to `b`, inverses included."""
+    return [relation for relation in graph.relations[a] if b in graph.values(a, relation)]
+
+
+def one_of_each_shape(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
+    """The first subgraph of each Weisfeiler-Leman hash."""
+    shapes: dict[str, nx.Graph] = {}
+    for found in subgraphs:
+        shape = nx.weisfeiler_lehman_graph_hash(found, **COLOURS, iterations=4)
+        shapes.setdefault(shape, found)
+    return list(shapes.values())
+
+
+def orbits(subgraph: nx.Graph) -> list[list[str]]:
+    """The nodes by structural role: Weisfeiler-Leman colour, refined until it is stable."""
+    rounds = nx.weisfeiler_lehman_subgraph_hashes(subgraph, **COLOURS, iterations=len(subgraph))
+    classes: dict[str, list[str]] = {}
+    for node in sorted(subgraph):
+        colour = rounds[node][-1]
+        classes.setdefault(colour, []).append(node)
+    return sorted(classes.values())
+
+
+def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
+    """`n` nodes to ask about; the counts of any two orbits differ by at most one."""
+    classes = orbits(subgraph)
+    rng.shuffle(classes)
+    return [rng.choice(classes[i % len(classes)]) for i in range(n)]
+
+
+# ------------------------------------------------------------------------------------ questions
+
+
+def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
+    """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
+
+    It has no fault but the one named node where the cycle closes: said twice ("redundant"), and, if
+    it would be an answer itself, excluded by its name ("shortcut").
+    """
+    for ring in _rings(subgraph, focus):
+        middle = len(ring) // 2
+        meeting = ring[middle]
+        one_way = _path(ring[: middle + 1], graph)
+        other_way = _path(ring[middle:][::-1], graph)
+        for query in _enriched((one_way, other_way), focus, graph):
+            for candidate in (query, Diff(query, meeting)):
+                if (
+                    evaluate_query(candidate, graph) == {focus}
+                    and not constant_edges(candidate, graph)
+                    and {*faults(candidate, graph)} <= {"redundant", "shortcut"}
+                ):
+                    return candidate
+    return None
+
+
+def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
+    """The cycles of 4 to 6 nodes through `focus`, each from it and back to it in the direction that
+    sorts first; the shortest come first."""
+    found = []
+    for cycle in nx.simple_cycles(subgraph, length_bound=6):
+        if focus in cycle and len(cycle) > 3:
+            start = cycle.index(focus)
+            ring = [*cycle[start:], *cycle[:start], focus]
+            found.append(min(ring, ring[::-1]))
+    return sorted(found, key=lambda ring: (len(ring), ring))
+
+
+def bridge_question(
+    subgraph: nx.Graph, focus: str, graph: Graph
+) -> tuple[Query, tuple[str, str]] | None:
+    """(a verified query for `focus`, a bridge of `subgraph` that no solver can do without): when
+    the facts that join the bridge's two ends are gone, `focus` is no answer in the whole graph.
+    None: there is none."""
+    for bridge in sorted(nx.bridges(subgraph)):
+        without = nx.restricted_view(subgraph, (), [bridge])
+        near = nx.node_connected_component(without, focus)
+        for anchor in sorted(set(subgraph) - near):
+            path = _path(nx.shortest_path(subgraph, focus, anchor), graph)
+            for query in _enriched((path,), focus, graph):
+                if (
+                    evaluate_query(query, graph) == {focus}
+                    and not faults(query, graph)
+                    and focus not in evaluate_query(query, cut(graph, {*bridge}))
+                ):
+                    return query, bridge
+    return None
+
+
+def cut(graph: Graph, gone: set[str]) -> Graph:
+    """`graph` without the facts that are about all of `gone`: two ends of an edge, or one page."""
+    facts = [fact for fact in graph.facts if not gone <= {*_ends(fact)}]
+    return Graph(_pages(graph), facts)
+
+
+def with_distractors(query: Query, graph: Graph, n: int, rng: random.Random) -> Graph:
+    """`graph` and `n` invented nodes that share facts with the one answer of `query` and fulfil
+    some of its conditions, never all: the answers stay as they are. ValueError: it cannot be done.
+    Function only: no run uses it yet.
+    """
+    answer = answer_of(query, graph)
+    if answer not in graph.nodes:
+        raise ValueError(f"distractors need a question with one node as its answer, not {answer!r}")
+    kind = graph.nodes[answer].kind
+    made = 0
+    for _ in range(DRAWS_A_DISTRACTOR * n):
+        title, facts = _look_alike(answer, kind, graph, rng)
+        if title in graph.nodes:
+            continue
+        new = Graph([*_pages(graph), Node(title, kind)], [*graph.facts, *facts])
+        near = any(title in evaluate_query(part, new) for part in conditions(query))
+        if near and evaluate_query(query, new) == {answer}:
+            graph = new
+            made += 1
+        if made == n:
+            return graph
+    raise ValueError(f"only {made} of {n} distractors for {answer!r} leave it the only answer")
+
+
+def _look_alike(
+    answer: str, kind: str, graph: Graph, rng: random.Random
+) -> tuple[str, list[tuple[str, ...]]]:
+    """(a name mixed of two of that kind, the facts about `answer` told of it), those of one
+    relation left out."""
+    first, last = (rng.choice(graph.kinds[kind]).split() for _ in range(2))
+    title = f"{first[0]} {last[-1]}"
+    dropped = rng.choice(graph.relations[answer])
+    facts = [
+        tuple(title if end == answer else end for end in fact)
+        for fact in graph.facts
+        if answer in _ends(fact) and dropped not in (fact[1], inverse(fact[1]))
+    ]
+    return title, facts
+
+
+def _pages(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes.values() if node.kind != VALUE]
+
+
+def _ends(fact: Sequence[str]) -> tuple[str, str]:
+    return fact[0], fact[2]
+
+
+def _path(nodes: list[str], graph: Graph) -> Query:
+    """What stands at the start of a path, whose end is named."""
+    query: Query = nodes[-1]
+    for a, b in reversed(list(zip(nodes, nodes[1:]))):
+        query = Proj(inverse(joins(a, b, graph)[0]), query)
+    return query
+
+
+def _enriched(arms: Sequence[Query], focus: str, graph: Graph) -> Iterator[Query]:
+    """And of `arms`, and of `arms` and one more path of two facts from `focus`, anywhere: those of
+    which all parts are needed and that at most one other thing fits."""
+    near = graph.neighbours[focus]
+    paths = [
+        [focus, by, end]
+        for by in sorted(near)
+        for end in sorted(graph.neighbours[by] - near - {focus})
+    ]
+    some = random.Random(focus).sample(paths, min(len(paths), EXTRA_PATHS))
+    longer = ((*arms, _path(path, graph)) for path in some)
+    for parts in ((*arms,), *longer):
+        sets = [evaluate_query(part, graph) for part in parts]
+        left = frozenset.intersection(*sets)
+        if len(left) < 3 and all_needed(sets, len(left)):
+            yield And(parts) if len(parts) > 1 else parts[0]

@@ -1,0 +1,308 @@
+"""What one file of a folder holds: its text cut into chunks, and facts that need no model.
+
+A chunk is a section under its heading, at most `CHUNK` characters of it. Its title is an address:
+the first chunk of a file is called like the file ("guide/intro.md"), a section adds its anchor
+("guide/intro.md#install"), a long one goes on as "guide/intro.md#install (2)". So a link names its
+target without a look into the other file, and a change of one file is a change of one source.
+
+Facts: `link` (between chunks), `section` and `heading`, the front matter of a file, and clean
+tables: each row is a node, each column a relation.
+
+Left out: Markdown and rst links by name, :ref:, tables of rst.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import yaml
+
+from drlib.worlds.graph import Fact, Node
+from drlib.worlds.reading import OUTLINES, clean, fenced
+from drlib.worlds.store import Document, Part, one_line
+from drlib.worlds.triples import relation_name
+
+CHUNK = 4_000  # characters of a chunk
+CELL = 80  # characters of a cell of a table, and of a value of front matter
+LONGEST_HEADING = 500  # characters of a line that may be a heading
+FLAT = (".txt", ".pdf", ".docx")  # no marks are read in them
+HEADING = re.compile(r"(#{1,6})[ \t]+([^{]*[^{#\s])[ \t#]*(?:\{#([^\s{}]*)\})?\s*")
+UNDERLINE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*")
+NO_HEADINGS = tuple("|>- \t\0")  # how a line begins that is none, though a rule follows it
+FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
+FENCED = "\0"  # before each line of a fence while a file is cut: nothing in it is structure
+WORDS, LINK_TARGET = r"([^\[\]\n]{0,300})", r"([^()\s<>]{1,500})"
+MARKDOWN_LINK = re.compile(rf"\[{WORDS}\]\([ \t]*<?{LINK_TARGET}>?(?:[ \t][^()\n]{{0,300}})?\)")
+RST_DOC = re.compile(r":doc:`(?:([^`<>\n]{1,200}) <)?([^`<>\s]{1,300})>?`")
+RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
+TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
+PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut between lines, if possible
+FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+
+
+def chunks(source: str, text: str) -> Part:
+    """What one file holds, from its path in the folder and its Markdown, rst or plain text."""
+    text = re.sub("\r\n?", "\n", text).replace(FENCED, "")
+    file = _File(source)
+    if file.is_flat:
+        file.add_section(Section(0, "", "", [text]))
+    else:
+        rows, kept, text = _front_matter(text)
+        file.facts += [(source, *row) for row in rows]
+        first, *others = _sections(text, is_rst=suffix_of(source) == ".rst")
+        file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
+        for section in others:
+            file.add_section(section)
+    return file.part()
+
+
+class Section(NamedTuple):
+    """A part of a file under its heading: 1 is the highest level, 0 that of no heading."""
+
+    level: int
+    heading: str
+    anchor: str | None
+    lines: list[str]
+
+
+class _File:
+    """What was found in a file so far."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.is_flat = suffix_of(source) in FLAT
+        self.documents: list[Document] = []
+        self.nodes: list[Node] = []
+        self.facts: list[Fact] = []
+        self._taken = {source: 0}  # title -> how many others wanted to be called so
+        self._above: list[tuple[int, str]] = []  # (level, title) of the sections around
+
+    def part(self) -> Part:
+        """All of it, but for what links to sections of this file that are not there."""
+        own = f"{self.source}#"
+        targets = {value for _, relation, value in self.facts if relation == "link"}
+        nowhere = {to for to in targets if to.startswith(own) and to not in self._taken}
+        facts = [fact for fact in self.facts if one_line(fact[2]) and fact[2] not in nowhere]
+        return Part(self.documents, self.nodes, facts)
+
+    def add_section(self, section: Section) -> None:
+        heading = MARKDOWN_LINK.sub(r"\1", section.heading).replace("`", "").strip("* ")
+        body = "\n".join(section.lines).strip()
+        title = self.source
+        if self._above:
+            title = self._fresh(f"{self.source}#{section.anchor or slug(heading)}")
+            while len(self._above) > 1 and self._above[-1][0] >= section.level:
+                self._above.pop()
+            _, parent = self._above[-1]
+            self.facts.append((parent, "section", title))
+        self._above.append((section.level, title))
+        self.facts.append((title, "heading", heading))
+        self._add_pieces(title, heading, body)
+        if not self.is_flat:
+            self._add_tables(title, body)
+
+    def _add_pieces(self, title: str, heading: str, body: str) -> None:
+        for number, piece in enumerate(PIECE.findall(body) or [""], 1):
+            name = title if number == 1 else self._fresh(f"{title} ({number})")
+            shown, targets = (piece, ()) if self.is_flat else _linked(self.source, piece)
+            self.facts += [(name, "link", target) for target in targets if target != name]
+            shown = f"{heading}\n\n{shown.replace(FENCED, '').strip()}"
+            self.documents.append(Document(name, shown.strip(), targets))
+            self.nodes.append(Node(name, "page" if name == self.source else "section"))
+
+    def _add_tables(self, title: str, body: str) -> None:
+        for first, cells in _table_rows(self.source, body):
+            name = self._fresh(f"{title}: {first}")
+            text = f"{first}, in a table of [{title}](folder:{title})."
+            self.documents.append(Document(name, text))
+            self.nodes.append(Node(name, "table row", (first,)))
+            self.facts.append((name, "table", title))
+            self.facts += [(name, column, cell) for column, cell in cells]
+
+    def _fresh(self, name: str) -> str:
+        """`name`, or the next of "name-1", "name-2", ... that is not taken; it is taken now."""
+        found = name
+        while found in self._taken:
+            self._taken[name] += 1
+            found = f"{name}-{self._taken[name]}"
+        self._taken[found] = 0
+        return found
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub writes it: "Getting started!" -> "getting-started"."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") or "section"
+
+
+def suffix_of(source: str) -> str:
+    """ "guide/Intro.MD" -> ".md" """
+    return posixpath.splitext(source)[1].lower()
+
+
+# --------------------------------------------------------------------------------------- sections
+
+
+def _sections(text: str, is_rst: bool) -> list[Section]:
+    """The sections of Markdown or rst; text before the first heading is one."""
+    if is_rst:
+        text = RST_DOC.sub(lambda m: f"[{m[1] or m[2]}]({m[2]}.rst)", text)
+        text = RST_LINK.sub(r"[\1](\2)", text)
+    cutter = _Cutter(is_rst)
+    for line in text.split("\n"):
+        cutter.add(line)
+    before, *rest = cutter.sections
+    return [before, *rest] if not rest or "".join(before.lines).strip() else rest
+
+
+class _Cutter:
+    """Cuts a file into sections, line by line."""
+
+    def __init__(self, is_rst: bool):
+        self.sections = [Section(0, "", "", [])]
+        self._is_rst = is_rst
+        self._fence = ""  # the mark that opened the fence in which we are
+        # of underlines; rst has those that a file uses, in the order in which it does
+        self._levels = {} if is_rst else {"=": 1, "-": 2}
+
+    def add(self, line: str) -> None:
+        lines = self.sections[-1].lines
+        if self._is_fenced(line):
+            lines.append(FENCED + line)
+        elif len(line) > LONGEST_HEADING or not self._starts_a_section(line, lines):
+            lines.append(line)
+
+    def _is_fenced(self, line: str) -> bool:
+        """Whether it is a line of a fence, its first and last line included."""
+        mark = None if self._is_rst else FENCE.match(line)
+        if not self._fence:
+            self._fence = mark[1] if mark else ""
+            return mark is not None
+        if mark and mark[1].startswith(self._fence) and not mark[2].strip():
+            self._fence = ""
+        return True
+
+    def _starts_a_section(self, line: str, lines: list[str]) -> bool:
+        """Whether it is a heading, or underlines the line before as one; then it has begun."""
+        heading = None if self._is_rst else HEADING.fullmatch(line)
+        if heading:
+            self.sections.append(Section(len(heading[1]), heading[2], heading[3], []))
+            return True
+        rule = UNDERLINE.fullmatch(line)
+        if not rule or not lines or not lines[-1] or lines[-1].startswith(NO_HEADINGS):
+            return False
+        fits = len(line) >= len(lines[-1]) if self._is_rst else rule[1] in self._levels
+        if not fits:
+            return False
+        level = self._levels.setdefault(rule[1], len(self._levels) + 1)
+        self.sections.append(Section(level, lines.pop(), "", []))
+        if lines and UNDERLINE.fullmatch(lines[-1]):
+            lines.pop()  # it has a line above, too
+        return True
+
+
+# ------------------------------------------------------------------------------------------ links
+
+
+def _linked(source: str, text: str) -> tuple[str, tuple[str, ...]]:
+    """The text, its links inside the folder made addresses of chunks, and these chunks."""
+    found: dict[str, None] = {}
+
+    def address(match: re.Match) -> str:
+        target = _target(source, match[2])
+        if target is None:
+            return match[0]
+        found[target] = None
+        return f"[{match[1]}](folder:{target})"
+
+    lines = [
+        line if line.startswith(FENCED) else MARKDOWN_LINK.sub(address, line)
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines), tuple(found)
+
+
+def _target(source: str, link: str) -> str | None:
+    """The chunk that a link in `source` means; None for other types and outside the folder."""
+    path, _, anchor = unquote(link).partition("#")
+    if re.match(r"[a-zA-Z][\w+.-]*:|//", path):
+        return None
+    if path:
+        base = "" if path.startswith("/") else posixpath.dirname(source)
+        path = posixpath.normpath(posixpath.join(base, path.lstrip("/")))
+    else:
+        path = source
+    if path != source and suffix_of(path) in (".html", ".htm"):
+        anchor = ""  # most stand at no heading, which cannot be seen from here
+    if suffix_of(path) not in OUTLINES or path.startswith("../"):
+        return None
+    return f"{path}#{anchor}" if anchor else path
+
+
+# ------------------------------------------------------------------------- tables and front matter
+
+
+def _table_rows(source: str, body: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """(first cell, [(column, cell), ...]) of each row of the clean tables."""
+    for is_piped, lines in groupby(body.split("\n"), _is_piped):
+        lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
+        rules = [number for number, line in enumerate(lines) if TABLE_RULE.fullmatch(f"|{line}|")]
+        if not is_piped or len(lines) < 3 or rules != [1]:  # a second rule: two tables in one
+            continue
+        head, _, *rows = [
+            [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
+        ]
+        columns = [relation_name(column) for column in head]
+        if _is_clean(columns, rows):
+            for first, *cells in rows:
+                yield first, list(zip(columns[1:], cells, strict=True))
+
+
+def _is_piped(line: str) -> bool:
+    return "|" in line and not line.startswith(FENCED)
+
+
+def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all rows are as long as the header, cells short, columns different from each other,
+    and so the first cells."""
+    firsts = {row[0] for row in rows}
+    if len({*columns} - {""}) != len(columns) or len(columns) < 2:
+        return False
+    if len(firsts - {""}) != len(rows):
+        return False
+    return all(len(row) == len(columns) and max(map(len, row)) <= CELL for row in rows)
+
+
+def _cell(source: str, text: str) -> str:
+    """The chunk that a cell links to, or its words."""
+    link = MARKDOWN_LINK.fullmatch(text.strip())
+    target = _target(source, link[2]) if link else None
+    if target:
+        return target
+    words = MARKDOWN_LINK.sub(r"\1", text).replace("\\|", "|").strip(" `*_\t")
+    return one_line(words)
+
+
+def _front_matter(text: str) -> tuple[list[tuple[str, str]], list[str], str]:
+    """(relation, value) for each short value, and each of a list, at the top level of the front
+    matter; its lines as a block of code, if not all of it became facts; and the text after it."""
+    front = FRONT.match(text)
+    try:
+        found = yaml.load(front[1], yaml.BaseLoader) if front else None  # all values are texts
+    except (yaml.YAMLError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return [], [], text
+    rows = []
+    kept: list[str] = []
+    for key, values in found.items():
+        for value in values if isinstance(values, list) else [values]:
+            relation = relation_name(key)
+            words = one_line(clean(value)) if isinstance(value, str) else ""
+            if relation and words and len(words) <= CELL:
+                rows.append((relation, words))
+            elif value:
+                kept = fenced(front[1]).split("\n")
+    return rows, kept, text[front.end() :]

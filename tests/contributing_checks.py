@@ -1,0 +1,117 @@
+"""What each recipe of CONTRIBUTING.md must do, in a process of its own.
+
+Run by tests/test_contributing.py, in the folder where the recipe's module lies:
+python -m tests.contributing_checks RECIPE
+"""
+
+import json
+import sys
+
+import torch
+
+from drlib.agents import ReAct
+from drlib.analysis.widgets import GrpoPanel
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT, Config
+from drlib.registry import load_plugins
+from drlib.rl.losses import LossConfig, policy_loss
+from drlib.rl.rewards import make_reward
+from drlib.task import Task
+from drlib.tools import Toolbox, trl_environment
+from drlib.training.gradient import loss_config
+from drlib.trajectory import Termination
+from drlib.worlds import load_world
+from tests.agent_examples import Lines
+
+TASK = Task("t", "How many days has the February of 2024?", "29", "search", "cldr")
+ANSWER = "<think>x</think><answer>29</answer>"
+
+
+def call(name, **arguments):
+    """A turn that calls a tool."""
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<think>x</think><tool_call>{body}</tool_call>"
+
+
+def play(*lines):
+    """The trajectory of the real agent, with the real tools, whose policy says these lines."""
+    chat = ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
+    with Toolbox(load_world("tour")) as toolbox:
+        return ReAct(Lines(chat, lines), toolbox, chat).run([TASK])[0]
+
+
+def clips():
+    """By hand: ratios 1.25, advantages 2 and -1, two tokens: r A / 2 where A is positive."""
+    behaviour_BT = torch.tensor([[0.4], [0.4]]).log()
+    logp_BT = torch.tensor([[0.5], [0.5]]).log().requires_grad_()
+    advantages_B = torch.tensor([2.0, -1.0])
+    mask_BT = torch.ones(2, 1, dtype=torch.bool)
+    found = {}
+    for clip in ("successes", "none"):
+        config = LossConfig(clip=clip)
+        loss, _ = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT, config)
+        found[clip] = torch.autograd.grad(loss, logp_BT)[0].flatten()
+    torch.testing.assert_close(found["successes"], torch.tensor([-1.25, 0.0]))
+    torch.testing.assert_close(found["none"], torch.tensor([-1.25, 0.625]))
+    assert loss_config(Config.load("ci", rl_clip="successes")).clip == "successes"
+    assert "successes" in GrpoPanel().switches["clip"].options
+
+
+def tools():
+    """The agent calls it and reads what it says; wrong and unknown arguments are observations."""
+    february = {"first": "2024-02-01", "last": "2024-03-01"}
+    trajectory = play(
+        call("days", **february, colour="red"),
+        call("days", first="2024-02-30", last="2024-03-01"),
+        call("days", first="2024-02-01"),
+        ANSWER,
+    )
+    days, wrong, lacking = trajectory.tool_results
+    assert (days.text, days.ok, days.source) == ("29", True, "days")
+    assert wrong.text.startswith("Error: ") and not wrong.env_fault
+    assert lacking.text == "Error: days needs last, a string." and not lacking.ok
+    assert [m["content"] for m in trajectory.messages if m["role"] == "tool"][0] == "29"
+    assert trajectory.termination == Termination.ANSWERED
+    with Toolbox(None) as toolbox:
+        assert [schema["name"] for schema in toolbox.schemas] == ["days"]
+        assert trl_environment(toolbox)().days(**february) == "29"
+    with Toolbox(None, closed_book=True) as closed:
+        assert closed.call("days", february).text == "No results."
+
+
+def rewards():
+    """It judges what the agent did: right after one call, right after none, wrong."""
+    once = play(call("search", query=["Norway"]), ANSWER)
+    never = play(ANSWER)
+    wrong = play("<think>x</think><answer>28</answer>")
+    judge = make_reward("frugal", price=0.25)
+    assert [judge(trajectory, TASK).value for trajectory in (once, never, wrong)] == [0.75, 1, 0]
+    assert judge(once, TASK).parts == {"right": 1.0, "paid": 0.25}
+    once.tool_results[0].env_fault = True
+    assert judge(once, TASK).value is None
+    assert Config.load("ci", rl_reward="frugal").rl_reward == "frugal"
+
+
+def worlds():
+    """It is loaded by its name, searched and read, also by the tools."""
+    world = load_world("planets")
+    assert [hit.title for hit in world.search("Phobos")] == ["Phobos", "Mars"]
+    assert "It sets in the east." in world.page("Phobos").text
+    assert world.page("Mars").links == ("Phobos",)
+    assert world.graph.values("Mars", "moon") == {"Phobos"}
+    with Toolbox(world) as toolbox:
+        visit = toolbox.call("visit", {"url": [world.page("Mars").url], "goal": "moon"})
+        assert visit.ok and "Phobos" in visit.text
+    for name, message in (("planet", "did you mean 'planets'"), ("planets:9", "unknown world")):
+        try:
+            load_world(name)
+        except ValueError as fault:
+            assert message in str(fault)
+        else:
+            raise AssertionError(f"load_world({name!r}) was no fault")
+
+
+if __name__ == "__main__":
+    recipe = sys.argv[1]
+    load_plugins(f"my_{recipe}")
+    {"clips": clips, "tools": tools, "rewards": rewards, "worlds": worlds}[recipe]()

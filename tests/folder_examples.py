@@ -1,0 +1,95 @@
+"""Files of most types, and a folder that holds them, for the tests of folders as worlds."""
+
+import json
+
+from drlib.worlds import load_world
+from tests.test_tools_files import docx, paragraph, pdf
+
+INTRO = """---
+tags: [alpha, beta]
+author: Ada
+nested: {a: 1}
+part of: a series
+link: own name
+---
+# Intro
+
+See [install](#install), [usage](../api.rst#usage), [the web](https://example.org/a.md), an
+![image](a.png), [nothing here](#nowhere) and [up and out](../../../etc/passwd.md).
+
+## Install now!
+
+[It](it%20aly.html) is text.
+
+| City | Country | Notes |
+|------|---------|-------|
+| **Oslo** | Norway | |
+| Rome | [Italy](it%20aly.html#history) | a \\| b |
+
+```
+# no heading
+```
+
+### Details
+
+## Install now!
+
+Again.
+"""
+API = """
+===
+API
+===
+
+Hello :doc:`guide/intro` and `home <guide/intro.md>`_.
+
+Usage
+=====
+
+Some text::
+
+    Indented
+    --------
+
+Details
+-------
+
+Deep.
+
+Other
+=====
+"""
+ITALY = """<html><head><title>Italy</title><script>evil()</script></head><body>
+<h1>Italy</h1><p>Back to <a href="intro.md">intro</a>.</p>
+<section id="history"><h2>History<a href="#history">¶</a></h2><p>Old.</p>
+<pre># code, no heading</pre>
+<table><tr><th>Year</th><th>Ruler</th></tr><tr><td>1861</td><td>Victor</td></tr>
+<tr><td>1878</td><td>Umberto</td></tr></table></section></body></html>"""
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "source": ["# A study\n", "of [Italy](it%20aly.html)"]},
+        {"cell_type": "code", "source": "# a comment\nprint(1)", "outputs": []},
+    ]
+}
+
+
+def mixed_folder(path):
+    """A folder with a file of most types, made at `path`."""
+    guide = path / "guide"
+    guide.mkdir(parents=True)
+    (guide / "intro.md").write_text(INTRO)
+    (guide / "it aly.html").write_text(ITALY)
+    (guide / "study.ipynb").write_text(json.dumps(NOTEBOOK))
+    (path / "api.rst").write_text(API)
+    (path / "plain.txt").write_text("# no heading\n[no link](api.rst)\n")
+    (path / "paper.pdf").write_bytes(pdf("The first page", "The second page"))
+    (path / "memo.docx").write_bytes(docx(paragraph("A memo about tungsten")))
+    return path
+
+
+def load(path, index=None, **options):
+    return load_world(f"folder:{path}", index, **options)
+
+
+def facts_of(part):
+    return {tuple(fact) for fact in part.facts}

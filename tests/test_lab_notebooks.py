@@ -1,0 +1,226 @@
+"""lab: real notebooks in real kernels, run and refreshed in temporary folders.
+
+Run: python -m pytest tests/test_lab_notebooks.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell
+
+from drlib.config import Config
+from drlib.lab import ROOT, hygiene, launching, notebooks
+from drlib.lab.__main__ import _parser, main
+from drlib.lab.display import REFERENCE
+from drlib.lab.reference import _command
+from tests.lab_programs import (
+    folder,  # noqa: F401 - a fixture
+    printed,
+    program,  # noqa: F401 - a fixture
+    running,
+    start,
+    wait_for,
+)
+
+
+def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("DRLIB_HEADLESS")
+    output = tmp_path / "runs" / "07.ipynb"
+    notebooks.run("7", {"steps": 8, "rate": 2}, output)
+    assert printed(output) == ["ci 16\n", "notebooks\n"]
+    shown, bars = capsys.readouterr()
+    assert shown.index("== Goal") < shown.index("== Run") < shown.index("ci 16")
+    assert "bar: 100%" in bars
+    assert [p.name for p in output.parent.iterdir()] == ["07.ipynb"]
+
+
+def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
+    path = folder / "07_small.ipynb"
+    path.write_text(path.read_text().replace("steps * rate", "steps / (steps - 8)"))
+    output = tmp_path / "07.ipynb"
+    with pytest.raises(notebooks.NotebookError, match=r"07.failed.ipynb: (.|\n)*ZeroDivisionError"):
+        notebooks.run("07", {"steps": 8}, output)
+    assert not output.exists() and (tmp_path / "07.failed.ipynb").exists()
+    assert not (tmp_path / "07.running.ipynb").exists()
+    notebooks.run("07", {"steps": 9}, output)  # a whole one takes the failed one's place
+    assert output.exists() and not (tmp_path / "07.failed.ipynb").exists()
+
+
+def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(folder, tmp_path):
+    """A kernel that looks around sees the running copy; its runner is killed meanwhile."""
+    path, runs = folder / "07_small.ipynb", tmp_path / "runs"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].source = (
+        f"import os, pathlib, time\nhere = pathlib.Path({str(runs)!r})\n"
+        "(here / 'seen').write_text(' '.join(sorted(p.name for p in here.glob('*.ipynb'))))\n"
+        "while (here / 'wait').exists(): time.sleep(0.1)"
+    )
+    nbformat.write(notebook, path)
+    runs.mkdir()
+    (runs / "wait").touch()
+    command = start(
+        "import pathlib\nfrom drlib.lab import notebooks\n"
+        f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
+        f"notebooks.run('07', {{}}, pathlib.Path({str(runs / '07.ipynb')!r}))\n"
+    )
+    wait_for((runs / "seen").exists)
+    wait_for((runs / "seen").read_text)
+    kernels = psutil.Process(command.pid).children(recursive=True)
+    command.kill()
+    command.communicate()
+    (runs / "wait").unlink()
+    for kernel in kernels:
+        kernel.kill()
+    assert (runs / "seen").read_text() == "07.running.ipynb"
+    assert [p.name for p in runs.glob("*.ipynb")] == ["07.running.ipynb"]
+
+
+def test_the_next_run_says_that_it_replaces_a_stopped_copy(folder, tmp_path, capsys):
+    (tmp_path / "07.running.ipynb").write_text("half a copy")
+    notebooks.run("07", {}, tmp_path / "07.ipynb")
+    assert "an earlier run was stopped before its end" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.glob("*.ipynb")] == ["07.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "given", "threads"),
+    [
+        ("import torch; torch.set_num_threads(2)", "from drlib import lab", None, 1),
+        ("from drlib import lab", "import torch", None, 1),
+        ("from drlib import lab", "import torch", "2", 2),
+    ],
+)
+def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
+    folder, tmp_path, first, second, given, threads
+):
+    path = folder / "07_small.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].source = "print('threads', torch.get_num_threads())"
+    notebook.cells[3:5] = [new_code_cell(first), new_code_cell(second)]
+    nbformat.write(notebook, path)
+    output = tmp_path / "07.ipynb"
+    with notebooks.private_jupyter(OMP_NUM_THREADS=given):
+        notebooks._execute(path, output, {}, "nothing")
+    assert printed(output) == [f"threads {threads}\n"]
+
+
+def test_a_script_keeps_its_threads():
+    code = "from drlib import lab; import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "None\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"step": 8}, "unknown parameter 'step': did you mean 'steps'"),
+        ({"steps": "8"}, r"'steps' must be int, got str \('8'\)"),
+        ({"steps": True}, "'steps' must be int, got bool"),
+        ({"rate": None}, "'rate' must be float, got NoneType"),
+    ],
+)
+def test_bad_parameters_are_refused_before_a_kernel_starts(folder, tmp_path, parameters, message):
+    with pytest.raises(notebooks.NotebookError, match=message):
+        notebooks.run("07", parameters, tmp_path / "07.ipynb")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
+    typo, broken = tmp_path / "typo.yaml", tmp_path / "broken.yaml"
+    typo.write_text("profile: ci\nstep: 3\n")
+    broken.write_text("profile: [ci\n")
+    for argv, message in [
+        (["run", "99"], "no notebook '99' in notebooks/: there are 07_small"),
+        (["run", "07", "-p", "profil", "ci"], "did you mean 'profile'"),
+        (["run", "07", "-p", "profile", "lapto"], "unknown profile 'lapto': did you mean 'laptop'"),
+        (["run", "07", "-f", str(typo)], "unknown parameter 'step'"),
+        (["run", "07", "-f", str(broken)], "broken.yaml is not YAML"),
+        (["run", "07", "-f", str(tmp_path / "none.yaml")], "cannot read the parameter file"),
+        (["check", "42"], "no notebook '42'"),
+        (["run", ""], "no notebook ''"),
+        (["reference", "--only", "rl"], "--only need --out"),
+        (["reference", "--set", "seed=3", "--out", "figures/reference/tour"], "need --out"),
+        (["reference", "--set", "rl_clip", "--out", str(tmp_path)], "'rl_clip' must be"),
+        (["reference", "--only", "rl_randm", "--out", str(tmp_path)], "unknown stage"),
+    ]:
+        assert main(argv) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_a_variation_names_the_command_that_makes_it():
+    config = Config.load("laptop", rl_oversample=2, rl_resample="sample", rl_kl_coef=5e-5)
+    command = _command(config, [0, 2], ROOT / "figures/reference/other", ["rl"])
+    args = _parser().parse_args(command.split()[3:])
+    assert (args.profile, args.seeds, args.only) == ("laptop", [0, 2], ["rl"])
+    assert str(args.out) == "figures/reference/other"
+    changes = dict(pair.split("=") for pair in args.set)
+    assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
+        "rl_oversample": 2,
+        "rl_resample": "sample",
+        "rl_kl_coef": 5e-5,
+    }
+    recipe = _command(Config.load("laptop"), [0], REFERENCE, None)
+    assert recipe.endswith("--profile laptop --seeds 0")
+
+
+def test_refresh_twice_gives_the_same_bytes(folder):
+    path = folder / "07_small.ipynb"
+    assert notebooks.refresh(path) is True
+    first = path.read_bytes()
+    assert notebooks.refresh(path) is False
+    assert path.read_bytes() == first
+    assert printed(path) == ["ci 1.5\n", "notebooks\n"]
+    assert b"widget-view" not in first and b'"id": "cell-05"' in first
+    stored = [p for p in hygiene.problems(path) if "headings" not in p and "cells, not" not in p]
+    assert stored == []
+
+
+def test_a_failing_refresh_leaves_the_notebook_alone(folder):
+    path = folder / "07_small.ipynb"
+    path.write_text(path.read_text().replace("steps * rate", "1 / 0"))
+    before = path.read_bytes()
+    with pytest.raises(notebooks.NotebookError, match="nothing was written(.|\n)*ZeroDivision"):
+        notebooks.refresh(path)
+    assert path.read_bytes() == before
+
+
+def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp_path):
+    path, out = folder / "07_small.ipynb", tmp_path / "out"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].source = (
+        "import pathlib\nfrom drlib.lab import launching\n"
+        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
+        f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
+    )
+    nbformat.write(notebook, path)
+    code = (
+        "import pathlib, sys\nfrom drlib.lab import notebooks\n"
+        "from drlib.lab.__main__ import main\n"
+        f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
+        f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"
+    )
+    command = start(code)
+    wait_for((tmp_path / "out.0").exists)
+    time.sleep(2 * launching.POLL_S)
+    kernels = [p.pid for p in psutil.Process(command.pid).children(recursive=True)]
+    command.send_signal(signal.SIGINT)
+    error = command.communicate(timeout=180)[1].decode()
+    pids = json.loads((tmp_path / "out.0").read_text())[:2]
+    assert [pid for pid in pids + kernels if running(pid)] == []
+    assert (tmp_path / "out.0.saved").exists()
+    assert command.returncode == 130 and "interrupted" in error
+    assert not (tmp_path / "07.ipynb").exists()
+    assert not (tmp_path / "07.failed.ipynb").exists()  # it was stopped, it did not fail

@@ -1,0 +1,109 @@
+"""Names under which things are chosen, and the modules that register theirs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from drlib.registry import Registry, load_plugins, nearest
+
+
+def a_registry():
+    fruits = Registry("fruit")
+    fruits.register("apple", 1)
+    fruits.register("pear", 2)
+    return fruits
+
+
+def test_a_thing_is_registered_by_a_call_or_as_a_decorator_and_found_by_name():
+    fruits = a_registry()
+
+    @fruits.register("plum")
+    def plum():
+        return "blue"
+
+    assert fruits["apple"] == 1 and fruits["plum"] is plum and plum() == "blue"
+    assert list(fruits) == ["apple", "pear", "plum"]
+    assert fruits.register("fig", 3) == 3
+
+
+def test_an_unknown_name_is_a_fault_with_the_nearest_and_is_not_added():
+    fruits = a_registry()
+    with pytest.raises(
+        ValueError, match="unknown fruit 'aple': did you mean 'apple'. Known: apple"
+    ):
+        fruits["aple"]
+    assert "aple" not in fruits and fruits.get("aple") is None
+
+
+def test_nothing_is_replaced_in_silence():
+    fruits = a_registry()
+    for add in (lambda: fruits.register("pear", 5), lambda: fruits.__setitem__("pear", 5)):
+        with pytest.raises(ValueError, match="there is a fruit 'pear' already .2.: .*replace=True"):
+            add()
+    assert fruits["pear"] == 2
+    fruits.register("pear", 5, replace=True)
+    fruits.register("cherry", replace=True)(7)
+    assert (fruits["pear"], fruits["cherry"]) == (5, 7)
+
+
+def test_a_name_is_a_text():
+    for name in ("", None, max):
+        with pytest.raises(ValueError, match="the name of a fruit is a text"):
+            a_registry().register(name, 1)
+
+
+def test_nearest_lists_what_is_known_and_guesses_only_what_is_near():
+    assert nearest("laptpo", ["laptop", "ci"]) == "did you mean 'laptop'? Known: ci, laptop"
+    assert nearest("zzz", ["laptop", "ci"]) == "Known: ci, laptop"
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """A folder with modules that is on the path; what they imported is forgotten afterwards."""
+    sources = {
+        "plug_good": "from plug_log import seen\nseen.append('good')",
+        "plug_more": "from plug_log import seen\nseen.append('more')",
+        "plug_log": "seen = []",
+        "plug_typo": "x = 1\nunknown_name",
+        "plug_needs": "import a_module_that_is_not_there",
+        "plug_syntax": "def broken(:\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in sources:
+        sys.modules.pop(name, None)
+
+
+def test_plugins_are_imported_once_in_order(plugins):
+    load_plugins("")
+    load_plugins(" plug_good, plug_more ,")
+    load_plugins("plug_good")
+    assert sys.modules["plug_log"].seen == ["good", "more"]
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        ("plug_good,plug_gone", "plugin 'plug_gone': no module 'plug_gone' is found; start in its"),
+        ("plug_gone.inner", "plugin 'plug_gone.inner': no module 'plug_gone' is found"),
+        ("plug_good.py", "no module 'plug_good.py' is found"),
+        ("my-plugin", "plugin 'my-plugin': give a module as `import` has it"),
+        ("./plug_good", "give a module as `import` has it"),
+        ("plug_typo", r"'plug_typo' cannot be imported: NameError: .*plug_typo.py:2\)"),
+        ("plug_needs", r"imported: ModuleNotFoundError: .*a_module_that_is_not_there.*needs.py:1"),
+        ("plug_syntax", "'plug_syntax' cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_named_with_the_cause(plugins, names, message):
+    with pytest.raises(ValueError, match=message):
+        load_plugins(names)
+
+
+def test_the_registry_is_light():
+    """Everything imports it: it may load no library."""
+    code = "import sys, drlib.registry; print(sorted({'torch', 'numpy', 'yaml'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

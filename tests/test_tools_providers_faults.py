@@ -1,0 +1,200 @@
+"""Live providers whose replies are late, cut, huge or malformed, and keys that must not be seen.
+
+Run: python -m pytest tests/test_tools_providers_faults.py
+"""
+
+import json
+import logging
+import random
+import socket
+import time
+import traceback
+from functools import partial
+
+import pytest
+
+from drlib.tools import fetch
+from drlib.tools.backends import FAULT_KINDS, ToolFault
+from drlib.tools.providers import PROVIDERS, Provider
+from tests.provider_examples import (
+    KEY,
+    MARKDOWN,
+    RECORDED,
+    SEARCH,
+    ask,
+    check,
+    fault,
+    server,
+)
+from tests.web_servers import drip
+
+__all__ = ["server"]  # a fixture
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: time.sleep(2),
+        drip(HEAD, b"X: y\r\n"),
+        drip(HEAD + b"\r\n", b" "),
+    ],
+    ids=["silent", "headers", "body"],
+)
+def test_the_whole_call_has_one_deadline(server, write):
+    server.reply = write
+    assert fault(server, timeout_s=0.5).kind == "timeout"
+
+
+def test_cut_connections(server):
+    body = json.dumps(RECORDED["serper"][0]).encode()
+    length = f"Content-Length: {len(body)}\r\n\r\n".encode()
+    server.reply = lambda out: out.write(HEAD + length + body[:40])
+    assert fault(server).kind == "connection"
+    server.reply = lambda out: None
+    assert fault(server).kind == "connection"
+    server.reply = lambda out: out.write(HEAD + b"\r\n" + body[:40])  # no length: cut JSON
+    assert fault(server).kind == "malformed"
+    with socket.socket() as held, pytest.raises(ToolFault) as raised:
+        held.bind(("127.0.0.1", 0))  # bound, not listening
+        Provider("serper", f"http://127.0.0.1:{held.getsockname()[1]}")({"query": "a"}, 5.0)
+    assert raised.value.kind == "connection"
+
+
+def test_huge_bodies(server, monkeypatch):
+    monkeypatch.setattr(fetch, "MAX_BYTES", 1_000)
+    server.says({"organic": [], "x": "y" * 1_000})
+    assert (fault(server).kind, fault(server, "jina").kind) == ("too_large", "unreadable")
+
+
+def broken(name):
+    """The recorded reply with one thing in it replaced by another type, one after the other."""
+    good = json.dumps(RECORDED[name][0])
+
+    def places(value, path=()):
+        yield path
+        inner = enumerate(value) if isinstance(value, list) else getattr(value, "items", list)()
+        for key, child in inner:
+            yield from places(child, (*path, key))
+
+    for path in places(json.loads(good)):
+        for other in (7, "text", [], {}, [7], [[]], {"a": 7}, True, None):
+            spot = value = json.loads(good)
+            if not path:
+                yield other
+                continue
+            for key in path[:-1]:
+                spot = spot[key]
+            spot[path[-1]] = other
+            yield value
+
+
+@pytest.mark.parametrize("name", SEARCH)
+def test_replies_of_a_wrong_shape_are_malformed_or_still_hits(name, monkeypatch):
+    monkeypatch.setenv(PROVIDERS[name].key.strip("?") or "UNUSED", KEY)
+    backend, replies = Provider(name, "http://127.0.0.1"), []
+    monkeypatch.setattr("drlib.tools.providers.exchange", lambda *a, **b: (200, {}, replies[-1]))
+    malformed = 0
+    for value in broken(name):
+        replies.append(json.dumps(value).encode())
+        try:
+            check(backend({"query": "a"}, 5.0))
+        except ToolFault as wrong:
+            assert wrong.kind == "malformed"
+            malformed += 1
+    assert malformed > 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>busy</html>",
+        b'{"organic": [',
+        b"[]",
+        b"null",
+        b"7",
+        b'"organic"',
+        b"{}",
+        b'{"organic": null}',
+        b'{"organic": {}}',
+        b'{"organic": ""}',
+        b'{"organic": [7]}',
+        b'{"organic": [[["title", "a"], ["link", "b"]]]}',
+        b'{"organic": [{}]}',
+        b'{"organic": [{"title": 7, "link": "a"}]}',
+        b'{"organic": [{"title": "a", "link": ["b"]}]}',
+        b'{"organic": [{"title": "a", "link": "b", "snippet": {}}]}',
+        b"\xff\xfe{",
+        b"\0" * 9,
+        b"[" * 100_000,
+        b'{"organic": [{"title": "a", "date": true}]}',
+        b"9" * 10_000,
+    ],
+)
+def test_malformed_replies(server, body):
+    server.says(body)
+    wrong = fault(server)
+    assert wrong.kind == "malformed" and wrong.detail.startswith("serper")
+
+
+def test_lone_surrogates_do_not_pass(server):
+    server.says(b'{"organic": [{"title": "a\\ud800b", "link": "c"}]}')
+    assert ask(server, "serper")[0]["title"] == "a?b"
+    assert Provider("serper", server.url)({"query": "a\ud800"}, 5.0)
+
+
+def test_a_key_is_in_no_object_address_error_or_log(server, caplog):
+    caplog.set_level(logging.DEBUG)
+    for name in PROVIDERS:
+        backend = Provider(name, server.url)
+        assert KEY not in repr(backend) + repr(vars(backend))
+        for reply in ((401, {}, KEY.encode()), (200, {}, b"")):
+            server.reply = reply
+            arguments = {"url": "https://a.org"} if name == "jina" else {"query": "a"}
+            with pytest.raises(ToolFault) as raised:
+                backend(arguments, 20.0)
+            told = "".join(traceback.format_exception(raised.value)) + repr(raised.value)
+            assert KEY not in told
+    assert all(KEY not in path for _, path, _, _ in server.seen)
+    assert KEY not in caplog.text
+
+
+def test_a_key_that_no_header_can_carry_is_not_shown(server, monkeypatch):
+    for bad in ("secret\nkey", "secret é"):
+        monkeypatch.setenv("SERPER_API_KEY", bad)
+        with pytest.raises((ToolFault, ValueError)) as raised:
+            ask(server, "serper")
+        assert "secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def answer_with(body, *_arguments, **_options):
+    """In the place of `exchange`."""
+    return 200, {}, body
+
+
+def test_random_replies_give_typed_results_only(server, monkeypatch):
+    """10,000 bodies through the parsers of all providers, 1,000 of them through a socket."""
+    rng, kinds = random.Random(8), set()
+    backends = [Provider(name, server.url) for name in PROVIDERS]
+    real = fetch.exchange
+    for i in range(10_000):
+        backend = backends[i % len(backends)]
+        body = bytearray(json.dumps(RECORDED.get(backend.name, [MARKDOWN])[0]).encode())
+        for _ in range(rng.randrange(6)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        body = bytes(body) if rng.random() < 0.7 else rng.randbytes(rng.randrange(200))
+        server.says(body)
+        direct = partial(answer_with, body)
+        monkeypatch.setattr("drlib.tools.providers.exchange", real if i % 10 == 0 else direct)
+        try:
+            value = backend({"query": "a", "url": "https://a.org"}, 20.0)
+            if backend.name == "jina":
+                json.dumps(value, ensure_ascii=False).encode()
+            else:
+                check(value)
+        except ToolFault as wrong:
+            assert wrong.kind in FAULT_KINDS
+            kinds.add(wrong.kind)
+    assert kinds == {"malformed", "unreadable"}
