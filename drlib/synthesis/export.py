@@ -105,7 +105,7 @@ def write_whole(path: str | Path, text: str) -> Path:
     return path
 
 
-def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
+def _rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
     """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
     rows = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
@@ -129,7 +129,7 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     it yet."""
     tasks = []
     unread = 0
-    for row in read_rows(path):
+    for row in _rows(path):
         query = None
         triples = row.get("formalization")
         try:
@@ -153,7 +153,7 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
 def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
     """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
     as id; without one, the question is what the user says first and no alias is known."""
-    rows = read_rows(path, ("messages", "answer"))
+    rows = _rows(path, ("messages", "answer"))
     known = {task.id: task for task in tasks}
     for number, row in enumerate(rows):
         name = str(row.get("task"))

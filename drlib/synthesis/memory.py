@@ -11,14 +11,12 @@ then all sources count, and the earliest time. What the memory holds does not de
 in which it was told. Left out: entities that are not named (pronouns, spelling variants).
 """
 
-import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from drlib.trajectory import ToolResult, whole_file
+from drlib.trajectory import ToolResult
 
 FACT = "The {relation} of {entity} is {value}."
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -111,54 +109,3 @@ class EntityMemory:
             for known in self.about(entity)
             if known.text.startswith(head)
         ]
-
-    def sources(self) -> dict[str, int]:
-        """How many statements each source supports, sorted by its name."""
-        counts: Counter[str] = Counter()
-        for entity in self.entities:
-            for known in self.about(entity):
-                counts.update(known.sources)
-        return dict(sorted(counts.items()))
-
-    def save(self, path: str | Path) -> None:
-        """JSONL, a line a statement; the file takes its name when it is complete."""
-        rows = [
-            {"entity": entity, **known._asdict()}
-            for entity in self.entities
-            for known in self.about(entity)
-        ]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with whole_file(Path(path)) as partial:
-            partial.write_text(text, encoding="utf-8")
-
-    def load(self, path: str | Path) -> "EntityMemory":
-        """Adds what a file holds; returns itself. ValueError names a line that is no statement, or
-        has no end: the file was cut. Then nothing is added."""
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        *whole, cut_off = lines
-        statements = []
-        for number, line in enumerate(whole, 1):
-            try:
-                statements.append(_statement(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
-        if cut_off:
-            raise ValueError(f"{path}, line {len(lines)} is no statement: it is cut off")
-        for entity, known in statements:
-            for source in known.sources:
-                self.add(entity, known.text, source, known.time, known.fact)
-        return self
-
-
-def _statement(line: str) -> tuple[str, Statement]:
-    """(entity, statement) of a line that `EntityMemory.save` wrote."""
-    row = json.loads(line)
-    entity, text, time, sources = row["entity"], row["text"], row["time"], row["sources"]
-    if not isinstance(sources, list):
-        raise ValueError(f"its sources are no list: {sources!r}")
-    parts = [entity, text, *sources]
-    if not all(isinstance(part, str) for part in (*parts, time)):
-        raise ValueError("a part is of the wrong type")
-    if not all(part.split() for part in parts):
-        raise ValueError("a part is empty")
-    return entity, Statement(text, time, tuple(sources), row.get("fact") is True)
