@@ -21,7 +21,7 @@ from drlib.trajectory import Segment, Trajectory
 # Nats of entropy, or of a loss: the stops of viewer.js on light paper, in even steps.
 TONES = ("white", "#fcf0b0", "#e5d266", "#b1a570", "#7d7c78", "#47526c", "#00224e")
 SCALE = LinearSegmentedColormap.from_list("nats", TONES)
-LEGIBLE = 0.5  # of the scale: letters are never paler
+LEGIBLE = 0.4  # of the scale: letters are never paler
 PARTS = {Segment.THINK: 0.6, Segment.TOOL_CALL: (0.34, 0.71, 0.91), Segment.ANSWER: (0, 0.62, 0.45)}
 COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
 NAMED = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE, Segment.ANSWER)
