@@ -211,7 +211,7 @@ def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
     ax = tour_plots.learning(run).axes[0]
     (mean,) = [ln for ln in ax.lines if ln.get_label() == "RL, random reward (control)"]
     assert mean.get_xdata()[-1] == 7
-    grey = [ln for ln in ax.lines if ln.get_color() == tour_plots.COLORS["rl_random_reward"]]
+    grey = [ln for ln in ax.lines if ln.get_color() == tour_plots.STAGE_COLORS["rl_random_reward"]]
     assert max(ln.get_xdata()[-1] for ln in grey if ln.get_linestyle() == "--") == 12
     crosses = [ln for ln in ax.lines if ln.get_marker() == "x"]
     assert sorted(int(ln.get_xdata()[-1]) for ln in crosses) == [7, 12]
@@ -333,10 +333,13 @@ def test_the_block_is_computed_from_the_results(results, tmp_path):
     assert "python, sampled (n=32)" in block and "40.0 [27.6, 53.8] (n=50)" in block
     assert "| `evaluate_rl` |" in block and "a command" in block
     page, folder = tmp_path / "README.md", tmp_path / "run"
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    page.write_text(f"before\n{readme.RESULTS_BEGIN}\nold\n{readme.RESULTS_END}\nafter\n")
     results.save(folder)
     assert readme.refresh_readme(page, folder) is True
-    assert page.read_text() == f"before\n{readme.BEGIN}\n{block}\n{readme.END}\nafter\n"
+    assert (
+        page.read_text()
+        == f"before\n{readme.RESULTS_BEGIN}\n{block}\n{readme.RESULTS_END}\nafter\n"
+    )
     assert readme.refresh_readme(page, folder) is False
     assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
 

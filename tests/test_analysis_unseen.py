@@ -272,5 +272,7 @@ def test_an_error_in_a_terminal_shows_them(tmp_path):
 
 def test_equal_trajectories_still_give_equal_bytes(rollouts, tokenizer):
     odd = [dataclasses.replace(rollouts[0], id=TURNED)]
-    assert viewer.page(odd, tokenizer) == viewer.page(odd, tokenizer)
-    assert viewer.page(odd, tokenizer).isprintable() or "\u202e" not in viewer.page(odd, tokenizer)
+    assert viewer.viewer_page(odd, tokenizer) == viewer.viewer_page(odd, tokenizer)
+    assert viewer.viewer_page(odd, tokenizer).isprintable() or "\u202e" not in viewer.viewer_page(
+        odd, tokenizer
+    )

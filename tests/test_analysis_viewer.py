@@ -61,7 +61,9 @@ def show(tab, tmp_path):
     tab.look(1280, 800)
 
     def show(source, *arguments, address="", **options):
-        path = viewer.write_page(tmp_path / "page.html", source, *arguments, **options)
+        path = viewer.save(
+            tmp_path / "page.html", viewer.viewer_page(source, *arguments, **options)
+        )
         tab.errors.clear()
         tab.requests.clear()
         tab.open(path.as_uri() + address)
@@ -192,13 +194,13 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
 def test_outcomes_come_from_the_reward_or_the_right_answer(rollouts):
     t = next(t for t in rollouts if verdict(t) == "wrong")
     change = dataclasses.replace
-    assert viewer.verdict(change(t, reward=0.5)) == "right"
-    assert viewer.verdict(change(t, reward=0.4, answer=t.metadata["right_answer"])) == "wrong"
-    assert viewer.verdict(change(t, metadata={})) == "unjudged"
+    assert viewer.shown_outcome(change(t, reward=0.5)) == "right"
+    assert viewer.shown_outcome(change(t, reward=0.4, answer=t.metadata["right_answer"])) == "wrong"
+    assert viewer.shown_outcome(change(t, metadata={})) == "unjudged"
     late = change(t, answer=None, termination=Termination.WALL_CLOCK)
     for one in (late, change(late, reward=0.0)):
-        assert viewer.verdict(one) == "no answer (wall_clock)"
-    assert viewer.verdict(change(late, reward=1.0)) == "right"
+        assert viewer.shown_outcome(one) == "no answer (wall_clock)"
+    assert viewer.shown_outcome(change(late, reward=1.0)) == "right"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -101,32 +101,34 @@ def test_the_policy_of_the_page_stops_scripts_and_requests(show, tab, rollouts):
 
 def test_equal_trajectories_give_equal_bytes(tmp_path, rollouts, tokenizer):
     path = TOUR / "sft_sampled.parquet"
-    first = viewer.write_page(tmp_path / "a.html", path, tokenizer).read_bytes()
-    again = viewer.write_page(tmp_path / "b.html", path, TOUR / "policy_sft").read_bytes()
+    first = viewer.save(tmp_path / "a.html", viewer.viewer_page(path, tokenizer)).read_bytes()
+    again = viewer.save(
+        tmp_path / "b.html", viewer.viewer_page(path, TOUR / "policy_sft")
+    ).read_bytes()
     assert first == again and first.decode().count("@@") == 0
-    assert viewer.page(rollouts, tokenizer, title=path.name).encode() == first
+    assert viewer.viewer_page(rollouts, tokenizer, title=path.name).encode() == first
     (tmp_path / "taken").mkdir()
     with pytest.raises(WriteError, match="taken"):
-        viewer.write_page(tmp_path / "taken", path, tokenizer)
+        viewer.save(tmp_path / "taken", viewer.viewer_page(path, tokenizer))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "b.html", "taken"]
 
 
 def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
     with pytest.raises(ValueError, match="no trajectories to view"):
-        viewer.page([], tokenizer)
+        viewer.viewer_page([], tokenizer)
     with pytest.raises(FileNotFoundError, match="nothing.parquet"):
-        viewer.page(tmp_path / "nothing.parquet", tokenizer)
+        viewer.viewer_page(tmp_path / "nothing.parquet", tokenizer)
     with pytest.raises(ValueError, match="none of the tokenizer's 290"):
-        viewer.page(rollouts, train_tokenizer(["a b c"] * 3, 290))
+        viewer.viewer_page(rollouts, train_tokenizer(["a b c"] * 3, 290))
     one, *others = rollouts
     places = f"first set has '{one.id}' where the second has '{others[0].id}': run one file"
     with pytest.raises(ValueError, match=places):
-        viewer.page(rollouts, tokenizer, compare=others)
+        viewer.viewer_page(rollouts, tokenizer, compare=others)
     with pytest.raises(ValueError, match=f"'{others[-1].id}' where the second has nothing"):
-        viewer.page(rollouts, tokenizer, compare=rollouts[:-1])
+        viewer.viewer_page(rollouts, tokenizer, compare=rollouts[:-1])
     other = dataclasses.replace(one, token_ids=one.token_ids[::-1].copy())
     with pytest.raises(ValueError, match=f"{one.id}' has other tokens"):
-        viewer.page([one], tokenizer, compare=[other])
+        viewer.viewer_page([one], tokenizer, compare=[other])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def test_the_widget_holds_the_page_and_nothing_else(tmp_path, rollouts):
     parts = re.fullmatch(r'<iframe .* srcdoc="([^"]*)"></iframe>', frame.value, re.S)
     inside = html.unescape(parts[1])
     saved = widget.save(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert inside == saved == viewer.page(TOUR / "sft_sampled.parquet", TOUR / "policy_sft")
+    assert inside == saved == viewer.viewer_page(TOUR / "sft_sampled.parquet", TOUR / "policy_sft")
     assert 'sandbox="allow-scripts"' in frame.value and "500px" in frame.value
     assert len(widgets.TrajectoryViewer(rollouts[:3]).children) == 1
 

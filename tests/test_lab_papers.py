@@ -22,7 +22,7 @@ def defined_in(path):
 
 
 def test_the_page_is_drawn_from_the_table():
-    assert papers.PAGE.read_text(encoding="utf-8") == papers.page(), (
+    assert papers.PAPERS_PAGE.read_text(encoding="utf-8") == papers.papers_page(), (
         "run: python -m drlib.lab papers"
     )
 

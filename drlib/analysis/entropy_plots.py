@@ -23,8 +23,14 @@ TONES = ("white", "#fcf0b0", "#e5d266", "#b1a570", "#7d7c78", "#47526c", "#00224
 SCALE = LinearSegmentedColormap.from_list("nats", TONES)
 LEGIBLE = 0.4  # of the scale: letters are never paler
 PARTS = {Segment.THINK: 0.6, Segment.TOOL_CALL: (0.34, 0.71, 0.91), Segment.ANSWER: (0, 0.62, 0.45)}
-COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
-NAMED = (Segment.PROMPT, Segment.THINK, Segment.TOOL_CALL, Segment.TOOL_RESPONSE, Segment.ANSWER)
+STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
+LOAD_SEGMENTS = (
+    Segment.PROMPT,
+    Segment.THINK,
+    Segment.TOOL_CALL,
+    Segment.TOOL_RESPONSE,
+    Segment.ANSWER,
+)
 
 
 def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50):
@@ -51,7 +57,7 @@ def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = (
     """Mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
     for status in statuses:
         if status in curves:
-            c, color = curves[status], COLORS[status]
+            c, color = curves[status], STATUS_COLORS[status]
             ax.fill_between(c["offset"], c["low"], c["high"], color=color, alpha=0.18, lw=0)
             ax.plot(c["offset"], c["mean"], color=color, label=f"{status} ({max(c['tokens']):.0f})")
     ax.axvline(-0.5, color="0.3", lw=1)
@@ -142,7 +148,9 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
     )
     for start, end, status in responses(trajectory):
         mark = dict(ok="o", error="X", empty="s")[status]
-        ax.plot((start + end) / 2, 0.5, mark, color=COLORS[status], ms=7, mec="white", mew=0.8)
+        ax.plot(
+            (start + end) / 2, 0.5, mark, color=STATUS_COLORS[status], ms=7, mec="white", mew=0.8
+        )
     line = np.full((1, len(trajectory), 3), 0.93)
     for segment, color in PARTS.items():
         line[:, trajectory.generated & (trajectory.segments == segment)] = color
@@ -236,9 +244,9 @@ def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float |
     ax.figure.colorbar(shades, ax=ax, format="%.0f", label="loss, nats a token")
 
 
-def expert_load(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
+def expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
     """Share of each segment's choices that each expert of a layer got (`load_by_segment`)."""
-    rows = [s for s in NAMED if np.isfinite(load_SLE[s, layer]).all()]
+    rows = [s for s in LOAD_SEGMENTS if np.isfinite(load_SLE[s, layer]).all()]
     shares = 100 * load_SLE[rows, layer]
     ax.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100 * 4 / shares.shape[1])
     for (y, x), share in np.ndenumerate(shares):

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
 from drlib.analysis.chat_messages import tool_results
-from drlib.analysis.rollout_formats import Part, Rollout, rollouts_of
+from drlib.analysis.rollout_formats import Rollout, TokenRun, rollouts_of
 from drlib.analysis.segments import mark_people, segments_of
 from drlib.analysis.token_table import token_texts
 from drlib.chat import load_any_tokenizer
@@ -177,7 +177,7 @@ def _trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
     )
 
 
-def _up_to_the_last_turn(parts: Sequence[Part]) -> list[Part]:
+def _up_to_the_last_turn(parts: Sequence[TokenRun]) -> list[TokenRun]:
     """The parts that have tokens, without those that were read but never answered to."""
     kept = [part for part in parts if len(part.ids)]
     while kept and not kept[-1].sampled:
@@ -230,7 +230,7 @@ def _reward(row: dict) -> float | None:
     return None if reward is None else float(reward)
 
 
-def _values(parts: Sequence[Part], generated_T: np.ndarray) -> dict[str, np.ndarray]:
+def _values(parts: Sequence[TokenRun], generated_T: np.ndarray) -> dict[str, np.ndarray]:
     """logprobs and, where there are alternatives, top_ids and top_logprobs."""
     values, tops = [], []
     for part in parts:

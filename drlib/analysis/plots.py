@@ -35,7 +35,7 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
     return buffer.getvalue()
 
 
-def band(
+def seed_band(
     ax: Axes,
     curves: Sequence[Sequence[float]],
     color: str,

@@ -33,7 +33,7 @@ from drlib.trajectory import Trajectory
 
 STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
+REPORT_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
 table {{ border-collapse: collapse; margin: 1em 0 }}
 td, th {{ padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }}
@@ -76,7 +76,7 @@ def report(
     with plt.style.context(STYLE):
         how = tokenizer, model, temperature, window, share, viewed
         parts = [part for path in files for part in _file(Path(path), *how)]
-    return viewer.save(out, PAGE.format(body="\n".join(parts)))
+    return viewer.save(out, REPORT_PAGE.format(body="\n".join(parts)))
 
 
 def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> I
         yield "<h2>Words</h2>"
         yield from _words(table, token_texts(tokenizer, table.token_id))
     if viewed:
-        page = viewer.page(islice(read(), viewed), tokenizer, title=path.name)
+        page = viewer.viewer_page(islice(read(), viewed), tokenizer, title=path.name)
         yield f"<h2>The first {min(viewed, len(table.names))} trajectories</h2>"
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 

@@ -28,7 +28,7 @@ _OBSERVED = re.compile(
 Said = list[tuple[float | None, Sequence[tuple[int, float]]]]
 
 
-class Part(NamedTuple):
+class TokenRun(NamedTuple):
     """A run of tokens that the policy sampled, or that it read.
 
     said: None where nothing is known; else for each token its log-probability, and the ids and
@@ -45,7 +45,7 @@ class Rollout(NamedTuple):
 
     fields: dict
     messages: list[dict]
-    parts: list[Part]
+    parts: list[TokenRun]
 
 
 def rollouts_of(name: str, row: dict, tokenizer) -> Iterator[Rollout]:
@@ -86,29 +86,29 @@ def _from_trl(row: dict) -> tuple[str, dict]:
     return "messages", row | {"messages": [*row["prompt"], *row["completion"]]}
 
 
-def _in_turns(pieces: Sequence[str], tokenizer) -> list[Part]:
+def _in_turns(pieces: Sequence[str], tokenizer) -> list[TokenRun]:
     """Texts that were read and sampled in turns, the first one read."""
-    return [Part(encode(tokenizer, text), i % 2 == 1) for i, text in enumerate(pieces)]
+    return [TokenRun(encode(tokenizer, text), i % 2 == 1) for i, text in enumerate(pieces)]
 
 
-def _masked(row: dict) -> list[Part]:
+def _masked(row: dict) -> list[TokenRun]:
     """The parts of an `agent loop`: a prompt, and a response of which a mask was sampled."""
     ids = row["response_ids"]
     mask = row.get("response_mask") or [1] * len(ids)
     values = row.get("response_logprobs")
     if len(mask) != len(ids) or values is not None and len(values) != len(ids):
         raise ValueError("response_ids, response_mask and response_logprobs differ in length")
-    parts = [Part(row["prompt_ids"], False)]
+    parts = [TokenRun(row["prompt_ids"], False)]
     for sampled, run in groupby(range(len(ids)), key=lambda t: bool(mask[t])):
         at = list(run)
         said = None
         if sampled and values is not None:
             said = [(values[t], ()) for t in at]
-        parts.append(Part([ids[t] for t in at], sampled, said))
+        parts.append(TokenRun([ids[t] for t in at], sampled, said))
     return parts
 
 
-def _messages_in(parts: Sequence[Part], tokenizer) -> list[dict]:
+def _messages_in(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
     """The messages in the tokens: a prompt, then turns and what they were answered."""
     messages: list[dict] = []
     for part in parts:
@@ -130,7 +130,7 @@ def _messages_in(parts: Sequence[Part], tokenizer) -> list[dict]:
 # servers' responses
 
 
-def _answered(one: dict, row: dict, tokenizer) -> list[Part]:
+def _answered(one: dict, row: dict, tokenizer) -> list[TokenRun]:
     """The parts of an output of `vllm` or a choice of `openai`: a prompt and what was sampled."""
     ids = one.get("token_ids")
     message = one.get("message")
@@ -144,7 +144,7 @@ def _answered(one: dict, row: dict, tokenizer) -> list[Part]:
         (value, [(_id_of(tokenizer, other), v) for other, v in (alternatives or {}).items()])
         for _, value, alternatives in told
     ]
-    return [Part(_prompt(one, row, tokenizer), False), Part(ids, True, said or None)]
+    return [TokenRun(_prompt(one, row, tokenizer), False), TokenRun(ids, True, said or None)]
 
 
 def _told(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
@@ -189,7 +189,7 @@ def _prompt(one: dict, row: dict, tokenizer) -> Sequence[int]:
     return encode(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
-def _check_text(one: dict, messages: list[dict], parts: Sequence[Part], tokenizer) -> None:
+def _check_text(one: dict, messages: list[dict], parts: Sequence[TokenRun], tokenizer) -> None:
     """ValueError where the ids are not the text that the file says."""
     text = (one.get("text") or "").strip("\ufffd \n")
     with_specials = messages[-1]["content"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from drlib.analysis.plots import CONTROL, DOWN, UP, band
+from drlib.analysis.plots import CONTROL, DOWN, UP, seed_band
 
 ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "sandbox": (UP, "-", "sandbox"),
@@ -19,7 +19,7 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "pool": (CONTROL, "-", "bare pool"),
     "smolagents": (CONTROL, ":", "interpreter"),
 }
-Rows = Sequence[Sequence[float]]
+SeedRows = Sequence[Sequence[float]]
 WAITS, RUNS = "0.82", UP
 FLOOR_S = 0.01  # shorter waits are below the axis
 
@@ -64,7 +64,7 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
     """
     for at, (label, by_cores) in enumerate(found.items()):
         runs = np.maximum(list(by_cores.values()), FLOOR_S / 10).T  # on a logarithmic axis
-        band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
+        seed_band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
     ax.axhline(bound_s, color="0.4", lw=1, ls="--")
     ax.set(xscale="log", yscale="log", xlabel="cores", ylabel="99th percentile of the wait, s")
     ax.set_xticks([16, 64, 256, 1024], ["16", "64", "256", "1,024"])
@@ -72,14 +72,16 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
     ax.legend(loc="upper right")
 
 
-def answered(ax: Axes, rates: Sequence[float], shares: Mapping[str, Rows], formulas: Rows = ()):
+def answered(
+    ax: Axes, rates: Sequence[float], shares: Mapping[str, SeedRows], formulas: SeedRows = ()
+):
     """Share of calls that end as an observation, by the chance of a fault.
 
     rates: R chances. shares: label -> a row of R shares for each seed. formulas: rows of R expected
     shares, drawn dashed over the rest.
     """
     for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
-        band(ax, 100 * np.asarray(rows), color, label, rates)
+        seed_band(ax, 100 * np.asarray(rows), color, label, rates)
     for row in formulas:
         ax.plot(rates, 100 * np.asarray(row), ls="--", lw=1, color="0.2")
     ax.set(xlabel="chance that a try fails", ylabel="% of the calls answered", ylim=(0, 103))

@@ -12,13 +12,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import band
+from drlib.analysis.plots import seed_band
 from drlib.analysis.tour import TourRun, seeds
 from drlib.training import stages
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
 MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
-COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
+STAGE_COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
 BEHIND = "0.8"
 
 
@@ -43,7 +43,7 @@ def draw(
     scale: float = 1.0,
     thick: float = 2.0,
 ) -> None:
-    """A `band` of the stage's seeds, as far as all of them have come; nothing without any.
+    """A `seed_band` of the stage's seeds, as far as all of them have come; nothing without any.
 
     A mean over fewer seeds would jump where one ends, so a seed that came further goes on as its
     own thin line. Where they end at different steps, a cross stands at the end of each.
@@ -56,7 +56,7 @@ def draw(
     shared = min(lengths)
     if shared:
         values = [scale * v[:shared] for _, v in lines]
-        band(ax, values, color, label, lines[0][0][:shared], style=style, thick=thick)
+        seed_band(ax, values, color, label, lines[0][0][:shared], style=style, thick=thick)
     if shared == max(lengths):
         return
     for steps, values in lines:
@@ -115,22 +115,22 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
         control,
         "rl_random_reward",
         key,
-        COLORS["rl_random_reward"],
+        STAGE_COLORS["rl_random_reward"],
         "RL, random reward (control)",
         style="--",
         scale=100,
     )
     curves = run.curves["rl"]
-    draw(ax, run, "rl", key, COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
+    draw(ax, run, "rl", key, STAGE_COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
     last = max(rows[-1]["step"] for rows in curves.values())
     _point(ax, 0, run, "after SFT, held-out", "sft", kind, "sample")
     _point(ax, last * 1.04, run, "after RL, held-out", "rl", kind, "sample")
     if more := _with_stage("sft_continued", run, behind):
         mean, low, high = (100 * v for v in more.results.accuracy("sft_continued", kind, "sample"))
-        ax.axhspan(low, high, color=COLORS["sft_continued"], alpha=0.15, lw=0)
+        ax.axhspan(low, high, color=STAGE_COLORS["sft_continued"], alpha=0.15, lw=0)
         ax.axhline(
             mean,
-            color=COLORS["sft_continued"],
+            color=STAGE_COLORS["sft_continued"],
             ls=(0, (5, 2)),
             lw=1.6,
             label="SFT continued with RL's compute, held-out",
@@ -155,7 +155,7 @@ def _point(ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *ask
         [x],
         [mean],
         [[max(mean - low, 0)], [max(high - mean, 0)]],
-        color=COLORS[stage],
+        color=STAGE_COLORS[stage],
         marker=MARKERS[stage],
         capsize=3,
         ls="",
@@ -223,7 +223,11 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
         for key, (color, label) in lines.items():
             draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
             # the control: in the colour of its line and thin, where there are several
-            how = (COLORS["rl_random_reward"], "random reward") if len(lines) == 1 else (color, "")
+            how = (
+                (STAGE_COLORS["rl_random_reward"], "random reward")
+                if len(lines) == 1
+                else (color, "")
+            )
             draw(
                 ax,
                 control,

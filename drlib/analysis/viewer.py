@@ -31,13 +31,15 @@ from drlib.checks import require
 from drlib.files import write_whole
 from drlib.trajectory import Termination, Trajectory
 
-TEMPLATE, SCRIPT = (Path(__file__).with_name(f"viewer.{end}") for end in ("html", "js"))
-TOOLS = ("all ok", "some error", "some empty", "no calls")  # what the tool filter offers
+TEMPLATE = Path(__file__).with_name("viewer.html")
+SCRIPT = Path(__file__).with_name("viewer.js")
+TOOL_FILTERS = ("all ok", "some error", "some empty", "no calls")
 _FULL = 0.995  # the quantile of all values that gets the full colour
-_REMEDY = "run one file through both checkpoints (rescoring.rescore) and compare those"
+_SAME_FILE = "run one file through both checkpoints (rescoring.rescore) and compare those"
+Sides = tuple[Trajectory, ...]  # one trajectory under each checkpoint
 
 
-def page(
+def viewer_page(
     source: TrajectorySource,
     tokenizer=None,
     *,
@@ -51,9 +53,9 @@ def page(
 
     ValueError: no trajectories, other trajectories in `compare`, ids of another tokenizer.
     """
-    tokenizer = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_any_tokenizer(tokenizer)
     sources = [source] if compare is None else [source, compare]
-    paths = [Path(some) for some in sources if isinstance(some, str | Path)]
     sets = [
         list(read_rollouts(some, tokenizer)) if isinstance(some, str | Path) else list(some)
         for some in sources
@@ -61,33 +63,23 @@ def page(
     require(bool(sets[0]), "no trajectories to view: the set is empty")
     if compare is not None:
         _check_same(*sets)
-    used = [t.token_ids for t in sets[0]]
-    used += [t.top_ids.ravel() for some in sets for t in some if t.top_ids is not None]
-    ids = np.unique(np.concatenate(used))
-    ids = ids[ids >= 0]  # -1 stands where there is no alternative
-    stems, rows, both = [path.stem for path in paths], [_row(t) for t in sets[0]], [*zip(*sets)]
-    measures = [_measure(some) for some in both]
-    found = Counter(name for row in rows for name in (row["outcome"], *row["status"]))
-    ends = sorted({row["outcome"] for row in rows} - {"right", "wrong"})
+    ids = _used_ids(sets)
+    texts = [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)]
+    rows = [_row(t) for t in sets[0]]
+    trajectories = [*zip(*sets)]
+    measures = [_measure(sides) for sides in trajectories]
+    files = [Path(some) for some in sources if isinstance(some, str | Path)]
     head = {
-        "names": stems if len({*stems}) == 2 else ["first", "second"][: len(sets)],
-        "texts": [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)],
+        "names": _names(files, len(sets)),
+        "texts": texts,
         "ids": ids.tolist(),
         "rows": rows,
-        "scale": _scale(both, measures),
+        "scale": _scale(trajectories, measures),
         "unseen": UNSEEN.pattern,
-        "filters": {
-            group: [(name, found[name]) for name in names if found[name]]
-            for group, names in (("outcome", ("right", "wrong", *ends)), ("status", TOOLS))
-        },
+        "filters": _filters(rows),
     }
-    parts = [_part(some, measure, ids) for some, measure in zip(both, measures)]
-    return _fill(title or (paths[0].name if paths else "Trajectories"), head, parts)
-
-
-def write_page(out: str | Path, source: TrajectorySource, tokenizer=None, **how) -> Path:
-    """Write `page(...)` to the file `out`; `how`: its `compare` and `title`."""
-    return save(out, page(source, tokenizer, **how))
+    parts = [_part(sides, measure, ids) for sides, measure in zip(trajectories, measures)]
+    return _fill(title or (files[0].name if files else "Trajectories"), head, parts)
 
 
 def save(out: str | Path, text: str) -> Path:
@@ -95,22 +87,48 @@ def save(out: str | Path, text: str) -> Path:
     return write_whole(out, text)
 
 
+def _used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
+    """The ids of all tokens and alternatives, ascending; those of the first set stand for both."""
+    used = [t.token_ids for t in sets[0]]
+    used += [t.top_ids.ravel() for some in sets for t in some if t.top_ids is not None]
+    ids = np.unique(np.concatenate(used))
+    return ids[ids >= 0]  # -1 stands where there is no alternative
+
+
+def _names(files: list[Path], sets: int) -> list[str]:
+    """What the compared checkpoints are called: their files' names where these tell them apart."""
+    stems = [path.stem for path in files]
+    return stems if len({*stems}) == 2 else ["first", "second"][:sets]
+
+
+def _filters(rows: list[dict]) -> dict[str, list[tuple[str, int]]]:
+    """What the list can be narrowed to, with how many rows that leaves."""
+    found = Counter(name for row in rows for name in (row["outcome"], *row["status"]))
+    unanswered = sorted({row["outcome"] for row in rows} - {"right", "wrong"})
+    offered = {"outcome": ("right", "wrong", *unanswered), "status": TOOL_FILTERS}
+    return {
+        group: [(name, found[name]) for name in names if found[name]]
+        for group, names in offered.items()
+    }
+
+
 def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
     for a, b in zip_longest(first, second):
-        first_id, second_id = ("nothing" if t is None else repr(t.id) for t in (a, b))
+        first_id = "nothing" if a is None else repr(a.id)
+        second_id = "nothing" if b is None else repr(b.id)
         require(
             first_id == second_id,
-            f"the first set has {first_id} where the second has {second_id}: {_REMEDY}",
+            f"the first set has {first_id} where the second has {second_id}: {_SAME_FILE}",
         )
         same = np.array_equal(a.token_ids, b.token_ids)
-        require(same, f"trajectory {first_id} has other tokens in the second set: {_REMEDY}")
+        require(same, f"trajectory {first_id} has other tokens in the second set: {_SAME_FILE}")
 
 
 # ---------------------------------------------------------------------------------------------
 # one trajectory
 
 
-def verdict(t: Trajectory) -> str:
+def shown_outcome(t: Trajectory) -> str:
     """right, wrong, unjudged, or how it ended without an answer."""
     judged = outcome(t)
     if judged != 1 and t.answer is None and t.termination != Termination.ANSWERED:
@@ -120,60 +138,77 @@ def verdict(t: Trajectory) -> str:
 
 def _row(t: Trajectory) -> dict:
     """What the list shows of it; `status` is what the tool filter looks at."""
-    count, calls = Counter(map(status_of, t.tool_results)), len(t.tool_results)
-    fits = (calls and count["ok"] == calls, count["error"], count["empty"], not calls)
-    values, about = _known(t, "entropies"), t.metadata
+    count = Counter(map(status_of, t.tool_results))
+    calls = len(t.tool_results)
+    holds = {
+        "all ok": calls and count["ok"] == calls,
+        "some error": count["error"],
+        "some empty": count["empty"],
+        "no calls": not calls,
+    }
+    entropies = _known(t, "entropies")
+    about = t.metadata
     return {
         "id": t.id,
         "question": str(about.get("question") or ""),
         "answer": t.answer or "",
         "expected": str(about.get("right_answer") or ""),
-        "outcome": verdict(t),
+        "outcome": shown_outcome(t),
         "tokens": len(t),
         "calls": calls,
         "errors": count["error"],
         "empties": count["empty"],
-        "mean": float(values.mean()) if len(values) else None,
-        "status": [name for name, fit in zip(TOOLS, fits) if fit],
+        "mean": float(entropies.mean()) if len(entropies) else None,
+        "status": [name for name in TOOL_FILTERS if holds[name]],
     }
 
 
 def _known(t: Trajectory, name: str) -> np.ndarray:
+    """The finite values of `entropies` or `logprobs` at sampled tokens."""
     values = getattr(t, name)
-    values = np.empty(0) if values is None else values[t.generated].astype(np.float64)
-    return values[np.isfinite(values)]
+    if values is None:
+        return np.empty(0)
+    sampled = values[t.generated].astype(np.float64)
+    return sampled[np.isfinite(sampled)]
 
 
-def _measure(some: tuple[Trajectory, ...]) -> str:
+def _measure(sides: Sides) -> str:
     """What the colours can show: known, at least in part, for each of the compared."""
     for measure, name in (("entropy", "entropies"), ("surprisal", "logprobs")):
-        if all(len(_known(t, name)) for t in some):
+        if all(len(_known(t, name)) for t in sides):
             return measure
     return ""
 
 
-def _scale(both: list[tuple[Trajectory, ...]], measures: list[str]) -> dict[str, list[float]]:
+def _scale(trajectories: list[Sides], measures: list[str]) -> dict[str, list[float]]:
     """By measure, the value (nats) that gets the full colour, and the difference that does."""
     scale = {}
     for measure in sorted({*measures} - {""}):
-        chosen = [some for some, m in zip(both, measures) if m == measure]
-        sides = [
-            np.concatenate(
-                [(t.entropies if measure == "entropy" else -t.logprobs)[t.generated] for t in side]
-            )
-            for side in zip(*chosen)
+        chosen = [sides for sides, m in zip(trajectories, measures) if m == measure]
+        by_checkpoint = [
+            np.concatenate([_sampled_values(t, measure) for t in side]) for side in zip(*chosen)
         ]
-        caps = [
-            np.quantile(np.append(side[np.isfinite(side)], 0), _FULL, method="lower")
-            for side in (np.concatenate(sides), abs(sides[-1] - sides[0]))
-        ]
-        scale[measure] = [float(f"{max(cap, 0.01):.2g}") for cap in caps]
+        values = np.concatenate(by_checkpoint)
+        differences = abs(by_checkpoint[-1] - by_checkpoint[0])
+        scale[measure] = [_full_colour(values), _full_colour(differences)]
     return scale
 
 
-def _part(some: tuple[Trajectory, ...], measure: str, ids: np.ndarray) -> dict:
+def _sampled_values(t: Trajectory, measure: str) -> np.ndarray:
+    values = t.entropies if measure == "entropy" else -t.logprobs
+    return values[t.generated]
+
+
+def _full_colour(values: np.ndarray) -> float:
+    """A high quantile of the finite values, in two digits; never 0."""
+    finite = np.append(values[np.isfinite(values)], 0)
+    cap = np.quantile(finite, _FULL, method="lower")
+    return float(f"{max(cap, 0.01):.2g}")
+
+
+def _part(sides: Sides, measure: str, ids: np.ndarray) -> dict:
     """The columns of one trajectory, with a side for each checkpoint."""
-    t = some[0]
+    t = sides[0]
     return {
         "measure": measure,
         "events": _events(t),
@@ -181,16 +216,18 @@ def _part(some: tuple[Trajectory, ...], measure: str, ids: np.ndarray) -> dict:
         "turns": _pack(t.turns),
         "segments": _pack(t.segments),
         "generated": _pack(t.generated),
-        "sides": [_side(one, ids) for one in some],
+        "sides": [_side(one, ids) for one in sides],
     }
 
 
 def _events(t: Trajectory) -> list[dict]:
     """The tool results in order with the tokens of each, that which ends a trajectory included."""
-    spans, n = [span[:2] for span in responses(t)], len(t)
-    after = int(np.flatnonzero(t.generated).max(initial=-1)) + 1  # what nothing was sampled after
-    spans += [(after, n)] * (after < n and len(spans) < len(t.tool_results))
-    spans += [(n, n)] * (len(t.tool_results) - len(spans))  # cut off before they could be read
+    spans = [(start, end) for start, end, _ in responses(t)]
+    end_of_sampling = int(np.flatnonzero(t.generated).max(initial=-1)) + 1
+    if end_of_sampling < len(t) and len(spans) < len(t.tool_results):
+        spans.append((end_of_sampling, len(t)))  # read, but nothing was sampled after it
+    while len(spans) < len(t.tool_results):
+        spans.append((len(t), len(t)))  # cut off before it could be read
     return [
         {
             "start": start,
@@ -204,12 +241,17 @@ def _events(t: Trajectory) -> list[dict]:
 
 
 def _side(t: Trajectory, ids: np.ndarray) -> dict:
-    side = {"logprob": _pack(t.logprobs[t.generated])}
-    side["entropy"] = None if t.entropies is None else _pack(t.entropies[t.generated])
+    """What one checkpoint says of the sampled tokens, and its experts for all of them."""
+    side = {
+        "logprob": _pack(t.logprobs[t.generated]),
+        "entropy": None if t.entropies is None else _pack(t.entropies[t.generated]),
+    }
     if t.top_ids is not None:
-        top, logp = t.top_ids[t.generated], t.top_logprobs[t.generated]
-        place = np.where(top < 0, 0, np.searchsorted(ids, top))
-        side["top"] = [top.shape[1], _pack(place), _pack(np.where(top < 0, -np.inf, logp))]
+        top_NK = t.top_ids[t.generated]
+        missing_NK = top_NK < 0
+        place_NK = np.where(missing_NK, 0, np.searchsorted(ids, top_NK))
+        logp_NK = np.where(missing_NK, -np.inf, t.top_logprobs[t.generated])
+        side["top"] = [top_NK.shape[1], _pack(place_NK), _pack(logp_NK)]
     if t.routed_experts is not None:
         side["experts"] = [*t.routed_experts.shape[1:], _pack(t.routed_experts)]
     return side
@@ -217,8 +259,10 @@ def _side(t: Trajectory, ids: np.ndarray) -> dict:
 
 def _pack(values: np.ndarray) -> tuple[str, str]:
     """(kind, base64): float16, or the smallest unsigned integers that hold the values."""
-    fits = (f"u{n}" for n in (1, 2, 4) if values.max(initial=0) < 256**n)
-    kind = "f2" if values.dtype.kind == "f" else next(fits)
+    if values.dtype.kind == "f":
+        kind = "f2"
+    else:
+        kind = next(f"u{n}" for n in (1, 2, 4) if values.max(initial=0) < 256**n)
     return kind, base64.b64encode(values.astype(f"<{kind}").tobytes()).decode()
 
 

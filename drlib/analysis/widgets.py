@@ -31,7 +31,10 @@ from drlib.trajectory import Trajectory
 
 _FUNCTIONS = (leave_one_out, group_mean, group_normalized, batch_normalized)
 ESTIMATORS = {function.__name__: function for function in _FUNCTIONS}
-UPGRADES, DRAWS = ("deepen", "widen", "fuzz"), 8  # draws until an upgrade is given up
+UPGRADE_SLIDERS, UPGRADE_TRIES = (
+    ("deepen", "widen", "fuzz"),
+    8,
+)  # draws until an upgrade is given up
 
 
 class _Panel(ipw.VBox):
@@ -125,7 +128,7 @@ trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
 
 
 class TrajectoryViewer(ipw.VBox):
-    """The page of `viewer.page` in a frame that may run its own script and reach nothing else.
+    """The page of `viewer` in a frame that may run its own script and reach nothing else.
 
     Args:
         path, tokenizer, compare, title: as there; `path` may be a list of trajectories.
@@ -133,7 +136,7 @@ class TrajectoryViewer(ipw.VBox):
     """
 
     def __init__(self, path, tokenizer=None, compare=None, *, title: str = "", height: int = 760):
-        self._text = viewer.page(path, tokenizer, compare=compare, title=title)
+        self._text = viewer.viewer_page(path, tokenizer, compare=compare, title=title)
         self._count = self._text.count('class="part"')
         style = f"width: 100%; height: {int(height)}px; border: 1px solid #8884"
         super().__init__(
@@ -197,7 +200,9 @@ class QuestionPanel(_Panel):
             description="question",
             layout=ipw.Layout(width="90%"),
         )
-        self.levels = {name: ipw.IntSlider(0, min=0, max=2, description=name) for name in UPGRADES}
+        self.levels = {
+            name: ipw.IntSlider(0, min=0, max=2, description=name) for name in UPGRADE_SLIDERS
+        }
         self.picture, self.text = ipw.Image(format="png"), ipw.HTML()
         controls = [self.task, *self.levels.values()]
         super().__init__(controls, [*controls, self.picture, self.text])
@@ -208,7 +213,7 @@ class QuestionPanel(_Panel):
         for name, level in self.levels.items():
             for times in range(level.value):
                 rng = random.Random(f"{name}-{times}")
-                draws = (OPERATORS[name](query, self._graph, rng) for _ in range(DRAWS))
+                draws = (OPERATORS[name](query, self._graph, rng) for _ in range(UPGRADE_TRIES))
                 new = next(filter(None, draws), None)
                 query, applied = new or query, applied + (new is not None)
         task = dataclasses.replace(task, query=to_text(query))

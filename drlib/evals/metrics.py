@@ -27,7 +27,7 @@ from drlib.checks import require
 Interval = tuple[float, float, float]  # estimate, low, high
 Statistic = Callable[[np.ndarray], np.ndarray]  # sums [R, C] to values [R, ...]
 RESAMPLES = 2000
-CHUNK = 100  # draws of counts at a time: they and what comes of them are held in memory
+COUNTS_AT_A_TIME = 100  # draws of counts at a time: they and what comes of them are held in memory
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -178,6 +178,6 @@ def resample(
     """
     rows, rng = len(parts_MC), np.random.default_rng(seed)
     even_M = np.full(rows, 1 / rows)
-    sizes = np.diff([*range(0, resamples, CHUNK), resamples])
+    sizes = np.diff([*range(0, resamples, COUNTS_AT_A_TIME), resamples])
     counts = (rng.multinomial(rows, even_M, size) for size in sizes)
     return np.concatenate([statistic(counts_RM @ parts_MC) for counts_RM in counts])

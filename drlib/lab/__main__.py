@@ -98,7 +98,7 @@ def _table(args) -> None:
 
 
 def _papers(args) -> None:
-    print(write_whole(papers.PAGE, papers.page()))
+    print(write_whole(papers.PAPERS_PAGE, papers.papers_page()))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import yaml
 from drlib.checks import require
 from drlib.lab.display import ROOT
 
-TABLE, PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"
+TABLE, PAPERS_PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"
 NOTHING_YET = "none yet"
-STATES = {
+MECHANISM_STATES = {
     "whole": "as published, and runs use it",
     "reduced": "the idea with less in it; the words beside it say what was left out",
     "switch": "a setting of the stage `rl`, off by default; no committed run has measured it",
@@ -58,7 +58,7 @@ def mechanisms(table: Path = TABLE) -> list[Mechanism]:
                 measured=() if measured == NOTHING_YET else tuple(measured.split()),
                 **fields,
             )
-            require(state in STATES, f"{row.what!r}: unknown state {state!r}")
+            require(state in MECHANISM_STATES, f"{row.what!r}: unknown state {state!r}")
             is_there = state != "missing"
             require(is_there == bool(row.code), f"{row.what!r}: {state}, and code {row.code!r}")
             require(is_there == bool(row.test), f"{row.what!r}: {state}, and test {row.test!r}")
@@ -73,11 +73,11 @@ def notebook_of(number: str) -> Path:
     return found[0]
 
 
-def page(table: Path = TABLE) -> str:
+def papers_page(table: Path = TABLE) -> str:
     """The whole page in Markdown."""
     rows = mechanisms(table)
-    parts = [HEAD, *(f"- **{word}**: {meaning}." for word, meaning in STATES.items()), ""]
-    counts = ", ".join(f"{sum(r.state == s for r in rows)} {s}" for s in STATES)
+    parts = [HEAD, *(f"- **{word}**: {meaning}." for word, meaning in MECHANISM_STATES.items()), ""]
+    counts = ", ".join(f"{sum(r.state == s for r in rows)} {s}" for s in MECHANISM_STATES)
     parts.append(f"{len(rows)} rows: {counts}.")
     for group in yaml.safe_load(table.read_text(encoding="utf-8")):
         mine = [row for row in rows if row.source == group["source"]]

@@ -27,7 +27,8 @@ from drlib.training import stages
 from drlib.training.run import read_metrics
 
 THIN = 10  # supervised curves keep every tenth step
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
+RESULTS_BEGIN = "<!-- results -->"
+RESULTS_END = "<!-- /results -->"
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
@@ -153,9 +154,13 @@ def _table(results: Results) -> str:
 
 def with_block(text: str, block: str) -> str:
     """`text` with `block` between the markers; ValueError when they are not there once each."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs {BEGIN} and, after it, {END}, once each")
-    return f"{text.partition(BEGIN)[0]}{BEGIN}\n{block}\n{END}{text.partition(END)[2]}"
+    once = text.count(RESULTS_BEGIN) == text.count(RESULTS_END) == 1
+    if not once or text.index(RESULTS_BEGIN) > text.index(RESULTS_END):
+        markers = f"{RESULTS_BEGIN} and, after it, {RESULTS_END}"
+        raise ValueError(f"the README needs {markers}, once each")
+    before = text.partition(RESULTS_BEGIN)[0]
+    after = text.partition(RESULTS_END)[2]
+    return f"{before}{RESULTS_BEGIN}\n{block}\n{RESULTS_END}{after}"
 
 
 def refresh_readme(readme: Path, folder: Path) -> bool:
