@@ -9,6 +9,7 @@ should go down, grey a control or a reference.
 import io
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,6 +22,7 @@ from drlib.rl.filtering import FilterConfig, apply_filter
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.trajectory import Trajectory
 
+STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"  # the look of every figure
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
 CHANCE = 0.2  # with which the sampling policy said a token of the toys below
 

@@ -15,6 +15,7 @@ import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +24,7 @@ from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
 from drlib.analysis.entropy import entropy_bounds, summary
 from drlib.analysis.inputs import read_rollouts
-from drlib.analysis.plots import png_bytes
+from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.rendering import markup, visible
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import TokenTable, token_statistics, token_texts
@@ -31,7 +32,6 @@ from drlib.chat import load_any_tokenizer
 from drlib.checks import require
 from drlib.trajectory import Trajectory
 
-STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"
 REPORT_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
@@ -41,6 +41,17 @@ td:first-child, th:first-child {{ text-align: left }} img {{ max-width: 100% }}
 iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: #8a4b00 }}
 </style>{body}</html>
 """
+
+
+class _Wanted(NamedTuple):
+    """What `report` was asked to say of each file."""
+
+    tokenizer: Any
+    model: Any
+    temperature: float
+    window: int
+    share: float
+    viewed: int
 
 
 def report(
@@ -73,52 +84,74 @@ def report(
     )
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
+    wanted = _Wanted(tokenizer, model, temperature, window, share, viewed)
     with plt.style.context(STYLE):
-        how = tokenizer, model, temperature, window, share, viewed
-        parts = [part for path in files for part in _file(Path(path), *how)]
+        parts = [part for path in files for part in _file(Path(path), wanted)]
     return viewer.save(out, REPORT_PAGE.format(body="\n".join(parts)))
 
 
-def _file(path: Path, tokenizer, model, temperature, window, share, viewed) -> Iterator[str]:
-    def read() -> Iterable[Trajectory]:
-        found = read_rollouts(path, tokenizer)
-        return found if model is None else rescore(model, found, temperature=temperature, top_k=5)
-
-    table = token_statistics(read())
+def _file(path: Path, wanted: _Wanted) -> Iterator[str]:
+    """The parts of the page about one file, in order."""
+    table = token_statistics(_trajectories(path, wanted))
     yield f"<h1>{markup(path.name)}</h1>"
+    yield _sizes(table)
+
+    yield "<h2>Entropy</h2>"
+    yield from _or_note(_entropy(table))
+    exact = np.isfinite(table.entropy).all()
+    if not exact and wanted.model is None and wanted.tokenizer is not None:
+        yield _bounds(_trajectories(path, wanted), len(wanted.tokenizer))
+
+    yield "<h2>After tool responses</h2>"
+    yield from _or_note(_lifts(table, wanted.window, wanted.share))
+
+    if wanted.tokenizer is not None:
+        yield "<h2>Words</h2>"
+        yield from _words(table, token_texts(wanted.tokenizer, table.token_id))
+
+    if wanted.viewed:
+        first = islice(_trajectories(path, wanted), wanted.viewed)
+        page = viewer.viewer_page(first, wanted.tokenizer, title=path.name)
+        yield f"<h2>The first {min(wanted.viewed, len(table.names))} trajectories</h2>"
+        yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
+
+
+def _trajectories(path: Path, wanted: _Wanted) -> Iterable[Trajectory]:
+    """The file's trajectories as a stream, scored again where there is a model."""
+    found = read_rollouts(path, wanted.tokenizer)
+    if wanted.model is None:
+        return found
+    return rescore(wanted.model, found, temperature=wanted.temperature, top_k=5)
+
+
+def _or_note(parts: Iterator[str]) -> Iterator[str]:
+    """The parts; what cannot be said is said in its place."""
+    try:
+        yield from parts
+    except ValueError as fault:
+        yield f'<p class="note">{markup(str(fault))}</p>'
+
+
+def _sizes(table: TokenTable) -> str:
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
-    yield (
+    return (
         f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
         f"judged{right}.</p>"
     )
-    for title, panel in (("Entropy", _entropy), ("After tool responses", _lifts)):
-        yield f"<h2>{title}</h2>"
-        try:
-            yield from panel(table, window, share)
-        except ValueError as what:  # said in the report, in the place of what cannot be said
-            yield f'<p class="note">{markup(str(what))}</p>'
-            if title == "Entropy" and model is None and tokenizer is not None:
-                yield _bounds(read(), len(tokenizer))
-    if tokenizer is not None:
-        yield "<h2>Words</h2>"
-        yield from _words(table, token_texts(tokenizer, table.token_id))
-    if viewed:
-        page = viewer.viewer_page(islice(read(), viewed), tokenizer, title=path.name)
-        yield f"<h2>The first {min(viewed, len(table.names))} trajectories</h2>"
-        yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 
 
 def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     """What the alternatives say of the trajectories that have no entropies."""
-    sums = np.zeros(4)  # lower and upper bounds, tails above 5%, tokens
+    tokens, sums = 0, np.zeros(3)  # of lower and upper bounds, and of tails above 5%
     for t in trajectories:
         if t.entropies is None and t.top_logprobs is not None:
-            low, high, tail = entropy_bounds(t.top_logprobs[t.generated], vocabulary)
-            sums += low.sum(), high.sum(), (tail > 0.05).sum(), len(tail)
-    if not sums[3]:
+            low_N, high_N, tail_N = entropy_bounds(t.top_logprobs[t.generated], vocabulary)
+            sums += low_N.sum(), high_N.sum(), (tail_N > 0.05).sum()
+            tokens += len(tail_N)
+    if not tokens:
         return ""
-    low, high, wide = sums[:3] / sums[3]
+    low, high, wide = sums / tokens
     return (
         f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
         f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
@@ -126,7 +159,7 @@ def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     )
 
 
-def _entropy(table: TokenTable, window: int, share: float) -> Iterator[str]:
+def _entropy(table: TokenTable) -> Iterator[str]:
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
         for name, value in summary(table).items()
@@ -153,19 +186,11 @@ def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
         "over first turns",
         "turned windows",
     ]
-    logs = ("lift", "matched", "permuted")
-    yield _table(
-        heads,
-        [
-            (
-                status,
-                lift["responses"],
-                lift["tokens"],
-                *(_RANGE.format(*np.exp(lift[name])) for name in logs),
-            )
-            for status, lift in found.items()
-        ],
-    )
+    rows = []
+    for status, lift in found.items():
+        ratios = [_RANGE.format(*np.exp(lift[name])) for name in ("lift", "matched", "permuted")]
+        rows.append((status, lift["responses"], lift["tokens"], *ratios))
+    yield _table(heads, rows)
     yield _figure(lambda ax: plots.lifts(ax, found))
     curves = reflection.event_curves(table, after=window)
     yield _figure(lambda ax: plots.aligned(ax, curves, ("ok", "error", "empty")))
@@ -181,19 +206,13 @@ def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
             "right without",
             "difference at equal length",
         ]
-        yield _table(
-            heads,
-            [
-                (
-                    name,
-                    _RANGE.format(*row["rate"]),
-                    f"{row['holds']:.1%}",
-                    *("{:.1%} of {}".format(*row[k]) for k in ("right_with", "right_without")),
-                    "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"]),
-                )
-                for name, row in reflection.lexicon_table(table, texts).items()
-            ],
-        )
+        rows = []
+        for name, row in reflection.lexicon_table(table, texts).items():
+            shares = ["{:.1%} of {}".format(*row[key]) for key in ("right_with", "right_without")]
+            difference = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"])
+            rate = _RANGE.format(*row["rate"])
+            rows.append((name, rate, f"{row['holds']:.1%}", *shares, difference))
+        yield _table(heads, rows)
     if np.isfinite(table.entropy).all():
         found = reflection.word_entropies(table, texts, top=60)
         words = [(visible(word), *numbers) for word, *numbers in found]
@@ -201,10 +220,16 @@ def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
-    shown = [["–" if "nan" in str(x) else markup(str(x)) for x in row] for row in rows]
-    lines = ["".join(f"<td>{x}</td>" for x in row) for row in shown]
-    top = "".join(f"<th>{html.escape(x)}</th>" for x in heads)
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    lines = ["".join(f"<th>{html.escape(head)}</th>" for head in heads)]
+    lines += ["".join(f"<td>{_cell(value)}</td>" for value in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{body}</table>"
+
+
+def _cell(value) -> str:
+    """A value's text; a dash where it is not a number."""
+    text = str(value)
+    return "–" if "nan" in text else markup(text)
 
 
 def _figure(draw: Callable, height: float = 3.2) -> str:

@@ -18,7 +18,6 @@ from drlib.config import ROOT
 from drlib.files import write_whole
 
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
-STYLE = ROOT / "drlib" / "drlib.mplstyle"
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 
 
@@ -68,6 +67,8 @@ def show_source(*objects) -> None:
 def use_style() -> None:
     """The look of every figure: drlib.mplstyle on matplotlib's defaults."""
     import matplotlib.pyplot as plt
+
+    from drlib.analysis.plots import STYLE  # lazily: it brings torch
 
     plt.style.use(STYLE)
 
