@@ -22,6 +22,7 @@ of them are resampled. Left out: tests of hypotheses, corrections for many compa
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -53,18 +54,30 @@ def cluster_interval(
     groups = min(len(parts_MC), RESAMPLES)
     starts = np.arange(groups) * len(parts_MC) // groups
     parts = np.add.reduceat(np.asarray(parts_MC, np.float64), starts)
-    n = len(parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
         draws = resample(parts, statistic, seed, resamples)
-    z, f = NormalDist().inv_cdf(0.975), n - 1
-    t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
-    beyond = NormalDist().cdf(-math.sqrt(n / f) * t)
     ordered = np.sort(draws, axis=0)  # NaN, where a draw has no value, comes last
     last = np.maximum((~np.isnan(ordered)).sum(0) - 1, 0)
-    ends = [np.floor(beyond * last), np.ceil((1 - beyond) * last)]
-    ends = [np.take_along_axis(ordered, np.asarray(e, int)[None], 0)[0] for e in ends]
-    return np.stack([value, *ends])
+    beyond = _share_beyond(len(parts))
+    low_at = np.floor(beyond * last).astype(int)
+    high_at = np.ceil((1 - beyond) * last).astype(int)
+    low = np.take_along_axis(ordered, low_at[None], 0)[0]
+    high = np.take_along_axis(ordered, high_at[None], 0)[0]
+    return np.stack([value, low, high])
+
+
+def _share_beyond(n: int) -> float:
+    """The share of draws beyond each end of a 95% interval, less than 2.5% for few rows.
+
+    The ends move out as far as Student's t does from the normal quantile, and by the factor that
+    resampled spreads are too small.
+    """
+    normal, freedom = NormalDist(), n - 1
+    z = normal.inv_cdf(0.975)
+    first = (z**3 + z) / (4 * freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return normal.cdf(-math.sqrt(n / freedom) * (z + first + second))
 
 
 def _sums(rows: np.ndarray, m: int, *columns: np.ndarray) -> np.ndarray:
@@ -122,59 +135,67 @@ def reflection_lift(
     window: W, sampled tokens. share, scope: of `high_entropy` among the thoughts; a `threshold`
     (nats) fixes it instead. ValueError: no response, nothing outside the windows, one trajectory.
     """
-    fixed = {} if threshold is None else {"threshold": threshold}
-    high = fork_tokens(table, share, scope if threshold is None else "fixed", **fixed)
+    if threshold is None:
+        high = fork_tokens(table, share, scope)
+    else:
+        high = fork_tokens(table, share, "fixed", threshold=threshold)
     thought = table.inside(Segment.THINK)
     after = thought & (table.since >= 0) & (table.since < window)
-    some = after.any() and (thought & ~after).any()
+    elsewhere = thought & ~after
     require(
-        some,
+        bool(after.any() and elsewhere.any()),
         f"{after.sum()} of {thought.sum()} thought tokens follow a tool response within "
         f"{window}: a lift needs some, and some that do not",
     )
+    drawn = dict(seed=seed, resamples=resamples)
     found = []
     for number, status in enumerate(("all", *RESPONSE_STATUSES[1:])):
-        inside = after & (table.status == number) if number else after
-        if inside.any():
-            asked = dict(seed=seed, resamples=resamples)
-            columns = high & inside, inside, high & thought & ~after, thought & ~after
-            sums = _sums(table.row, len(table.names), *columns)
-            hits, tokens, others, rest = sums.sum(0)
-            begins = (table.since == 0) & ((table.status == number) | (number == 0))
-            found.append(
-                Lift(
-                    status,
-                    int(begins.sum()),
-                    int(tokens),
-                    hits / tokens,
-                    others / rest,
-                    tuple(cluster_interval(sums, _log_ratio, **asked).tolist()),
-                    _matched(table, high, thought, inside, asked),
-                    _permuted(table, high, thought, inside, after, permutations, seed),
-                )
+        of_status = (table.status == number) | (number == 0)
+        inside = after & of_status
+        if not inside.any():
+            continue
+        parts_MC = _sums(
+            table.row, len(table.names), high & inside, inside, high & elsewhere, elsewhere
+        )
+        high_inside, tokens, high_elsewhere, others = parts_MC.sum(0)
+        found.append(
+            Lift(
+                status=status,
+                responses=int(((table.since == 0) & of_status).sum()),
+                tokens=int(tokens),
+                share=high_inside / tokens,
+                elsewhere=high_elsewhere / others,
+                lift=tuple(cluster_interval(parts_MC, _log_ratio, **drawn).tolist()),
+                matched=_matched(table, high, thought, inside, drawn),
+                permuted=_permuted(table, high, thought, inside, after, permutations, seed),
             )
+        )
     return found
 
 
 def _log_ratio(sums_RC: np.ndarray) -> np.ndarray:
-    a, n, b, m = sums_RC.T
-    return np.log(a / n) - np.log(b / m)
+    """Log of one share over another, of (hits, tokens, hits, tokens)."""
+    hits, tokens, other_hits, other_tokens = sums_RC.T
+    return np.log(hits / tokens) - np.log(other_hits / other_tokens)
 
 
-def _matched(table: TokenTable, high, thought, inside, asked: dict) -> Interval:
+def _matched(table: TokenTable, high, thought, inside, drawn: dict) -> Interval:
     """Log of the windows' share over that of their partners: the same place of the first turn.
 
     Partners are of the same trajectory: over all trajectories together, first turns would stand for
     easy questions too, which have few windows.
     """
     at = np.flatnonzero(inside)
-    begin = table.starts()[table.row[at]]
-    partner = np.minimum(begin + table.since[at], len(table) - 1)
-    fits = (table.row[partner] == table.row[at]) & (table.turn[partner] == table.turn[begin])
-    fits &= thought[partner] & (table.offset[partner] == table.since[at])
+    first = table.starts()[table.row[at]]  # of the same trajectory
+    partner = np.minimum(first + table.since[at], len(table) - 1)
+    same_trajectory = table.row[partner] == table.row[at]
+    first_turn = table.turn[partner] == table.turn[first]
+    same_place = table.offset[partner] == table.since[at]
+    fits = same_trajectory & first_turn & same_place & thought[partner]
     at, partner = at[fits], partner[fits]
-    sums = _sums(table.row[at], len(table.names), high[at], high[partner])
-    return tuple(cluster_interval(sums, lambda s: np.log(s[:, 0] / s[:, 1]), **asked).tolist())
+    parts_MC = _sums(table.row[at], len(table.names), high[at], high[partner])
+    interval = cluster_interval(parts_MC, lambda sums: np.log(sums[:, 0] / sums[:, 1]), **drawn)
+    return tuple(interval.tolist())
 
 
 def _permuted(table, high, thought, inside, after, permutations: int, seed: int) -> Interval:
@@ -184,24 +205,30 @@ def _permuted(table, high, thought, inside, after, permutations: int, seed: int)
     of another status turn along and count as nothing, as they do in the lift.
     """
     at = np.flatnonzero(thought)
-    row, label = table.row[at], np.where(inside[at], 1, np.where(after[at], 2, 0))
-    begins = np.searchsorted(row, np.arange(len(table.names) + 1))  # of each trajectory's circle
-    edges = np.flatnonzero((np.diff(label, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
-    length, which, home = np.diff([*edges, len(at)]), label[edges], row[edges]
-    base, end = begins[home], begins[home + 1]
-    before = np.concatenate([[0], np.cumsum(high[at])])  # high tokens before each place
+    row = table.row[at]
+    label = np.where(inside[at], 1, np.where(after[at], 2, 0))
+    circle = np.searchsorted(row, np.arange(len(table.names) + 1))  # where each one begins
+    # runs of thoughts of one label, and the circle that each lies on
+    changes = (np.diff(label, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0)
+    starts = np.flatnonzero(changes)
+    length = np.diff([*starts, len(at)])
+    run_label, run_row = label[starts], row[starts]
+    begin, end = circle[run_row], circle[run_row + 1]
+    high_before = np.concatenate([[0], np.cumsum(high[at])])  # high tokens before each place
     sizes = np.bincount(label, minlength=2)[:2]
     rng, shares = np.random.default_rng(seed), []
     for _ in range(permutations):
-        shift = rng.integers(1 << 40, size=len(table.names))[home]
-        start = base + (edges - base + shift) % (end - base)
+        turned = rng.integers(1 << 40, size=len(table.names))[run_row]
+        start = begin + (starts - begin + turned) % (end - begin)
         stop = start + length
-        around = before[base + np.maximum(stop - end, 0)] - before[base]  # past the circle's end
-        hits = before[np.minimum(stop, end)] - before[start] + around
-        shares.append(np.bincount(which, hits, minlength=2)[:2] / sizes)
+        # a run that goes past its circle's end goes on at its beginning
+        hits = high_before[np.minimum(stop, end)] - high_before[start]
+        hits += high_before[begin + np.maximum(stop - end, 0)] - high_before[begin]
+        shares.append(np.bincount(run_label, hits, minlength=2)[:2] / sizes)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(shares).T
-        return tuple(np.quantile(logs[1] - logs[0], [0.5, 0.025, 0.975], method="nearest").tolist())
+        log_elsewhere, log_inside = np.log(shares).T
+        lifts = log_inside - log_elsewhere
+        return tuple(np.quantile(lifts, [0.5, 0.025, 0.975], method="nearest").tolist())
 
 
 def event_curves(
@@ -212,27 +239,48 @@ def event_curves(
     Offset 0 is the first token sampled after the response, -1 the last one before it; tokens of
     other turns are left out, so long offsets are means over long turns only. All arrays [K].
     """
-    entropy, curves, places = table.known("entropy"), {}, np.arange(-before, after)
-    width, m = before + after, len(table.names)
+    entropy = table.known("entropy")
+    places = np.arange(-before, after)
+    width, trajectories = len(places), len(table.names)
+    curves = {}
     for number, status in enumerate(("all", *RESPONSE_STATUSES[1:])):
         starts = np.flatnonzero((table.since == 0) & ((table.status == number) | (number == 0)))
         if not len(starts):
             continue
-        totals = np.zeros((2, m * width))
+        totals, counts = np.zeros((2, trajectories * width))
         for k, place in enumerate(places):
-            near = starts + place
-            ok = (near >= 0) & (near < len(table))
-            home, near = starts[ok] - (place < 0), near[ok]  # which token is of the turn meant
-            same = table.row[near] == table.row[starts[ok]]
-            same &= table.turn[near] == table.turn[home]
-            cell = table.row[near[same]] * width + k
-            totals[0] += np.bincount(cell, entropy[near[same]], minlength=m * width)
-            totals[1] += np.bincount(cell, minlength=m * width)
-        parts = np.concatenate([t.reshape(m, width) for t in totals], 1)
-        ends = cluster_interval(parts, lambda s: s[:, :width] / s[:, width:], seed, resamples)
-        tokens = parts[:, width:].sum(0)
-        curves[status] = dict(zip(("mean", "low", "high"), ends), offset=places, tokens=tokens)
+            near = _near(table, starts, place)
+            cell = table.row[near] * width + k
+            totals += np.bincount(cell, entropy[near], minlength=trajectories * width)
+            counts += np.bincount(cell, minlength=trajectories * width)
+        parts_MC = np.concatenate(
+            [totals.reshape(trajectories, width), counts.reshape(trajectories, width)], axis=1
+        )
+        mean, low, high = cluster_interval(
+            parts_MC, lambda sums: sums[:, :width] / sums[:, width:], seed, resamples
+        )
+        curves[status] = {
+            "mean": mean,
+            "low": low,
+            "high": high,
+            "offset": places,
+            "tokens": parts_MC[:, width:].sum(0),
+        }
     return curves
+
+
+def _near(table: TokenTable, starts: np.ndarray, place: int) -> np.ndarray:
+    """The tokens `place` places from the first ones after responses, where of the turn meant.
+
+    That is the turn which begins there, or for places below 0 the one before.
+    """
+    near = starts + place
+    inside = (near >= 0) & (near < len(table))
+    starts, near = starts[inside], near[inside]
+    of_turn = starts - (place < 0)
+    same = table.row[near] == table.row[starts]
+    same &= table.turn[near] == table.turn[of_turn]
+    return near[same]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,8 +301,9 @@ def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.n
     """
     spaced = (r"\s+".join(map(re.escape, word.split())) for word in words)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", re.I)
-    shown = np.where(table.inside(Segment.THINK), texts, "\1")  # nothing matches across a call
-    shown = np.where(table.offset == 0, "\1" + shown, shown)  # nor across a response
+    # a mark that nothing matches: no word goes across a call, nor across a response
+    shown = np.where(table.inside(Segment.THINK), texts, "\1")
+    shown = np.where(table.offset == 0, "\1" + shown, shown)
     found, starts = np.zeros(len(table), bool), table.starts()
     for begin, end in zip(starts, starts[1:]):
         ends = np.cumsum([len(text) for text in shown[begin:end]])
@@ -270,22 +319,30 @@ def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict
     `right_without` (share right, and of how many judged), `matched`: the difference of the two
     within `strata` groups of equally long trajectories, with interval; NaN where none has both.
     """
-    lengths, right_M = np.diff(table.starts()), table.right_M
-    judged, rank = ~np.isnan(right_M), np.argsort(np.argsort(lengths, kind="stable"))
-    stratum = rank * strata // len(lengths)
+    lengths = np.diff(table.starts())
+    right_M = table.right_M
+    judged = ~np.isnan(right_M)
+    correct = np.where(judged, right_M, 0)
+    rank = np.argsort(np.argsort(lengths, kind="stable"))
+    stratum = rank * strata // len(lengths)  # of about equally many, by length
     rows = {}
     for name, words in lexicons().items():
         counts = np.bincount(table.row, mentions(table, texts, words), minlength=len(lengths))
-        holds, correct = counts > 0, np.where(judged, right_M, 0)
-        groups = [judged & (holds == has) & (stratum == s) for s in range(strata) for has in (1, 0)]
-        cells = np.stack([x for g in groups for x in (g, g * correct)], 1)
-        rate = np.stack([1000 * counts, lengths], 1)
+        holds = counts > 0
+        columns = []  # for each stratum: with and right with, without and right without
+        for s in range(strata):
+            for has in (True, False):
+                group = judged & (holds == has) & (stratum == s)
+                columns += [group, group * correct]
+        rate_parts = np.stack([1000 * counts, lengths], 1)
+        rate = cluster_interval(rate_parts, lambda sums: sums[:, 0] / sums[:, 1])
+        matched = cluster_interval(np.stack(columns, 1), _difference)
         rows[name] = {
-            "rate": tuple(cluster_interval(rate, lambda s: s[:, 0] / s[:, 1]).tolist()),
+            "rate": tuple(rate.tolist()),
             "holds": float(holds.mean()),
             "right_with": _share_right(right_M[judged & holds]),
             "right_without": _share_right(right_M[judged & ~holds]),
-            "matched": tuple(cluster_interval(cells, _difference).tolist()),
+            "matched": tuple(matched.tolist()),
         }
     return rows
 
@@ -295,10 +352,14 @@ def _share_right(right: np.ndarray) -> tuple[float, int]:
 
 
 def _difference(sums_RC: np.ndarray) -> np.ndarray:
-    n1, right1, n0, right0 = sums_RC.reshape(len(sums_RC), -1, 4).transpose(2, 0, 1)
-    both = (n1 > 0) & (n0 > 0)
-    gaps = np.where(both, n1 * (right1 / n1 - right0 / n0), 0)
-    return gaps.sum(1) / (n1 * both).sum(1)
+    """Right with a word less right without, over the strata that have both, weighed by the first.
+
+    sums_RC: with, right with, without, right without; in turns for each stratum.
+    """
+    with_S, right_with_S, without_S, right_without_S = (sums_RC[:, k::4] for k in range(4))
+    both = (with_S > 0) & (without_S > 0)
+    gaps = np.where(both, with_S * (right_with_S / with_S - right_without_S / without_S), 0)
+    return gaps.sum(1) / (with_S * both).sum(1)
 
 
 def word_entropies(
@@ -309,11 +370,12 @@ def word_entropies(
     A word's entropy is that of its first token; case and spaces around it do not count. Words that
     occur less than `min_count` times are left out (arXiv 2506.01939, figure 2).
     """
-    entropy, sums = table.known("entropy"), {}
+    entropy = table.known("entropy")
+    counts, totals = Counter(), Counter()
     for word, at in _words(table, texts):
-        count, total = sums.get(word, (0, 0.0))
-        sums[word] = count + 1, total + float(entropy[at])
-    means = [(word, n, total / n) for word, (n, total) in sums.items() if n >= min_count]
+        counts[word] += 1
+        totals[word] += float(entropy[at])
+    means = [(word, n, totals[word] / n) for word, n in counts.items() if n >= min_count]
     return sorted(means, key=lambda row: (-row[2], row[0]))[:top]
 
 
