@@ -143,7 +143,8 @@ def _sizes(table: TokenTable) -> str:
 
 def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     """What the alternatives say of the trajectories that have no entropies."""
-    tokens, sums = 0, np.zeros(3)  # of lower and upper bounds, and of tails above 5%
+    sums = np.zeros(3)  # of lower and upper bounds, and of tails above 5%
+    tokens = 0
     for t in trajectories:
         if t.entropies is None and t.top_logprobs is not None:
             low_N, high_N, tail_N = entropy_bounds(t.top_logprobs[t.generated], vocabulary)
