@@ -111,7 +111,8 @@ TOOLS = [
         "for number, hit in enumerate(value, 1)",
         "for number, hit in enumerate(value[:-1], 1)",
         (
-            "tests/test_tools_sources.py::test_live_hits_show_date_and_source_and_every_query_is_an_operation",
+            "tests/test_tools_sources.py::"
+            "test_live_hits_show_date_and_source_and_every_query_is_an_operation",
         ),
         "what a search found would not all be read",
     ),

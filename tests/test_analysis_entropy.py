@@ -9,11 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen3MoeForCausalLM,
 )
 
@@ -25,8 +23,7 @@ from drlib.analysis.entropy import (
     top_share,
 )
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import outcome, responses, token_statistics, token_texts
-from drlib.chat import load_tokenizer
+from drlib.analysis.token_table import outcome, responses, token_statistics
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import record_routes
 from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
@@ -377,34 +374,3 @@ def test_overlap_by_hand():
 
 # ---------------------------------------------------------------------------------------------
 # texts
-
-
-def foreign(kind):
-    """Tokenizers of the two common families, whose single tokens decode without their space."""
-    pieces = ["a", "w", "▁wait", "▁", "it", "Ġwait", "Ġ", "Ã", "©", "<unk>"]
-    tokenizer = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
-    if kind == "metaspace":
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        tokenizer.pre_tokenizer.prepend_scheme = "never"
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-
-
-def test_pieces_add_up_to_the_text():
-    tokenizer = load_tokenizer(f"{TOUR}/policy_rl")
-    for t in load_trajectories(f"{TOUR}/rl_sampled.parquet")[:10]:
-        assert "".join(token_texts(tokenizer, t.token_ids)) == tokenizer.decode(t.token_ids)
-    assert token_texts(foreign("metaspace"), [0, 2, 4]).tolist() == ["a", " wait", "it"]
-    byte_level = foreign("bytes")
-    assert token_texts(byte_level, [0, 5, 4]).tolist() == ["a", " wait", "it"]
-    assert token_texts(byte_level, [7, 8]).tolist() == ["\ufffd", "\ufffd"]  # halves of é
-
-
-def test_ids_that_the_tokenizer_does_not_have_are_another_tokenizer_s():
-    with pytest.raises(ValueError, match="1 of 2 ids are none of the tokenizer's 10: another one"):
-        token_texts(foreign("bytes"), [0, 10])
-    # models are padded, and a bad one may sample such an id
-    assert token_texts(foreign("bytes"), [0] * 199 + [10])[-1] == "\ufffd"

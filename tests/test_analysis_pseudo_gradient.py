@@ -24,12 +24,9 @@ from transformers import (
 )
 
 from drlib.analysis.pseudo_gradient import (
-    RESPONSE,
-    Curve,
     answer_losses,
     own_words,
     pseudo_gradient,
-    token_class_deltas,
 )
 from drlib.chat import ChatIds, load_tokenizer, segment_tokens
 from drlib.policy.moe import PolicyShape, build_policy, load_policy
@@ -373,52 +370,3 @@ def test_the_tours_policy_knows_the_answer_once_a_page_has_said_it():
 
 
 # ---------------------------------------------------------------- classes of tokens
-
-
-def a_curve(n=30, starts=(0, 12), losses=None):
-    """A point after each token from 1 on; the delta of token t is t, where nothing else is said."""
-    losses = np.cumsum(np.arange(n)) if losses is None else losses
-    ends = np.arange(1, n + 1)
-    return Curve(ends, np.asarray(losses, float), np.isin(ends - 1, starts), n, 1)
-
-
-def test_partners_are_other_tokens_of_the_same_third_each_once():
-    curve, t = a_curve(), a_trajectory(tokens=29)
-    mask = np.isin(np.arange(30), [2, 5, 12, 13, 25, 26])  # 12 was not sampled
-    for seed in range(20):
-        found = token_class_deltas(curve, t, {"wait": mask}, seed)
-        deltas, matched = found["wait"]
-        assert deltas.tolist() == [2, 5, 13, 25, 26]
-        assert (matched // 10).tolist() == [0, 0, 1, 2, 2]
-        assert len({*matched}) == 5 and not {*matched} & {2, 5, 13, 25, 26, 0, 12}
-        assert found[RESPONSE][0].tolist() == [12] and 10 <= found[RESPONSE][1] < 20
-    drawn = {tuple(token_class_deltas(curve, t, {"wait": mask}, s)["wait"][1]) for s in range(20)}
-    assert len(drawn) > 15
-    again = token_class_deltas(curve, t, {"wait": mask}, 19)["wait"][1]
-    assert again.tolist() == matched.tolist()
-
-
-def test_planted_effects_stand_out_against_their_partners():
-    rng, mask = np.random.default_rng(0), np.isin(np.arange(300), range(7, 300, 20))
-    deltas = rng.normal(0, 0.1, 300) - 2.0 * mask
-    curve = a_curve(300, losses=np.cumsum(deltas))
-    found, matched = token_class_deltas(curve, a_trajectory(tokens=299), {"wait": mask}, 0)["wait"]
-    assert abs(found.mean() + 2) < 0.1 and abs(matched.mean()) < 0.1
-
-
-def test_a_token_without_a_partner_is_kept_and_its_partner_is_nan():
-    mask = np.arange(30) < 8  # of the first third, two are left and one is a start
-    curve = a_curve(starts=(8,))
-    found, matched = token_class_deltas(curve, a_trajectory(tokens=29), {"x": mask}, 0)["x"]
-    assert len(found) == len(matched) == 8
-    assert np.isnan(matched).sum() == 7 and np.nansum(matched) == 9
-
-
-def test_curves_and_masks_that_do_not_fit_are_refused():
-    curve, t = a_curve(), a_trajectory(tokens=29)
-    for wrong in (replace(curve, stride=2), a_curve(31)):
-        with pytest.raises(ValueError, match="need the curve of trajectory r-0 with stride=1"):
-            token_class_deltas(wrong, t, {}, 0)
-    for name, size in (("x", 29), (RESPONSE, 30)):
-        with pytest.raises(ValueError, match=f"class '{name}' needs"):
-            token_class_deltas(curve, t, {name: np.zeros(size, bool)}, 0)

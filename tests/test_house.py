@@ -235,6 +235,7 @@ def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
             ".ci/*",
             ".github/**/*",
             "requirements/*",
+            "docs/*.md",
             "drlib/**/*.py",
             "notebooks/**/*.*",
             "tests/**/*.py",

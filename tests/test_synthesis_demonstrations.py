@@ -119,6 +119,19 @@ def test_attempts_of_other_policies_become_the_same_rows():
     assert observations(second) == [SEEN] and second.correct
     assert third.answer is None
     assert [Funnel().fault(e) for e in (first, second)] == [None, None]
+    assert not hasattr(first, "record")
+    openai = {"role": "assistant", "content": None, "tool_calls": []}
+    with pytest.raises(ValueError, match="row 2 .* content is no text"):
+        from_trajectories([rows[0], {"messages": [own.messages[0], openai]}], [GIVEN])
+    with pytest.raises(ValueError, match="row 2 .*not given: .'x', 'Which currency"):
+        other = dataclasses.replace(GIVEN, question="Another?")
+        from_trajectories([rows[0], rows[0] | {"task_id": "x"}], [other])
+    with pytest.raises(ValueError, match="row 1 has no messages"):
+        from_trajectories([{"task_id": "q"}], [GIVEN])
+
+
+def test_a_rollout_stays_beside_its_text():
+    own = episode(LOOK, SEEN, RIGHT)
     n = 3
     record = Trajectory(
         "a",
@@ -144,15 +157,7 @@ def test_attempts_of_other_policies_become_the_same_rows():
     )
     (again,) = from_trajectories([record], [GIVEN])
     assert again.messages == own.messages and again.correct
-    assert again.record is record and not hasattr(first, "record")
-    with pytest.raises(ValueError, match="row 2 .*not given: .'x', 'Which currency"):
-        other = dataclasses.replace(GIVEN, question="Another?")
-        from_trajectories([rows[0], rows[0] | {"task_id": "x"}], [other])
-    with pytest.raises(ValueError, match="row 1 has no messages"):
-        from_trajectories([{"task_id": "q"}], [GIVEN])
-    openai = {"role": "assistant", "content": None, "tool_calls": []}
-    with pytest.raises(ValueError, match="row 2 .* content is no text"):
-        from_trajectories([rows[0], {"messages": [own.messages[0], openai]}], [GIVEN])
+    assert again.record is record
 
 
 def test_only_the_wrappers_own_newline_goes():

@@ -155,8 +155,9 @@ def test_a_pdf_with_a_password_and_one_with_lone_surrogates():
 def bad_parser(tmp_path, body):
     """reading.py with one reader replaced, so that the limits meet a parser that misbehaves."""
     source = Path(reading.__file__).read_text()
-    source = source.replace("CPU_S, MEMORY = 20,", "CPU_S, MEMORY = 1,")
     old = "def _pdf(data: bytes"
+    assert source.count("PARSER_CPU_S = 20") == source.count(old) == 1
+    source = source.replace("PARSER_CPU_S = 20", "PARSER_CPU_S = 1")
     new = f"def _pdf(*_):\n    {body}\n\n\ndef _old(data: bytes"
     (tmp_path / "bad.py").write_text(source.replace(old, new))
     return str(tmp_path / "bad.py")

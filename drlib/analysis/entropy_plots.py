@@ -2,22 +2,26 @@
 
 Nothing here runs a model: every panel takes what `entropy`, `reflection`, `pseudo_gradient` and
 `routing` computed. Blue and orange are two policies, or tokens after a response that worked and one
-that failed; grey is a null or a control. Entropies as colours use cividis, which reads the same
-with and without colour vision.
+that failed; grey is a null or a control. Where a number is a colour, dark is much and pale is
+little, in every panel and in the viewer: the tones of cividis, which read the same with and without
+colour vision.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.analysis.token_table import TokenTable, responses
 from drlib.trajectory import Segment, Trajectory
 
-SCALE = "cividis"  # entropy, nats
+# Nats of entropy, or of a loss: the stops of viewer.js on light paper, in even steps.
+TONES = ("white", "#fcf0b0", "#e5d266", "#b1a570", "#7d7c78", "#47526c", "#00224e")
+SCALE = LinearSegmentedColormap.from_list("nats", TONES)
+LEGIBLE = 0.4  # of the scale: letters are never paler
 PARTS = {Segment.THINK: 0.6, Segment.TOOL_CALL: (0.34, 0.71, 0.91), Segment.ANSWER: (0, 0.62, 0.45)}
 STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
 LOAD_SEGMENTS = (
@@ -74,29 +78,40 @@ def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     """How much more often thoughts are forks after a response; ratios, 95% intervals.
 
     rows: label -> fields of a `reflection.Lift`. Blue: over the other thoughts. Orange: over first
-    turns at the same places. Grey: the range of turned windows.
+    turns at the same places. Grey: the range of turned windows. An interval without an upper end
+    (in some resamples there was no fork to compare with) runs to the edge.
     """
+    ratios = np.exp([row[key] for row in rows.values() for key in ("lift", "matched", "permuted")])
+    seen = ratios[np.isfinite(ratios) & (ratios > 0)]
+    left, right = 0.9 * min(0.5, *seen), 1.1 * max(2.0, *seen)
     for at, lift in enumerate(rows.values()):
         _, low, high = np.exp(lift["permuted"])
         ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "turned windows")
         for name, up, color in (("lift", -0.14, UP), ("matched", 0.14, DOWN)):
             value, low, high = np.exp(lift[name])
             label = {"lift": "over other thoughts", "matched": "over first turns"}[name]
-            ax.plot([low, high], [at + up] * 2, color=color, lw=1.6)
+            ends = np.clip([low, high], left, right)
+            ax.plot(ends, [at + up] * 2, color=color, lw=1.6)
             ax.plot(value, at + up, "o", color=color, label=None if at else label)
     ax.axvline(1, color="0.3", lw=0.8)
     ax.set_yticks(range(len(rows)), rows)
     ax.set(xscale="log", xlabel="share of forks after a response / elsewhere")
-    ax.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    ticks = {0.125: "⅛", 0.25: "¼", 0.5: "½", 1: "1", 2: "2", 4: "4", 8: "8", 16: "16"}
+    inside = [tick for tick in ticks if left <= tick <= right]
+    ax.set_xticks(inside, [ticks[tick] for tick in inside])
     ax.minorticks_off()
+    ax.set_xlim(left, right)
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
 
 
 def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5, most=None):
-    """Words of thoughts, the most uncertain first, as large as their mean entropy; the largest size
-    is that of `most` nats, so that grids can be compared, or of the first word."""
+    """Words of thoughts, the most uncertain first, as large and as dark as their mean entropy.
+
+    words: (word, count, entropy in nats). most: nats of the largest size and the darkest tone, so
+    that grids and strips can be compared; None: those of the first word.
+    """
     rows = max(1, -(-len(words) // columns))
     top = most or max((entropy for *_, entropy in words), default=1) or 1
     for i, (word, _, entropy) in enumerate(words):
@@ -108,7 +123,7 @@ def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 
             va="center",
             ha="center",
             fontsize=7 + 13 * part,
-            color=plt.get_cmap(SCALE)(0.75 - 0.75 * part),
+            color=SCALE(max(part, LEGIBLE)),
         )
     ax.set_axis_off()
 
@@ -117,7 +132,7 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
     """A whole trajectory as a strip of entropy; observations are pale, responses marked in them.
 
     The line below is grey under thoughts, light blue under calls, green under answers. most: nats
-    of the brightest colour, so that strips can be compared. texts: of each token; the first word of
+    of the darkest tone, so that strips can be compared. texts: of each token; the first word of
     a run above `above` nats is written over it."""
     values = np.nan if trajectory.entropies is None else trajectory.entropies  # not known: blank
     shown = np.where(trajectory.generated, values, np.nan)[None]
@@ -220,10 +235,10 @@ def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[
 
 def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float | None = None):
     """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy.
-    most: nats of the brightest colour, so that landscapes can be compared."""
+    most: nats of the darkest tone, so that landscapes can be compared."""
     levels = np.linspace(0, most or np.ceil(np.max(losses_XY)), 17)
     shades = ax.contourf(grid, grid, np.transpose(losses_XY), levels=levels, cmap=SCALE)
-    ax.plot(0, 0, "+", color="white", ms=12, mew=2)
+    ax.plot(0, 0, "+", color="black", ms=12, mew=2)
     ax.set(xlabel="direction 1", ylabel="direction 2", aspect="equal")
     ax.grid(visible=False)
     ax.figure.colorbar(shades, ax=ax, format="%.0f", label="loss, nats a token")

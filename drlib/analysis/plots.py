@@ -211,7 +211,14 @@ def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
 
 # filtering and resampling (notebook 07)
 
-FATES = {"pushed up": UP, "pushed down": DOWN, "idle: equal group": "0.82", "left out": "0.45"}
+FATES = {
+    "pushed up": UP,
+    "up, less weight": "#9ecae9",
+    "pushed down": DOWN,
+    "down, less weight": "#f4bd8f",
+    "idle: equal group": "0.82",
+    "left out": "0.45",
+}
 
 
 def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
@@ -220,7 +227,10 @@ def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[flo
     rewards_N = torch.tensor([t.reward or 0.0 for t in batch])
     push_N = weights_N * leave_one_out(rewards_N, groups_N, in_baseline_N)
     tokens_N = torch.tensor([float(t.generated.sum()) for t in batch])
-    parts = (push_N > 0, push_N < 0, (push_N == 0) & (weights_N > 0), weights_N == 0)
+    full_N, up_N, down_N = weights_N == 1, push_N > 0, push_N < 0
+    idle_N = (push_N == 0) & (weights_N > 0)
+    parts = (up_N & full_N, up_N & ~full_N, down_N & full_N, down_N & ~full_N, idle_N)
+    parts += (weights_N == 0,)
     return [(tokens_N[part].sum() / tokens_N.sum().clamp(min=1)).item() for part in parts]
 
 

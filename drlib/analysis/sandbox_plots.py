@@ -17,6 +17,7 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "standard": (UP, "--", "no namespaces"),
     "subprocess": (DOWN, "-", "new process"),
     "pool": (CONTROL, "-", "bare pool"),
+    "smolagents": (CONTROL, ":", "interpreter"),
 }
 SeedRows = Sequence[Sequence[float]]
 WAITS, RUNS = "0.82", UP
@@ -24,7 +25,7 @@ FLOOR_S = 0.01  # shorter waits are below the axis
 
 
 def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
-    """Share of the calls that were back within a time; the dot is the median.
+    """Share of the calls that were back within a time, every arm in view; the dot is the median.
 
     bench: what the benchmark wrote: `rows`, each with `arm`, `code` ("print" or "sympy"),
     `concurrency` (calls at the same time) and `latencies_ms`. ValueError: it has no such rows.
@@ -38,7 +39,9 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
             share = 100 * np.arange(1, len(values) + 1) / len(values)
             ax.step(values, share, style, color=color, label=label, where="post")
             ax.plot(np.quantile(values, 0.5, method="inverted_cdf"), 50, "o", color=color)
+    every = [value for row in bench["rows"] for value in row["latencies_ms"]]
     ax.set(xscale="log", xlabel="milliseconds", ylabel="% of the calls are back")
+    ax.set_xlim(min(every) / 2, 2 * max(every))  # the same for every panel of a file
 
 
 def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:

@@ -23,7 +23,7 @@ from drlib.task import Task
 from drlib.worlds.graph import Graph
 
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
-UPGRADES = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
+UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 
 
 def side_of(answer: str) -> Split:
@@ -135,7 +135,7 @@ def _draw_query(
 ) -> tuple[Query | None, str]:
     """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
     found none)."""
-    names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADES))
+    names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     query = draft(answer, graph, rng, max(2, hops - bool(names)), width)
     if query is None:
         return None, "no draft"

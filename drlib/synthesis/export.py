@@ -97,7 +97,7 @@ def write(rows: Sequence[dict], path: str | Path) -> Dataset:
     return Dataset.from_list(list(rows))
 
 
-def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
+def _rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
     """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
     rows = []
     for number, row in iter_json_lines(path):
@@ -115,7 +115,7 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     it yet."""
     tasks = []
     unread = 0
-    for row in read_rows(path):
+    for row in _rows(path):
         query = None
         triples = row.get("formalization")
         try:
@@ -139,7 +139,7 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
 def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
     """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
     as id; without one, the question is what the user says first and no alias is known."""
-    rows = read_rows(path, ("messages", "answer"))
+    rows = _rows(path, ("messages", "answer"))
     known = {task.id: task for task in tasks}
     for number, row in enumerate(rows):
         name = str(row.get("task"))

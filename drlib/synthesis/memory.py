@@ -12,12 +12,10 @@ in which it was told. Left out: entities that are not named (pronouns, spelling 
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from drlib.files import iter_json_lines, write_json_lines
 from drlib.trajectory import ToolResult
 
 FACT = "The {relation} of {entity} is {value}."
@@ -111,51 +109,3 @@ class EntityMemory:
             for known in self.about(entity)
             if known.text.startswith(head)
         ]
-
-    def sources(self) -> dict[str, int]:
-        """How many statements each source supports, sorted by its name."""
-        counts: Counter[str] = Counter()
-        for entity in self.entities:
-            for known in self.about(entity):
-                counts.update(known.sources)
-        return dict(sorted(counts.items()))
-
-    def save(self, path: str | Path) -> None:
-        """JSONL, a line a statement; the file takes its name when it is complete."""
-        rows = [
-            {"entity": entity, **known._asdict()}
-            for entity in self.entities
-            for known in self.about(entity)
-        ]
-        write_json_lines(path, rows)
-
-    def load(self, path: str | Path) -> "EntityMemory":
-        """Adds what a file holds; returns itself. ValueError names a line that is no statement, or
-        has no end: the file was cut. Then nothing is added."""
-        content = Path(path).read_bytes()
-        if content and not content.endswith(b"\n"):
-            last = content.count(b"\n") + 1
-            raise ValueError(f"{path}, line {last} is no statement (it is cut off)")
-        statements = []
-        for number, row in iter_json_lines(path):
-            try:
-                statements.append(_statement(row))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number} is no statement ({error!r})") from error
-        for entity, known in statements:
-            for source in known.sources:
-                self.add(entity, known.text, source, known.time, known.fact)
-        return self
-
-
-def _statement(row: dict) -> tuple[str, Statement]:
-    """(entity, statement) of a row that `EntityMemory.save` wrote."""
-    entity, text, time, sources = row["entity"], row["text"], row["time"], row["sources"]
-    if not isinstance(sources, list):
-        raise ValueError(f"its sources are no list: {sources!r}")
-    parts = [entity, text, *sources]
-    if not all(isinstance(part, str) for part in (*parts, time)):
-        raise ValueError("a part is of the wrong type")
-    if not all(part.split() for part in parts):
-        raise ValueError("a part is empty")
-    return entity, Statement(text, time, tuple(sources), row.get("fact") is True)

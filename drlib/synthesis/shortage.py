@@ -15,7 +15,7 @@ from drlib.worlds.graph import Graph
 SHOWN = 4  # reasons and relations that are named, most frequent first
 FOLDER_RELATIONS = ("link", "section", "heading")  # what every folder with headings and links has
 RARE = 0.01  # a reason of fewer draws is not worth a word
-DRAWS = {  # what may come of a draw; other keys of a tally are faults of the query
+DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults of the query
     "no draft": "no few facts that tell the page from all others",
     "too few look-ups": "a question of fewer look-ups than wanted",
     "max_effort": "a question with more pages to read than max_effort",
@@ -27,8 +27,8 @@ DRAWS = {  # what may come of a draw; other keys of a tally are faults of the qu
 @dataclass
 class Tally:
     """`answers`: pages that can be asked for; `quota`: questions that one of them may have;
-    `reasons`: why draws gave no question (a key of `DRAWS`, or a fault of `drlib.synthesis.checks`)
-    -> how many did."""
+    `reasons`: why draws gave no question (a key of `DRAW_OUTCOMES`, or a fault of
+    `drlib.synthesis.checks`) -> how many did."""
 
     answers: int
     quota: int
@@ -77,11 +77,11 @@ def _about_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
         )
     total = tally.reasons.total()
     if total:
-        named = [
-            f"{DRAWS.get(reason, f'a question with the fault {reason!r}')} ({count / total:.0%})"
-            for reason, count in tally.reasons.most_common(SHOWN)
-            if count >= RARE * total
-        ]
+        named = []
+        for reason, count in tally.reasons.most_common(SHOWN):
+            outcome = DRAW_OUTCOMES.get(reason, f"a question with the fault {reason!r}")
+            if count >= RARE * total:
+                named.append(f"{outcome} ({count / total:.0%})")
         lines.append(f"Draws that gave nothing new: {total}. They met {', '.join(named)}.")
     return lines
 

@@ -20,7 +20,7 @@ from drlib.worlds.store import Part, Skip, Store
 from drlib.worlds.triples import Endpoint
 
 VERSION = "2"  # of what `chunks` makes of a file: part of every stamp
-CLOSED = f"{VERSION} None"  # the stamp of a folder that is not entered
+NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 MAX_TEXT = 5_000_000  # characters kept of its text
 PLAIN = (".md", ".rst", ".txt")  # read without a library
@@ -79,7 +79,7 @@ def _stamps(folder: Path) -> dict[str, str]:
                 times = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
                 found[_source(folder, root, name)] = f"{VERSION} {times}"
         for name in closed:
-            found[_source(folder, root, name)] = CLOSED
+            found[_source(folder, root, name)] = NOT_ENTERED
     return found
 
 

@@ -22,7 +22,7 @@ TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
 NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
 OFFICIAL = ("official", "de_facto_official")
-Row = tuple[str, str, Mapping[str, str | None], tuple[str, ...]]  # title, kind, facts, notes
+EntityRow = tuple[str, str, Mapping[str, str | None], tuple[str, ...]]  # title, kind, facts, notes
 
 
 @lru_cache(maxsize=1)
@@ -113,7 +113,7 @@ def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
 
 def _territories(
     names: Mapping[str, str], money: _Money, language: Mapping[str, str]
-) -> Iterator[Row]:
+) -> Iterator[EntityRow]:
     for code, name in sorted(names.items()):
         facts = {
             "currency": money.tender.get(code),
@@ -125,7 +125,7 @@ def _territories(
         yield name, "territory", facts, notes
 
 
-def _currencies(locale: Locale, names: Mapping[str, str], money: _Money) -> Iterator[Row]:
+def _currencies(locale: Locale, names: Mapping[str, str], money: _Money) -> Iterator[EntityRow]:
     iso = {name: code for code, name in locale.currencies.items()}
     for name in sorted({*money.tender.values(), *money.former.values()}):
         is_current = name in money.tender.values()
@@ -135,18 +135,18 @@ def _currencies(locale: Locale, names: Mapping[str, str], money: _Money) -> Iter
 
 def _language_rows(
     names: Mapping[str, str], language: Mapping[str, str], script: Mapping[str, str]
-) -> Iterator[Row]:
+) -> Iterator[EntityRow]:
     for name in sorted(set(language.values())):
         home = names.get(only(language, name))
         yield name, "language", {"script": script.get(name), "territory": home}, ()
 
 
-def _script_rows(script: Mapping[str, str]) -> Iterator[Row]:
+def _script_rows(script: Mapping[str, str]) -> Iterator[EntityRow]:
     for written in sorted(set(script.values())):
         yield written, "script", {"language": only(script, written)}, ()
 
 
-def _cities(locale: Locale, names: Mapping[str, str]) -> Iterator[Row]:
+def _cities(locale: Locale, names: Mapping[str, str]) -> Iterator[EntityRow]:
     """A row for every zone of a territory with few zones."""
     meta = get_global("meta_zones")
     for code, zones in sorted(get_global("territory_zones").items()):

@@ -24,7 +24,7 @@ from drlib.worlds.library import Library
 from drlib.worlds.reading import Parser, Unreadable, require_libraries
 from drlib.worlds.store import Document, Part, Store, one_line
 
-MAX_REDIRECTS = 9  # after one another; more are a circle
+REDIRECT_STEPS = 9  # after one another; more are a circle
 
 
 def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> Library:
@@ -88,7 +88,7 @@ def _aliases(archive, titles: dict[str, str]) -> dict[str, set[str]]:
         if not entry.is_redirect or entry.path == "mainPage":
             continue
         goal = entry.get_redirect_entry()
-        for _ in range(MAX_REDIRECTS):
+        for _ in range(REDIRECT_STEPS):
             if not goal.is_redirect:
                 break
             goal = goal.get_redirect_entry()

@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--calls", type=int, default=60)
     args = parser.parse_args()
     world = load_world(args.world)
-    tasks = synthesize_questions(world, args.questions, args.seed)
+    tasks = synthesize_questions(world, args.questions, args.seed, at_least=args.questions)
     rows = {}
     with Toolbox(world, calculator=True) as toolbox:
         for name, options in {

@@ -65,13 +65,11 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
         routed_experts=rng.integers(0, 64, (tokens, layers, experts)).astype(np.uint16),
         tool_results=results,
         termination=Termination.LENGTH,
-        answer=None,
-        reward=None,
-        reward_parts={},
-        messages=[],
         metadata={"question": "How long is long?"},
         top_ids=ids,
         top_logprobs=logp,
+        **dict.fromkeys(("answer", "reward")),
+        **{"reward_parts": {}, "messages": []},
     )
 
 

@@ -29,6 +29,7 @@ import json
 import random
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,10 @@ from drlib.files import write_whole
 from drlib.lab import ensure
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
-from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
+from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.synthesis.families.agentfounder import (
     KEPT,
+    CptRow,
     Teacher,
     context_stages,
     higher_order,
@@ -52,7 +54,7 @@ from drlib.synthesis.families.agentfounder import (
     with_replay,
 )
 from drlib.synthesis.memory import EntityMemory
-from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults
+from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Episode
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.tools import Toolbox
 from drlib.training.batches import pack, portions, score, spread
@@ -62,17 +64,57 @@ from drlib.training.run import RunFolder, read_metrics
 from drlib.training.sft import shuffled
 from drlib.worlds import Names, fictional_world, load_world
 
-WORLDS, QUESTIONS = 80, 16  # invented worlds, and questions on each
-K, N = 4, 3  # plans a question, alternatives a step
+WORLDS = 80  # invented ones
+QUESTIONS = 16  # on each
+K = 4  # plans a question
+N = 3  # alternatives a step
 TEACHER = DemonstratorFaults(guess=0.1, stop_early=0.15, bad_code=0.3, bad_query=0.2, loop=0.02)
 SHORT = 160  # tokens of a row of the first length stage
 STAGE_SHARE = 0.6  # of the steps, the first length stage
 REPLAY_SHARE = 0.5  # of the samples
-STEPS, BATCH, LRS, WARMUP, DECAY = 150, 3072, (0.005, 5e-4), 10, 1.0
-SFT_STEPS, SFT_BATCH = (75, 150), 2048
-LAST, EVERY = 25, 25  # steps averaged; steps between two looks at held-out data
+STEPS = 150  # of pre-training
+BATCH = 3072  # tokens
+LRS = (0.005, 5e-4)
+WARMUP = 10  # steps
+DECAY = 1.0  # share of the steps
+SFT_STEPS = (75, 150)  # of a short cold start and of a long one
+SFT_BATCH = 2048  # tokens
+LAST = 25  # steps of the cold start whose loss is averaged
+EVERY = 25  # steps between two looks at held-out data
 HELD_OUT = 240  # samples of general text
 ARMS = ("none", "agentic", "equal_compute")
+SETTINGS = (
+    "WORLDS",
+    "QUESTIONS",
+    "K",
+    "N",
+    "SHORT",
+    "STAGE_SHARE",
+    "REPLAY_SHARE",
+    "STEPS",
+    "BATCH",
+    "LRS",
+    "WARMUP",
+    "DECAY",
+    "SFT_STEPS",
+    "SFT_BATCH",
+    "LAST",
+    "HELD_OUT",
+)
+
+
+@dataclass
+class Material:
+    """What the arms of one seed are trained on and measured by."""
+
+    config: Config
+    pad_id: int
+    data: ActionData  # the tour's own pre-training stream
+    rows: list[CptRow]  # made, kept or not
+    pools: list[list[Sample]]  # the kept ones, a list a length stage
+    pool: list[Sample]  # of the cold start
+    held_out: list[Sample]  # demonstrations that are not in the pool
+    general: list[Sample]  # text that nothing was trained on
 
 
 def memory_of(world) -> EntityMemory:
@@ -85,27 +127,37 @@ def memory_of(world) -> EntityMemory:
     return memory
 
 
-def agentic_rows(names, seed: int, toolbox) -> list:
+def agentic_rows(names, seed: int, toolbox) -> list[CptRow]:
     """Rows of all kinds, judged; `toolbox` only records the past trajectories that they widen."""
-    rows, rng = [], random.Random(f"agentic-{seed}")
+    rows = []
+    rng = random.Random(f"agentic-{seed}")
     for i in range(WORLDS):
         world = fictional_world(f"agentic-{seed}-{i}", names)
-        titles, memory = sorted(world.entities), memory_of(world)
-        relations = {r for e in world.entities.values() for r in e.facts}
-        teacher, hand = Teacher(titles, relations), Demonstrator(TEACHER, titles)
-        source, past = SearchQuestions(world, None, max_hops=2), []
-        for q in range(QUESTIONS):
-            hops = rng.choice((0, 1, 2))
-            task = source.draw(hops, rng) if hops else python_task(rng)
-            past.append((f"{world.name}/{q}", hand.play(task, toolbox, rng, world)))
-            memory.tools(past[-1][1].tool_results, past[-1][0])
-        for name, episode in past:
+        titles = sorted(world.entities)
+        memory = memory_of(world)
+        relations = {r for entity in world.entities.values() for r in entity.facts}
+        teacher = Teacher(titles, relations)
+        for name, episode in past_trajectories(world, titles, memory, toolbox, rng):
             if episode.task.kind == "search":
                 rows += plans(episode.task, memory, teacher, K, rng)
                 rows.append(reasoning(episode.task, memory, teacher, rng))
             if episode.tool_results:
                 rows.append(higher_order(episode.messages, episode.correct, name, teacher, N, rng))
     return rows
+
+
+def past_trajectories(world, titles, memory, toolbox, rng) -> list[tuple[str, Episode]]:
+    """(name, a flawed teacher's attempt) for each question; the memory hears what tools said."""
+    hand = Demonstrator(TEACHER, titles)
+    source = SearchQuestions(world, None, max_hops=2)
+    past = []
+    for number in range(QUESTIONS):
+        hops = rng.choice((0, 1, 2))
+        task = source.draw(hops, rng) if hops else python_task(rng)
+        episode = hand.play(task, toolbox, rng, world)
+        memory.tools(episode.tool_results, f"{world.name}/{number}")
+        past.append((f"{world.name}/{number}", episode))
+    return past
 
 
 def held_out_demonstrations(world, config, toolbox, known: set[str]) -> list[list[dict]]:
@@ -136,19 +188,23 @@ def train(model, config, draw, pad_id, **settings) -> list[float]:
         return [row["loss"] for row in read_metrics(run.path)]
 
 
-def pretrain(arm: str, model, config, data, pools, pad_id) -> list[float]:
+def pretrain(arm: str, model, given: Material) -> list[float]:
+    """The training losses of the second way or the third."""
+
     def draw(step: int, shard: int):
-        key = f"{arm}-{config.seed}-{step}-{shard}"
+        key = f"{arm}-{given.config.seed}-{step}-{shard}"
         if arm == "equal_compute":
-            return data.stream(key)
-        own = shuffled(pools[step >= STAGE_SHARE * STEPS], key)
-        return with_replay(own, data.stream(key, REPLAY), REPLAY_SHARE, random.Random(key))
+            return given.data.stream(key)
+        stage = step >= STAGE_SHARE * STEPS
+        own = shuffled(given.pools[stage], key)
+        replay = given.data.stream(key, REPLAY)
+        return with_replay(own, replay, REPLAY_SHARE, random.Random(key))
 
     return train(
         model,
-        config,
+        given.config,
         draw,
-        pad_id,
+        given.pad_id,
         steps=STEPS,
         batch_tokens=BATCH,
         lrs=LRS,
@@ -157,92 +213,112 @@ def pretrain(arm: str, model, config, data, pools, pad_id) -> list[float]:
     )
 
 
-def cold_start(model, steps, config, data, pool, held_out, pad_id) -> tuple[list, list]:
+def cold_start(model, steps: int, given: Material) -> tuple[list[float], list[list[float]]]:
     """(training losses, [step, held-out loss]...); the same samples whatever the model."""
+    config = given.config
     seen = []
 
     def draw(step: int, shard: int):
         if shard == 0 and step % EVERY == 0:
-            seen.append([step, mean_loss(model, held_out, pad_id)])
+            seen.append([step, mean_loss(model, given.held_out, given.pad_id)])
         key = f"cold-{config.seed}-{step}-{shard}"
-        replay = data.stream(key, REPLAY)
-        return with_replay(shuffled(pool, key), replay, config.sft_replay_share, random.Random(key))
+        replay = given.data.stream(key, REPLAY)
+        own = shuffled(given.pool, key)
+        return with_replay(own, replay, config.sft_replay_share, random.Random(key))
 
     losses = train(
         model,
         config,
         draw,
-        pad_id,
+        given.pad_id,
         steps=steps,
         batch_tokens=SFT_BATCH,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),
         warmup=WARMUP,
         decay_share=1.0,
     )
-    return losses, [*seen, [steps, mean_loss(model, held_out, pad_id)]]
+    return losses, [*seen, [steps, mean_loss(model, given.held_out, given.pad_id)]]
 
 
 def curve(losses: list[float], every: int = 5) -> list[float]:
     return [round(float(np.mean(losses[i : i + every])), 4) for i in range(0, len(losses), every)]
 
 
-def one_seed(seed: int, runs: Path, world, arms) -> dict:
-    config, started = Config.load("laptop", seed=seed), time.process_time()
-    base = ensure("cpt", config, runs=runs) / "policy"
+def material(seed: int, runs: Path, base: Path, world) -> Material:
+    """Everything but the models; builds the pool of demonstrations where it is missing."""
+    config = Config.load("laptop", seed=seed)
     episodes = read_episodes(ensure("demonstrations", config, runs=runs), "correct")
     _, tokenizer = load_policy(base)
-    chat, names, pad_id = ChatIds(tokenizer), Names.of(world), tokenizer.pad_token_id
+    chat = ChatIds(tokenizer)
+    names = Names.of(world)
     data = ActionData(names, chat, config.search_results)
-    pool = [episode_sample(e["messages"], chat) for e in episodes]
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as tools:
-        found = held_out_demonstrations(world, config, tools, {e["task"] for e in episodes})
+        known = {episode["task"] for episode in episodes}
+        held_out = held_out_demonstrations(world, config, tools, known)
         rows = agentic_rows(names, seed, tools)
-    held_out = [episode_sample(messages, chat) for messages in found]
     kept = [sample_of(row, chat) for row in rows if row.judge == KEPT]
-    pools = context_stages(kept, SHORT, config.max_context_tokens)
     stream = data.stream("held-out-general", REPLAY)
-    general = [next(stream) for _ in range(HELD_OUT)]
-    kinds = sorted({row.kind for row in rows})
-    counts = {
-        kind: [
-            sum(row.kind == kind for row in rows),
-            sum(row.kind == kind and row.judge == KEPT for row in rows),
-        ]
-        for kind in kinds
-    }
-    out = {
+    return Material(
+        config,
+        tokenizer.pad_token_id,
+        data,
+        rows,
+        pools=context_stages(kept, SHORT, config.max_context_tokens),
+        pool=[episode_sample(episode["messages"], chat) for episode in episodes],
+        held_out=[episode_sample(messages, chat) for messages in held_out],
+        general=[next(stream) for _ in range(HELD_OUT)],
+    )
+
+
+def made_and_kept(rows: list[CptRow]) -> dict[str, list[int]]:
+    """Kind -> [rows made, rows kept]."""
+    counts = {}
+    for kind in sorted({row.kind for row in rows}):
+        judged = [row.judge for row in rows if row.kind == kind]
+        counts[kind] = [len(judged), judged.count(KEPT)]
+    return counts
+
+
+def one_arm(arm: str, base: Path, given: Material) -> dict:
+    """One of the three ways, and both cold starts after it."""
+    model, _ = load_policy(base)
+    row = {"general_before": mean_loss(model, given.general, given.pad_id)}
+    if arm != "none":
+        row["cpt_curve"] = curve(pretrain(arm, model, given))
+    row["general_after_cpt"] = mean_loss(model, given.general, given.pad_id)
+    row["cold_starts"] = []
+    for steps in SFT_STEPS:
+        own = copy.deepcopy(model)
+        losses, seen = cold_start(own, steps, given)
+        row["cold_starts"].append(
+            {
+                "steps": steps,
+                "loss": float(np.mean(losses[-LAST:])),
+                "curve": curve(losses),
+                "held_out_loss": seen[-1][1],
+                "held_out_curve": seen,
+                "general_after": mean_loss(own, given.general, given.pad_id),
+            }
+        )
+        start = row["cold_starts"][-1]
+        print(given.config.seed, arm, row["general_after_cpt"], start, flush=True)
+    return row
+
+
+def one_seed(seed: int, runs: Path, world, arms) -> dict:
+    started = time.process_time()
+    base = ensure("cpt", Config.load("laptop", seed=seed), runs=runs) / "policy"
+    given = material(seed, runs, base, world)
+    return {
         "seed": seed,
-        "rows_made_and_kept": counts,
-        "samples_by_length_stage": [*map(len, pools)],
-        "tokens_by_length_stage": [sum(map(len, p)) for p in pools],
-        "pool": len(pool),
-        "held_out_demonstrations": len(held_out),
-        "arms": {},
+        "rows_made_and_kept": made_and_kept(given.rows),
+        "samples_by_length_stage": [*map(len, given.pools)],
+        "tokens_by_length_stage": [sum(map(len, samples)) for samples in given.pools],
+        "pool": len(given.pool),
+        "held_out_demonstrations": len(given.held_out),
+        "arms": {arm: one_arm(arm, base, given) for arm in arms},
+        "cpu_seconds": round(time.process_time() - started),
     }
-    for arm in arms:
-        model, _ = load_policy(base)
-        row = {"general_before": mean_loss(model, general, pad_id)}
-        if arm != "none":
-            row["cpt_curve"] = curve(pretrain(arm, model, config, data, pools, pad_id))
-        row["general_after_cpt"] = mean_loss(model, general, pad_id)
-        row["cold_starts"] = []
-        for steps in SFT_STEPS:
-            own = copy.deepcopy(model)
-            losses, seen = cold_start(own, steps, config, data, pool, held_out, pad_id)
-            row["cold_starts"].append(
-                {
-                    "steps": steps,
-                    "loss": float(np.mean(losses[-LAST:])),
-                    "curve": curve(losses),
-                    "held_out_loss": seen[-1][1],
-                    "held_out_curve": seen,
-                    "general_after": mean_loss(own, general, pad_id),
-                }
-            )
-            print(seed, arm, row["general_after_cpt"], row["cold_starts"][-1], flush=True)
-        out["arms"][arm] = row
-    out["cpu_seconds"] = round(time.process_time() - started)
-    return out
 
 
 def main():
@@ -254,27 +330,9 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    names = (
-        "WORLDS",
-        "QUESTIONS",
-        "K",
-        "N",
-        "SHORT",
-        "STAGE_SHARE",
-        "REPLAY_SHARE",
-        "STEPS",
-        "BATCH",
-        "LRS",
-        "WARMUP",
-        "DECAY",
-        "SFT_STEPS",
-        "SFT_BATCH",
-        "LAST",
-        "HELD_OUT",
-    )
     result = {
         "command": "PYTHONPATH=. python tests/benchmarks/make_cpt.py",
-        "settings": {n.lower(): globals()[n] for n in names},
+        "settings": {name.lower(): globals()[name] for name in SETTINGS},
         "rows": [],
     }
     world = load_world(Config().world)

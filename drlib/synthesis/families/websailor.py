@@ -24,7 +24,7 @@ from drlib.synthesis.wording import TEMPLATES, render_question
 from drlib.worlds.graph import Graph, inverse
 
 DECADES = range(1000, 2101)  # years that are said as a decade or a part of one
-DRAWS = 8  # of an obfuscation, until a question is hard to find
+OBFUSCATION_DRAWS = 8  # of an obfuscation, until a question is hard to find
 
 
 class Predicate(NamedTuple):
@@ -141,7 +141,7 @@ def hard_question(
     show the answer's page among the first `k`. None: eight draws gave none. Function only: no run
     uses it yet."""
     answer = answer_of(query, world.graph)
-    for _ in range(DRAWS):
+    for _ in range(OBFUSCATION_DRAWS):
         fuzzed = obfuscate(query, world.graph, rng)
         if fuzzed is None:
             continue
