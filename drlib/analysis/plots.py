@@ -173,7 +173,8 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
 def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
     """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
 
-    Arguments as `grpo_numbers`; `how`: its `advantage` and `lengths`.
+    rewards: of N rollouts of one question. ratio: of each one's first token. config: the loss; the
+    recipe's where None. how: `advantage` (the estimator) and `lengths` (tokens of each rollout).
     """
     config = config or LossConfig()
     numbers = grpo_numbers(rewards, ratio, config, **how)

@@ -71,7 +71,8 @@ def report(
         instead of texts. model: a causal language model that scores every file again, at the
         `temperature` of the rollouts.
     window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
-    ValueError: as `read_rollouts` and `token_statistics`, and for an `out` that is no .html.
+    FileNotFoundError: a file is not there. ValueError: it cannot be read (the message names row and
+    reason), holds no sampled token, or an id twice; or `out` is no .html.
     """
     require(
         Path(out).suffix in (".html", ".htm"),

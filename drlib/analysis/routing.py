@@ -39,7 +39,8 @@ def specialisation(
 
     "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
     away. "null_mean", "null_high": mean and 95% quantile of the share with turned segments.
-    Errors as `load_by_segment`, and for tokens that are all of one segment.
+    ValueError: no trajectory or no record of its experts, an expert beyond `experts`, or tokens
+    that are all of one segment.
     """
     rng = np.random.default_rng(seed)
     counts_DSLE = 0  # D: segments as they are, then the draws

@@ -133,7 +133,9 @@ class TrajectoryViewer(ipw.VBox):
     """The page of `viewer` in a frame that may run its own script and reach nothing else.
 
     Args:
-        path, tokenizer, compare, title: as there; `path` may be a list of trajectories.
+        path: a file of rollouts, or a list of trajectories.
+        tokenizer: of the model that made them, or its folder; without one ids are shown.
+        compare: the same tokens under another checkpoint. title: the file's name by default.
         height: of the frame, in pixels.
     """
 

@@ -98,7 +98,8 @@ def difference_interval(differences_SQ: np.ndarray) -> Interval:
     """The mean of differences in -1..1 (two systems at the same seed and question).
 
     Where all differences are equal, the interval allows for as many other questions as Wilson's
-    does that none of Q was seen to be. Errors as `share_interval`.
+    does that none of Q was seen to be. ValueError: not a matrix, an empty one, or values that are
+    not finite.
     """
     differences_SQ = _checked(differences_SQ)
     mean = float(differences_SQ.mean())
@@ -111,7 +112,8 @@ def difference_interval(differences_SQ: np.ndarray) -> Interval:
 def rate_interval(parts_SQ: np.ndarray, wholes_SQ: np.ndarray) -> Interval:
     """The sum of parts over the sum of wholes, such as failed calls of all calls, inside 0..1.
 
-    Questions with more calls weigh more. ValueError: as `share_interval`; wholes that sum to 0.
+    Questions with more calls weigh more. ValueError: not a matrix, an empty one, values that are
+    not finite, or wholes that sum to 0.
     """
     rate, influence_SQ = _rate(_checked(parts_SQ), _checked(wholes_SQ))
     return _inside_0_and_1(rate, half_width(influence_SQ), influence_SQ.shape[1])
@@ -125,8 +127,9 @@ def relative_rate_interval(
 ) -> Interval:
     """One rate divided by another's, pair by pair; the interval is even on a logarithmic scale.
 
-    Where the first rate is 0 the interval ends where its own does, over the second rate. Errors as
-    `rate_interval`; also ValueError where the second rate is 0.
+    Where the first rate is 0 the interval ends where its own does, over the second rate.
+    ValueError: not matrices, empty ones, values that are not finite, wholes that sum to 0, or a
+    second rate of 0.
     """
     rate, influence_SQ = _rate(_checked(parts_SQ), _checked(wholes_SQ))
     over, over_influence_SQ = _rate(_checked(over_parts_SQ), _checked(over_wholes_SQ))
