@@ -7,6 +7,12 @@ A token is what Python's `tokenize` calls one (a name, a number, a bracket, an o
 comments, docstrings, line ends and indentation apart. A line of code is a line that holds at least
 one of them; a string over several lines holds all of them. Blank lines, comments and docstrings
 therefore change neither number: only a statement that is packed or taken apart does.
+
+The yardstick is nanochat (karpathy/nanochat), whose entry in the package registry holds no Python.
+Four of its files were counted by `count` on their published text (November 2026): the model
+(nanochat/gpt.py up to its optimisers: 171 lines of code, 11.45 tokens a line), the engine without
+its self-test (nanochat/engine.py: 199, 8.16), the loop of the RL script below its settings
+(scripts/chat_rl.py: 164, 8.32) and nanochat/loss_eval.py (35, 9.06). Together: 569 lines, 9.25.
 """
 
 import ast
@@ -16,6 +22,9 @@ import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 
+NANOCHAT = 9.25  # tokens a line of code
+FSTRING_START = getattr(tokenize, "FSTRING_START", None)
+FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = {
     tokenize.COMMENT,
@@ -44,11 +53,15 @@ def count(source: str) -> tuple[int, int]:
     """(tokens, lines of code) of a Python source text."""
     docstrings = docstring_starts(source)
     tokens, lines = 0, set()
+    in_strings = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in LAYOUT or token.start in docstrings:
             continue
-        tokens += 1
         lines.update(range(token.start[0], token.end[0] + 1))
+        # from Python 3.12 on an f-string comes in pieces; it counts as the one that it was
+        in_strings -= token.type == FSTRING_END
+        tokens += in_strings == 0 and token.type != FSTRING_END
+        in_strings += token.type == FSTRING_START
     return tokens, len(lines)
 
 
@@ -78,7 +91,8 @@ def main(folders: list[str]) -> None:
     print(f"{'':<{width}}  files  lines of code  tokens a line")
     for name, files in groups.items():
         tokens, lines = measure(files)
-        print(f"{name:<{width}}  {len(files):>5}  {lines:>13,}  {tokens / max(1, lines):>13.2f}")
+        density = tokens / max(1, lines)
+        print(f"{name:<{width}}  {len(files):>5}  {lines:>13,}  {density:>13.2f}")
 
 
 if __name__ == "__main__":

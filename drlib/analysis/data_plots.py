@@ -94,7 +94,8 @@ def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Fi
 def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
     """Append where `edge` leads and what hangs there; returns the first row below."""
     label, query, leaf = edge
-    here, below = len(nodes), row
+    here = len(nodes)
+    below = row
     nodes.append(())
     for inside in edges(query) if query is not None and not isinstance(query, str) else ():
         below = _place(inside, x + 1, below, here, nodes)
@@ -111,7 +112,8 @@ def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figu
     others = cycle(OTHER_WORLDS)
     colors = [WORLD_COLORS.get(report["world"]) or next(others) for report in reports]
     if control:
-        reports, colors = [*reports, control], [*colors, CONTROL]
+        reports = [*reports, control]
+        colors = [*colors, CONTROL]
     fig, (faults, depth, search, answers) = plt.subplots(
         1, 4, figsize=(11, 2.9), layout="constrained", width_ratios=(1.5, 1, 0.8, 0.8)
     )
@@ -119,7 +121,8 @@ def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figu
     depths = sorted({key for report in reports for key in report["depth"]}, key=int)
     for i, (report, color) in enumerate(zip(reports, colors)):
         shift = (i - (len(reports) - 1) / 2) * width
-        sql, sets, n = report["by_sql"], report["by_sets"], report["questions"]
+        sql, sets = report["by_sql"], report["by_sets"]
+        n = report["questions"]
         label = f"{report['world']}, {n:,} questions"
         _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, color, label)
         _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, color)

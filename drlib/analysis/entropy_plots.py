@@ -36,30 +36,37 @@ LOAD_SEGMENTS = (
 def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50):
     """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left.
     Several tables of a name (its seeds) are thin lines, and the thick one is all of them."""
-    known = {
-        name: [t.known("entropy") for t in ([some] if isinstance(some, TokenTable) else some)]
-        for name, some in tables.items()
-    }
+    known: dict[str, list[np.ndarray]] = {}
+    for name, some in tables.items():
+        some = [some] if isinstance(some, TokenTable) else some
+        known[name] = [table.known("entropy") for table in some]
     edges = np.linspace(0, max(e.max() for some in known.values() for e in some) + 1e-6, bins + 1)
     for color, (name, some) in zip(cycle((CONTROL, UP, DOWN, "C2")), known.items()):
         every = np.concatenate(some)
         p80 = np.quantile(every, 0.8)
-        thick = dict(lw=2, label=f"{name}: 80% below {p80:.3f}")
-        for entropy, style in (*((e, dict(lw=0.6)) for e in some), (every, thick)):
-            share = 100 * np.histogram(entropy, edges)[0] / len(entropy)
-            ax.stairs(share, edges, color=color, **style)
+        for entropy in some:
+            ax.stairs(_percent(entropy, edges), edges, color=color, lw=0.6)
+        label = f"{name}: 80% below {p80:.3f}"
+        ax.stairs(_percent(every, edges), edges, color=color, lw=2, label=label)
         ax.axvline(p80, color=color, lw=1, ls="--")
     ax.set(yscale="log", xlabel="entropy, nats", ylabel="% of the tokens", xlim=(0, edges[-1]))
     ax.legend(loc="upper right")
+
+
+def _percent(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """How many of the values lie between each two edges, % of all."""
+    return 100 * np.histogram(values, edges)[0] / len(values)
 
 
 def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")):
     """Mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
     for status in statuses:
         if status in curves:
-            c, color = curves[status], STATUS_COLORS[status]
-            ax.fill_between(c["offset"], c["low"], c["high"], color=color, alpha=0.18, lw=0)
-            ax.plot(c["offset"], c["mean"], color=color, label=f"{status} ({max(c['tokens']):.0f})")
+            curve, color = curves[status], STATUS_COLORS[status]
+            offset = curve["offset"]
+            label = f"{status} ({max(curve['tokens']):.0f})"
+            ax.fill_between(offset, curve["low"], curve["high"], color=color, alpha=0.18, lw=0)
+            ax.plot(offset, curve["mean"], color=color, label=label)
     ax.axvline(-0.5, color="0.3", lw=1)
     ax.text(
         -0.7,

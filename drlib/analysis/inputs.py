@@ -209,7 +209,8 @@ def _word(row: dict) -> str:
 
 def _answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termination]:
     """The rollout's answer, and how it ended."""
-    word, answer = _word(row), row.get("prediction")
+    word = _word(row)
+    answer = row.get("prediction")
     if isinstance(answer, int | float):
         answer = str(answer)
     # Tongyi's words for no answer; after a format error, `prediction` is the whole turn

@@ -110,8 +110,9 @@ def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
             label = f"advantage {'+' if sign > 0 else '−'}1"
             for ax, values in ((above, objective), (below, gradient)):
                 jumps = np.flatnonzero(np.abs(np.diff(values)) > 0.3) + 1  # no line through them
-                broken = [np.insert(v, jumps, np.nan) for v in (ratios, values)]
-                ax.plot(*broken, color=color, lw=width, label=label)
+                x = np.insert(ratios, jumps, np.nan)
+                y = np.insert(values, jumps, np.nan)
+                ax.plot(x, y, color=color, lw=width, label=label)
     axes[0, 0].set_ylabel("objective")
     axes[1, 0].set_ylabel("d objective / d log π")
     grey, up, _, down = axes[1, 0].get_legend_handles_labels()[0]
@@ -154,7 +155,8 @@ def grpo_numbers(
 
 def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
     """A bar for each token of `grpo_numbers`; a cross where its gradient is 0."""
-    start, ticks = 0, []
+    start = 0
+    ticks = []
     for advantage, pushes in zip(numbers["advantages"], numbers["pushes"], strict=True):
         places = start + np.arange(len(pushes))
         color = UP if advantage >= 0 else DOWN
@@ -171,7 +173,8 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
 def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
     """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
 
-    Arguments as `grpo_numbers`; `how`: its `advantage` and `lengths`.
+    rewards: of N rollouts of one question. ratio: of each one's first token. config: the loss; the
+    recipe's where None. how: `advantage` (the estimator) and `lengths` (tokens of each rollout).
     """
     config = config or LossConfig()
     numbers = grpo_numbers(rewards, ratio, config, **how)
@@ -198,7 +201,8 @@ def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Fig
 def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
     """Marks the clip range in the axes; the ratios to draw at, on both sides of its ends."""
     power = 2 if config.level == "sequence" else 1  # a neighbour at 1 halves log r
-    low, high = (1 - config.epsilon_low) ** power, (1 + config.epsilon_high) ** power
+    low = (1 - config.epsilon_low) ** power
+    high = (1 + config.epsilon_high) ** power
     ratios = np.linspace(0.4, 1.8, 22)
     for ax in axes:
         if config.clip != "none":
@@ -206,7 +210,8 @@ def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
             ax.axvspan(start, high, color="0.5", alpha=0.12, lw=0)
         ax.axvline(1, color="0.5", lw=0.8, ls=":")
         ax.axhline(0, color="0.5", lw=0.8, zorder=1)
-    return np.sort([*ratios, *(end + side for end in (low, high) for side in (-1e-6, 1e-6))])
+    beside = [low - 1e-6, low + 1e-6, high - 1e-6, high + 1e-6]
+    return np.sort([*ratios, *beside])
 
 
 # filtering and resampling (notebook 07)

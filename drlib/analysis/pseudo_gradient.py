@@ -50,7 +50,9 @@ def answer_losses(
     _check_answer(model, context, ends_P, bridge, answer)
     each, place_P = np.unique(ends_P, return_inverse=True)
     branch = bridge + answer[:-1]
-    cache, cached, losses = None, 0, []
+    cache = None
+    cached = 0  # tokens in it
+    losses: list[float] = []
     for ends in portions(each.tolist(), lambda end: end + len(branch), batch_tokens):
         # the prefix grows: its last token begins the branch, whose logits may be the answer's first
         more = context[cached : max(ends[-1] - 1, 1)]

@@ -73,7 +73,8 @@ def _share_beyond(n: int) -> float:
     The ends move out as far as Student's t does from the normal quantile, and by the factor that
     resampled spreads are too small.
     """
-    normal, freedom = NormalDist(), n - 1
+    normal = NormalDist()
+    freedom = n - 1
     z = normal.inv_cdf(0.975)
     first = (z**3 + z) / (4 * freedom)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -216,7 +217,8 @@ def _permuted(table, high, thought, inside, after, permutations: int, seed: int)
     begin, end = circle[run_row], circle[run_row + 1]
     high_before = np.concatenate([[0], np.cumsum(high[at])])  # high tokens before each place
     sizes = np.bincount(label, minlength=2)[:2]
-    rng, shares = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    shares = []
     for _ in range(permutations):
         turned = rng.integers(1 << 40, size=len(table.names))[run_row]
         start = begin + (starts - begin + turned) % (end - begin)
@@ -304,7 +306,8 @@ def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.n
     # a mark that nothing matches: no word goes across a call, nor across a response
     shown = np.where(table.inside(Segment.THINK), texts, "\1")
     shown = np.where(table.offset == 0, "\1" + shown, shown)
-    found, starts = np.zeros(len(table), bool), table.starts()
+    found = np.zeros(len(table), bool)
+    starts = table.starts()
     for begin, end in zip(starts, starts[1:]):
         ends = np.cumsum([len(text) for text in shown[begin:end]])
         for match in pattern.finditer("".join(shown[begin:end])):

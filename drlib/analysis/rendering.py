@@ -86,19 +86,23 @@ def isolated(text: str) -> str:
 
 def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
     """The conversation after its question, cut at the tags; `failed` is one flag a tool turn."""
-    found, turn, flags = [], 0, iter(failed)
+    found: list[Block] = []
+    turn = 0
+    flags = iter(failed)
     for message in messages[1:]:
         text = message["content"]
         if message["role"] != "assistant":
             found.append(Block(turn, "failed" if next(flags, False) else "response", text))
             continue
         turn += 1
-        pieces = [*_BLOCK.split(text), "text", ""]  # (before, name, inner) of each tag; the rest
-        for before, name, inner in zip(*[iter(pieces)] * 3, strict=True):
-            if before.strip() or not text:
+        # in turns: what stands before a tag, the tag's name, what is inside; last the rest
+        *pieces, rest = _BLOCK.split(text)
+        for before, name, inner in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+            if before.strip():
                 found.append(Block(turn, "text", before))
-            if name != "text":
-                found.append(Block(turn, name.removeprefix("tool_"), inner))
+            found.append(Block(turn, name.removeprefix("tool_"), inner))
+        if rest.strip() or not text:
+            found.append(Block(turn, "text", rest))
     return found
 
 
@@ -126,7 +130,9 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
     """A conversation that is not a trajectory, such as a demonstration, in the same form; `right`
     is the right answer, empty where it is not to be shown."""
     answer = f"  (right: {right})" if right else ""
-    rows, lines, before = [], [visible(head), visible(f"  question  {question}{answer}")], 0
+    rows = []
+    lines = [visible(head), visible(f"  question  {question}{answer}")]
+    before = 0  # the turn of the block before: a number stands at a turn's first
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
@@ -149,7 +155,10 @@ def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -
 def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
     """The tokens as the loss sees them: those that carry loss are bold, in brackets as text, and
     tinted by the sign of this rollout's advantage."""
-    tint = TINTS["call"] if advantage > 0 else TINTS["failed"] if advantage < 0 else TINTS["text"]
+    if advantage == 0:
+        tint = TINTS["text"]
+    else:
+        tint = TINTS["call"] if advantage > 0 else TINTS["failed"]
     pieces, plain = [], []
     names = tokenizer.convert_ids_to_tokens(trajectory.token_ids.tolist())
     for name, trained in zip(names, trajectory.generated):

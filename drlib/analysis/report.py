@@ -71,7 +71,8 @@ def report(
         instead of texts. model: a causal language model that scores every file again, at the
         `temperature` of the rollouts.
     window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
-    ValueError: as `read_rollouts` and `token_statistics`, and for an `out` that is no .html.
+    FileNotFoundError: a file is not there. ValueError: it cannot be read (the message names row and
+    reason), holds no sampled token, or an id twice; or `out` is no .html.
     """
     require(
         Path(out).suffix in (".html", ".htm"),
@@ -143,7 +144,8 @@ def _sizes(table: TokenTable) -> str:
 
 def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     """What the alternatives say of the trajectories that have no entropies."""
-    tokens, sums = 0, np.zeros(3)  # of lower and upper bounds, and of tails above 5%
+    sums = np.zeros(3)  # of lower and upper bounds, and of tails above 5%
+    tokens = 0
     for t in trajectories:
         if t.entropies is None and t.top_logprobs is not None:
             low_N, high_N, tail_N = entropy_bounds(t.top_logprobs[t.generated], vocabulary)

@@ -161,16 +161,19 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
 
 def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tensor]:
     """What the rows of `head.run` before them say about ids_N, by the names of a Trajectory."""
-    head, temperature, top_k = scoring.head, scoring.temperature, scoring.top_k
+    head, top_k = scoring.head, scoring.top_k
     if head.weight is not None and not top_k:
         weight_VX = head.weight
         if weight_VX.dtype not in (torch.float32, torch.bfloat16):  # what the kernel computes in
-            before_NX, weight_VX = before_NX.float(), weight_VX.float()
-        logp_N, entropy_N = token_logprobs(before_NX, weight_VX, ids_N, temperature=temperature)
+            before_NX = before_NX.float()
+            weight_VX = weight_VX.float()
+        logp_N, entropy_N = token_logprobs(
+            before_NX, weight_VX, ids_N, temperature=scoring.temperature
+        )
         return {"logprobs": logp_N, "entropies": entropy_N}
     parts: dict[str, list[Tensor]] = {}
     for some_NX, some_ids_N in zip(before_NX.split(HELD_TOKENS), ids_N.split(HELD_TOKENS)):
-        logp_NV = (head.logits(some_NX).float() / temperature).log_softmax(-1)
+        logp_NV = (head.logits(some_NX).float() / scoring.temperature).log_softmax(-1)
         part = {
             "logprobs": logp_NV.gather(1, some_ids_N[:, None])[:, 0],
             "entropies": torch.special.entr(logp_NV.exp()).sum(-1),
@@ -188,11 +191,9 @@ def _spread(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
     Where nothing was sampled stands 0, or -1 for ids; at a sampled first token NaN, or -1.
     """
     values = values_N.cpu().numpy()
-    if values.dtype.kind == "i":
-        nothing, unknown, dtype = -1, -1, np.int32
-    else:
-        nothing, unknown, dtype = 0, np.nan, np.float32
-    spread = np.full((len(trajectory), *values.shape[1:]), nothing, dtype)
+    are_ids = values.dtype.kind == "i"
+    shape = (len(trajectory), *values.shape[1:])
+    spread = np.full(shape, -1, np.int32) if are_ids else np.zeros(shape, np.float32)
     spread[1:][trajectory.generated[1:]] = values
-    spread[:1][trajectory.generated[:1]] = unknown
+    spread[:1][trajectory.generated[:1]] = -1 if are_ids else np.nan
     return spread

@@ -39,29 +39,45 @@ def specialisation(
 
     "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
     away. "null_mean", "null_high": mean and 95% quantile of the share with turned segments.
-    Errors as `load_by_segment`, and for tokens that are all of one segment.
+    ValueError: no trajectory or no record of its experts, an expert beyond `experts`, or tokens
+    that are all of one segment.
     """
-    rng, counts_DSLE = np.random.default_rng(seed), 0  # D: as they are, then the draws
+    rng = np.random.default_rng(seed)
+    counts_DSLE = 0  # D: segments as they are, then the draws
     for t in trajectories:
-        orders = [t.segments, *(np.roll(t.segments, rng.integers(len(t))) for _ in range(draws))]
+        turned = [np.roll(t.segments, rng.integers(len(t))) for _ in range(draws)]
+        orders = [t.segments, *turned]
         counts_DSLE = counts_DSLE + np.stack([_counts(t, order, experts) for order in orders])
     require(np.ndim(counts_DSLE) == 4, "no trajectories to analyse")
-    p_DLSE = np.moveaxis(counts_DSLE / counts_DSLE.sum(axis=(1, 3), keepdims=True), 1, 2)
-    segment_DL, expert_DL = _entropy(p_DLSE.sum(3)), _entropy(p_DLSE.sum(2))
+    # mutual information: H(segment) + H(expert) - H(both)
+    joint_DSLE = counts_DSLE / counts_DSLE.sum(axis=(1, 3), keepdims=True)
+    joint_DLSE = np.moveaxis(joint_DSLE, 1, 2)
+    segment_DL = _entropy(joint_DLSE.sum(axis=3))
+    expert_DL = _entropy(joint_DLSE.sum(axis=2))
+    both_DL = _entropy(joint_DLSE.reshape(*segment_DL.shape, -1))
     require(segment_DL.min() > 0, "all tokens are of one segment: nothing to tell apart")
-    nats_DL = segment_DL + expert_DL - _entropy(p_DLSE.reshape(*segment_DL.shape, -1))
+    nats_DL = segment_DL + expert_DL - both_DL
     share_DL = nats_DL / segment_DL
-    null = {"null_mean": share_DL[1:].mean(0), "null_high": np.quantile(share_DL[1:], 0.95, axis=0)}
-    return {"nats": nats_DL[0], "share": share_DL[0]} | null
+    return {
+        "nats": nats_DL[0],
+        "share": share_DL[0],
+        "null_mean": share_DL[1:].mean(axis=0),
+        "null_high": np.quantile(share_DL[1:], 0.95, axis=0),
+    }
 
 
 def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
     """Choices by segment, layer and expert: [S, L, E]."""
     routes_TLK = _routes(trajectory)
-    highest, shape = routes_TLK.max(initial=0), (len(Segment), routes_TLK.shape[1], experts)
+    highest = routes_TLK.max(initial=0)
     require(highest < experts, f"trajectory {trajectory.id} names expert {highest} of {experts}")
-    places = segments_T[:, None, None].astype(int), np.arange(shape[1])[:, None], routes_TLK
-    cells = np.ravel_multi_index(np.broadcast_arrays(*places), shape).ravel()
+    # one cell for each segment, layer and expert; each choice falls into one
+    layers = routes_TLK.shape[1]
+    shape = (len(Segment), layers, experts)
+    segment_T11 = segments_T[:, None, None].astype(int)
+    layer_L1 = np.arange(layers)[:, None]
+    choices = np.broadcast_arrays(segment_T11, layer_L1, routes_TLK)
+    cells = np.ravel_multi_index(choices, shape).ravel()
     return np.bincount(cells, minlength=np.prod(shape)).reshape(shape)
 
 
@@ -75,6 +91,7 @@ def _routes(trajectory: Trajectory) -> np.ndarray:
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
+    """Of distributions along the last axis, nats."""
     return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
 
 
@@ -85,7 +102,8 @@ def router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
     log E where a router is undecided; NaN for a segment without tokens. One trajectory a forward
     pass. ValueError: no tokens, or a model without routers.
     """
-    sums = {segment: [0.0, 0] for segment in Segment}
+    totals = dict.fromkeys(Segment, 0.0)  # [L], of the tokens' entropies
+    tokens = dict.fromkeys(Segment, 0)
     for t in trajectories:
         ids_1T = torch.from_numpy(t.token_ids).long().to(model.device)[None]
         out = model.get_decoder()(input_ids=ids_1T, use_cache=False, output_router_logits=True)
@@ -93,10 +111,12 @@ def router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
         for segment in np.unique(t.segments):
             mask_T = torch.from_numpy(t.segments == segment).to(model.device)
             mean_L = router_entropy([logits_TE[mask_T] for logits_TE in out.router_logits])
-            sums[segment][0] += mean_L.double().cpu().numpy() * int(mask_T.sum())
-            sums[segment][1] += int(mask_T.sum())
-    require(any(n for _, n in sums.values()), "no trajectories to analyse")
-    return np.stack(np.broadcast_arrays(*(x_L / n if n else np.nan for x_L, n in sums.values())))
+            count = int(mask_T.sum())
+            totals[segment] = totals[segment] + mean_L.double().cpu().numpy() * count
+            tokens[segment] += count
+    require(any(tokens.values()), "no trajectories to analyse")
+    means = [totals[s] / tokens[s] if tokens[s] else np.nan for s in Segment]
+    return np.stack(np.broadcast_arrays(*means))
 
 
 def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.ndarray:
@@ -105,15 +125,17 @@ def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np
     a, b: the same trajectories after `rescore` with either. ValueError: other ids, tokens, shapes
     or numbers of trajectories, or no records.
     """
-    same_L, tokens = 0.0, 0
+    same_L = 0.0  # tokens that both send alike, by layer
+    tokens = 0
     for one, other in zip(a, b, strict=True):
         require(
             one.id == other.id and np.array_equal(one.token_ids, other.token_ids),
             f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
             "with both checkpoints",
         )
-        one_LTK, other_LTK = (torch.from_numpy(_routes(t)).transpose(0, 1) for t in (one, other))
-        same_L += agreement(one_LTK, other_LTK).numpy() * len(one)
+        one_LTK = torch.from_numpy(_routes(one)).transpose(0, 1)
+        other_LTK = torch.from_numpy(_routes(other)).transpose(0, 1)
+        same_L = same_L + agreement(one_LTK, other_LTK).numpy() * len(one)
         tokens += len(one)
     require(tokens > 0, "no trajectories to compare")
     return same_L / tokens

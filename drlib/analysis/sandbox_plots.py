@@ -20,7 +20,8 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "smolagents": (CONTROL, ":", "interpreter"),
 }
 SeedRows = Sequence[Sequence[float]]
-WAITS, RUNS = "0.82", UP
+WAITS = "0.82"  # colours of a call that waits, and of one that runs
+RUNS = UP
 FLOOR_S = 0.01  # shorter waits are below the axis
 
 

@@ -20,38 +20,56 @@ _MARK = re.compile(
 
 
 def segments_of(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
-    """The `Segment` of each token by its text, uint8[T]; rules as in `chat.mark_segments`.
+    """The `Segment` of each token by its text, uint8[T].
 
+    Marks are TEMPLATE, and what a tag of an assistant encloses is what the tag says. Outside tags an
+    assistant's text is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT.
     texts: T pieces of the whole text; a token belongs where its first character does.
     generated: bool[T], who speaks in a text without ChatML's markers: what was sampled counts as
     the assistant's, what stands before as the user's, what stands between as a tool's.
     """
-    text, starts = "".join(texts), np.cumsum([0, *map(len, texts)])
+    text = "".join(texts)
+    starts = np.cumsum([0, *map(len, texts)])  # of each token in the text, and the end
     marks = [(*m.span(), m[1] or m[0], m[2]) for m in _MARK.finditer(text)]
     if START not in text:
-        for t in np.flatnonzero(np.diff(generated, prepend=[not g for g in generated[:1]])):
-            role = "assistant" if generated[t] else "tool" if t else "user"
-            marks.append((starts[t], starts[t], START, role))
+        marks += _speakers(generated, starts)
         marks.sort(key=lambda mark: mark[:2])
-    return mark_segments(len(text) + 1, marks)[starts[:-1]]  # + 1: the last token may be empty
+    by_character = mark_segments(len(text) + 1, marks)  # + 1: the last token may be empty
+    return by_character[starts[:-1]]
+
+
+def _speakers(generated: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, str, str]]:
+    """Marks where who speaks changes: by who was sampled."""
+    before_first = [not sampled for sampled in generated[:1]]  # the first token is a change
+    marks = []
+    for t in np.flatnonzero(np.diff(generated, prepend=before_first)):
+        if generated[t]:
+            role = "assistant"
+        else:
+            role = "tool" if t else "user"
+        marks.append((starts[t], starts[t], START, role))
+    return marks
 
 
 def mark_people(segments: np.ndarray, generated: np.ndarray, messages: list[dict]) -> None:
     """What persons said between assistants' turns becomes PROMPT, whatever the template is."""
     by_tools: list[bool] = []  # of each gap between two assistants' turns
-    for message in messages[[m["role"] for m in messages].index("assistant") :]:
+    first = [message["role"] for message in messages].index("assistant")
+    for message in messages[first:]:
         if message["role"] == "assistant":
             by_tools.append(False)
         elif message["role"] == "tool" or "<tool_response>" in message["content"]:
             by_tools[-1] = True
     between = gaps(generated)
     if len(by_tools) - 1 == len(between):  # else a turn has no tokens: leave what the texts say
-        for (start, end), tool in zip(between, by_tools):
-            segments[start:end] = segments[start:end] if tool else Segment.PROMPT
+        for (start, end), by_tool in zip(between, by_tools):
+            if not by_tool:
+                segments[start:end] = Segment.PROMPT
 
 
 def gaps(generated: np.ndarray) -> list[tuple[int, int]]:
     """(start, end) of each run of other tokens between two sampled ones."""
     change = np.diff(generated.astype(np.int8), prepend=0)
-    starts, ends = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
-    return list(zip(starts.tolist(), ends[1:].tolist()))
+    starts = np.flatnonzero(change < 0)
+    ends = np.flatnonzero(change > 0)[1:]  # the first begins the first sampled run
+    return list(zip(starts.tolist(), ends.tolist()))

@@ -155,7 +155,8 @@ def before_and_after(
 def table(results: Results) -> str:
     """The results as text, at most 80 columns wide: percent right, intervals and n."""
     best = pass_name(results)
-    decodings, k = ("sample", "greedy", best), best.removeprefix("pass@")
+    decodings = ("sample", "greedy", best)
+    k = best.removeprefix("pass@")
     lines = [
         f"held-out answers, % right [95% interval over {drawn_over(len(results.seeds))}];",
         f"n: greedy answers, every seed's to the same questions; {k} n are sampled",

@@ -125,8 +125,10 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     last = max(rows[-1]["step"] for rows in curves.values())
     _point(ax, 0, run, "after SFT, held-out", "sft", kind, "sample")
     _point(ax, last * 1.04, run, "after RL, held-out", "rl", kind, "sample")
-    if more := _with_stage("sft_continued", run, behind):
-        mean, low, high = (100 * v for v in more.results.accuracy("sft_continued", kind, "sample"))
+    more = _with_stage("sft_continued", run, behind)
+    if more:
+        accuracy = more.results.accuracy("sft_continued", kind, "sample")
+        mean, low, high = (100 * value for value in accuracy)
         ax.axhspan(low, high, color=STAGE_COLORS["sft_continued"], alpha=0.15, lw=0)
         ax.axhline(
             mean,

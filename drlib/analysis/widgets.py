@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
-from drlib.rl.advantages import batch_normalized, group_mean, group_normalized, leave_one_out
+from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.clips import CLIPS
 from drlib.rl.losses import LossConfig
 from drlib.synthesis.checks import effort, faults
-from drlib.synthesis.queries import depth, evaluate_query, from_text, to_text
+from drlib.synthesis.queries import Query, depth, evaluate_query, from_text, to_text
 from drlib.synthesis.solver import Solver
 from drlib.synthesis.upgrades import OPERATORS
 from drlib.synthesis.wording import render_question
@@ -29,12 +29,8 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
-_FUNCTIONS = (leave_one_out, group_mean, group_normalized, batch_normalized)
-ESTIMATORS = {function.__name__: function for function in _FUNCTIONS}
-UPGRADE_SLIDERS, UPGRADE_TRIES = (
-    ("deepen", "widen", "fuzz"),
-    8,
-)  # draws until an upgrade is given up
+UPGRADE_SLIDERS = ("deepen", "widen", "fuzz")
+UPGRADE_TRIES = 8  # draws until an upgrade is given up
 
 
 class _Panel(ipw.VBox):
@@ -69,24 +65,30 @@ class GrpoPanel(_Panel):
             name: ipw.FloatSlider(value, min=low, max=high, step=0.02, readout_format=".2f")
             for name, (value, low, high) in self.ranges.items()
         }
-        fields = ("clip", "level", "aggregate", "kl_estimator")
-        options = {name: get_args(get_type_hints(LossConfig)[name]) for name in fields}
-        options["clip"] = tuple(CLIPS)
-        options = {"advantage": list(ESTIMATORS)} | options
+        kinds = get_type_hints(LossConfig)
+        options = {
+            "advantage": list(ADVANTAGES),  # your own too, where one is registered
+            "clip": list(CLIPS),
+            "level": get_args(kinds["level"]),
+            "aggregate": get_args(kinds["aggregate"]),
+            "kl_estimator": get_args(kinds["kl_estimator"]),
+        }
         self.switches = {name: ipw.Dropdown(options=some) for name, some in options.items()}
         self.switches["kl_estimator"].value = LossConfig.kl_estimator
         controls = self.sliders | self.switches
         for name, control in controls.items():
-            control.description, control.style.description_width = name, "6.5em"
-        self.table, self.picture = ipw.HTML(), ipw.Image(format="png")
+            control.description = name
+            control.style.description_width = "6.5em"
+        self.table = ipw.HTML()
+        self.picture = ipw.Image(format="png")
         every = list(controls.values())
         columns = ipw.HBox([ipw.VBox(part) for part in (every[:4], every[4:8], every[8:])])
         super().__init__(every, [columns, self.picture, self.table])
 
     def _draw(self):
-        *rewards, ratio, low, high, kl_coef = (slider.value for slider in self.sliders.values())
+        *rewards, ratio, low, high, kl_coef = [slider.value for slider in self.sliders.values()]
         switches = {name: switch.value for name, switch in self.switches.items()}
-        how = dict(advantage=ESTIMATORS[switches.pop("advantage")], lengths=self.lengths)
+        how = dict(advantage=ADVANTAGES[switches.pop("advantage")], lengths=self.lengths)
         if switches["aggregate"] == "constant":
             switches["constant_tokens"] = max(self.lengths)
         config = LossConfig(epsilon_low=low, epsilon_high=high, kl_coef=kl_coef, **switches)
@@ -131,7 +133,9 @@ class TrajectoryViewer(ipw.VBox):
     """The page of `viewer` in a frame that may run its own script and reach nothing else.
 
     Args:
-        path, tokenizer, compare, title: as there; `path` may be a list of trajectories.
+        path: a file of rollouts, or a list of trajectories.
+        tokenizer: of the model that made them, or its folder; without one ids are shown.
+        compare: the same tokens under another checkpoint. title: the file's name by default.
         height: of the frame, in pixels.
     """
 
@@ -165,7 +169,8 @@ class FigurePanel(_Panel):
     """
 
     def __init__(self, draw: Callable[..., Figure], choices: dict[str, Sequence]):
-        self._figure, self.controls = draw, {}
+        self._figure = draw
+        self.controls = {}
         for name, values in choices.items():
             numbers = all(isinstance(value, int | float) for value in values)
             kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
@@ -194,7 +199,8 @@ class QuestionPanel(_Panel):
     """
 
     def __init__(self, world, tasks: Sequence[Task], toolbox: Toolbox | None = None):
-        self._graph, self._solver = world.graph, toolbox and Solver(toolbox, max_calls=200)
+        self._graph = world.graph
+        self._solver = None if toolbox is None else Solver(toolbox, max_calls=200)
         self.task = ipw.Dropdown(
             options={t.question: t for t in tasks},
             description="question",
@@ -203,39 +209,47 @@ class QuestionPanel(_Panel):
         self.levels = {
             name: ipw.IntSlider(0, min=0, max=2, description=name) for name in UPGRADE_SLIDERS
         }
-        self.picture, self.text = ipw.Image(format="png"), ipw.HTML()
+        self.picture = ipw.Image(format="png")
+        self.text = ipw.HTML()
         controls = [self.task, *self.levels.values()]
         super().__init__(controls, [*controls, self.picture, self.text])
 
     def _draw(self):
         task = self.task.value
-        query, applied = from_text(task.query), 0
-        for name, level in self.levels.items():
-            for times in range(level.value):
-                rng = random.Random(f"{name}-{times}")
-                draws = (OPERATORS[name](query, self._graph, rng) for _ in range(UPGRADE_TRIES))
-                new = next(filter(None, draws), None)
-                query, applied = new or query, applied + (new is not None)
-        task = dataclasses.replace(task, query=to_text(query))
-        found, wrong = evaluate_query(query, self._graph), faults(query, self._graph)
+        query, applied = self._upgraded(from_text(task.query))
         cells = {
             "upgrades": applied,
-            "answers": len(found),
-            "faults": ", ".join(wrong) or "none",
+            "answers": len(evaluate_query(query, self._graph)),
+            "faults": ", ".join(faults(query, self._graph)) or "none",
             "look-ups": depth(query),
             "pages": effort(query, self._graph),
         }
         if self._solver:
-            episode = self._solver.solve(task)
-            outcome = "right" if episode.correct else "wrong" if episode.answer else "none"
+            episode = self._solver.solve(dataclasses.replace(task, query=to_text(query)))
+            if episode.answer:
+                outcome = "right" if episode.correct else "wrong"
+            else:
+                outcome = "none"
             cells["solver"] = f"{len(episode.tool_results)} calls, {outcome}"
-        head, row = (
-            "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in some)
-            for tag, some in (("th", cells), ("td", cells.values()))
-        )
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in cells)
+        row = "".join(f"<td>{html.escape(str(value))}</td>" for value in cells.values())
         question = html.escape(render_question(query, self._graph, 0))
         self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
         self.picture.value = png_bytes(data_plots.question_graph(query, task.answer))
+
+    def _upgraded(self, query: Query) -> tuple[Query, int]:
+        """The query after as many upgrades as the sliders ask for and are found; how many."""
+        applied = 0
+        for name, slider in self.levels.items():
+            for times in range(slider.value):
+                rng = random.Random(f"{name}-{times}")
+                for _ in range(UPGRADE_TRIES):
+                    harder = OPERATORS[name](query, self._graph, rng)
+                    if harder:
+                        query = harder
+                        applied += 1
+                        break
+        return query, applied
 
 
 def _table(numbers: dict, rewards: list[float]) -> str:

@@ -44,33 +44,34 @@ class Outcome:
 
 def held_out(world: World, config: Config) -> list[Task]:
     """`eval_questions` of each kind, drawn with `eval_seed`; no search question has a shortcut."""
-    n, seed, results = config.eval_questions, config.eval_seed, config.search_results
-    python = chain_questions(world, n, seed, "test", "python")
-    return python + chain_questions(world, n, seed, "test", "search", results=results)
+    drawn = (config.eval_questions, config.eval_seed, "test")
+    python = chain_questions(world, *drawn, "python")
+    search = chain_questions(world, *drawn, "search", results=config.search_results)
+    return python + search
 
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
     """(outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
-    seed, k = config.eval_seed, config.eval_samples
-    greedy = agent.run(tasks, temperature=0.0, seed=seed, keys=keys)
-    sampled = agent.run(tasks, samples=k, temperature=1.0, seed=seed, keys=keys)
+    k = config.eval_samples
+    streams = dict(seed=config.eval_seed, keys=keys)
+    greedy = agent.run(tasks, temperature=0.0, **streams)
+    sampled = agent.run(tasks, samples=k, temperature=1.0, **streams)
     outcomes = []
     for i, (task, first) in enumerate(zip(tasks, greedy)):
         tries = sampled[i * k : (i + 1) * k]
-        failed = [not r.ok for t in tries for r in t.tool_results]
-        failed_first = [not r.ok for r in first.tool_results]
+        calls = [result for t in tries for result in t.tool_results]
         outcomes.append(
             Outcome(
-                task.id,
-                task.kind,
-                task.hops,
-                is_correct(first.answer, task),
-                [is_correct(t.answer, task) for t in tries],
-                len(failed),
-                sum(failed),
-                len(failed_first),
-                sum(failed_first),
-                sum(t.answer is None for t in tries),
+                task=task.id,
+                kind=task.kind,
+                hops=task.hops,
+                greedy=is_correct(first.answer, task),
+                samples=[is_correct(t.answer, task) for t in tries],
+                calls=len(calls),
+                errors=sum(not call.ok for call in calls),
+                greedy_calls=len(first.tool_results),
+                greedy_errors=sum(not call.ok for call in first.tool_results),
+                no_answer=sum(t.answer is None for t in tries),
             )
         )
     return outcomes, greedy, sampled[::k]

@@ -35,7 +35,8 @@ def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float
     near 0 and 1, where the usual p +- z sqrt(p(1-p)/n) leaves [0, 1] or has no width."""
     sensible = n >= 1 and 0 <= correct <= n
     require(sensible, f"need n >= 1 and 0 <= correct <= n, got correct={correct}, n={n}")
-    share, scale = correct / n, 1 + z * z / n
+    share = correct / n
+    scale = 1 + z * z / n
     centre = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     low = 0.0 if correct == 0 else max(0.0, (centre - half) / scale)
@@ -55,7 +56,9 @@ def student(freedom: int) -> float:
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
     z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    first = (z**3 + z) / (4 * freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return z + first + second
 
 
 def half_width(values_SQ: np.ndarray) -> float:
@@ -95,19 +98,22 @@ def difference_interval(differences_SQ: np.ndarray) -> Interval:
     """The mean of differences in -1..1 (two systems at the same seed and question).
 
     Where all differences are equal, the interval allows for as many other questions as Wilson's
-    does that none of Q was seen to be. Errors as `share_interval`.
+    does that none of Q was seen to be. ValueError: not a matrix, an empty one, or values that are
+    not finite.
     """
     differences_SQ = _checked(differences_SQ)
-    mean, half = float(differences_SQ.mean()), half_width(differences_SQ)
+    mean = float(differences_SQ.mean())
+    half = half_width(differences_SQ)
     if np.ptp(differences_SQ) == 0:
-        half = wilson_interval(0, differences_SQ.shape[1])[1]
+        _, half = wilson_interval(0, differences_SQ.shape[1])
     return mean, max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def rate_interval(parts_SQ: np.ndarray, wholes_SQ: np.ndarray) -> Interval:
     """The sum of parts over the sum of wholes, such as failed calls of all calls, inside 0..1.
 
-    Questions with more calls weigh more. ValueError: as `share_interval`; wholes that sum to 0.
+    Questions with more calls weigh more. ValueError: not a matrix, an empty one, values that are
+    not finite, or wholes that sum to 0.
     """
     rate, influence_SQ = _rate(_checked(parts_SQ), _checked(wholes_SQ))
     return _inside_0_and_1(rate, half_width(influence_SQ), influence_SQ.shape[1])
@@ -121,16 +127,19 @@ def relative_rate_interval(
 ) -> Interval:
     """One rate divided by another's, pair by pair; the interval is even on a logarithmic scale.
 
-    Where the first rate is 0 the interval ends where its own does, over the second rate. Errors as
-    `rate_interval`; also ValueError where the second rate is 0.
+    Where the first rate is 0 the interval ends where its own does, over the second rate.
+    ValueError: not matrices, empty ones, values that are not finite, wholes that sum to 0, or a
+    second rate of 0.
     """
     rate, influence_SQ = _rate(_checked(parts_SQ), _checked(wholes_SQ))
     over, over_influence_SQ = _rate(_checked(over_parts_SQ), _checked(over_wholes_SQ))
     require(over > 0, "nothing can be compared with a rate of 0")
     if rate == 0:
-        return 0.0, 0.0, rate_interval(parts_SQ, wholes_SQ)[2] / over
+        _, _, high = rate_interval(parts_SQ, wholes_SQ)
+        return 0.0, 0.0, high / over
+    ratio = rate / over
     factor = math.exp(half_width(influence_SQ / rate - over_influence_SQ / over))
-    return rate / over, rate / over / factor, rate / over * factor
+    return ratio, ratio / factor, ratio * factor
 
 
 def _checked(values_SQ: np.ndarray) -> np.ndarray:
@@ -176,7 +185,8 @@ def resample(
     [R, ...]; what comes back is all of them, [resamples, ...]. What is drawn is how often each row
     counts, which needs less memory than the rows.
     """
-    rows, rng = len(parts_MC), np.random.default_rng(seed)
+    rows = len(parts_MC)
+    rng = np.random.default_rng(seed)
     even_M = np.full(rows, 1 / rows)
     sizes = np.diff([*range(0, resamples, COUNTS_AT_A_TIME), resamples])
     counts = (rng.multinomial(rows, even_M, size) for size in sizes)

@@ -29,8 +29,10 @@ HEADINGS = (
     "Exercises",
     "At scale",
 )
-MEDIAN_LINES, MAX_LINES = 6, 25
-MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 300_000, 600_000
+MEDIAN_LINES = 6  # of a notebook's code cells
+MAX_LINES = 25  # of one code cell
+MAX_TEXT_BYTES = 300_000  # of a notebook without its pictures
+MAX_IMAGE_BYTES = 600_000
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/svg+xml")
 LINE_RULES = (
     (r".{101}", "above 100 columns"),  # as the formatter has it

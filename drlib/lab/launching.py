@@ -47,7 +47,8 @@ class LaunchError(RuntimeError):
         )
         tail = "\n".join(lines) or "(it printed nothing)"
         super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
-        self.returncode, self.log = returncode, log
+        self.returncode = returncode
+        self.log = log
 
 
 def steps_done(path: Path, before: int = 0) -> int:
@@ -120,7 +121,8 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
     for name in stages.needed(stage, config, runs):
-        spec, final = stages.stage_named(name), stages.folder(name, config, runs)
+        spec = stages.stage_named(name)
+        final = stages.folder(name, config, runs)
         launch(
             build.MODULE,
             stages.arguments(name, config, runs),

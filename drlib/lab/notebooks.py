@@ -104,7 +104,8 @@ def check_parameters(notebook, parameters: dict) -> dict:
     for name, value in parameters.items():
         if name not in known:
             raise NotebookError(f"unknown parameter {name!r}: {nearest(str(name), known)}")
-        want, got = type(known[name]), type(value)
+        want = type(known[name])
+        got = type(value)
         if known[name] is not None and got is not want and (want, got) != (float, int):
             fault = f"must be {want.__name__}, got {got.__name__} ({value!r})"
             raise NotebookError(f"parameter {name!r} {fault}")
@@ -192,7 +193,8 @@ def normalised(notebook):
 
     notebook = nbformat.from_dict(notebook)
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    notebook.nbformat = 4
+    notebook.nbformat_minor = 5
     for index, cell in enumerate(notebook.cells):
         cell.id = f"cell-{index:02d}"
         tags = cell.metadata.get("tags", [])
