@@ -22,8 +22,8 @@ _MARK = re.compile(
 def segments_of(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
     """The `Segment` of each token by its text, uint8[T].
 
-    Marks are TEMPLATE, and what a tag of an assistant encloses is what the tag says. Outside tags an
-    assistant's text is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT.
+    Marks are TEMPLATE, and what a tag of an assistant encloses is what the tag says. Outside tags
+    an assistant's text is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT.
     texts: T pieces of the whole text; a token belongs where its first character does.
     generated: bool[T], who speaks in a text without ChatML's markers: what was sampled counts as
     the assistant's, what stands before as the user's, what stands between as a tool's.
