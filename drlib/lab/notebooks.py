@@ -139,7 +139,8 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
                 on_cell_start=_announce,
             )
     except NotebookError:
-        os.replace(running, failed)
+        if running.exists():  # a kernel that did not start has left no copy
+            os.replace(running, failed)
         raise
     os.replace(running, output)
     failed.unlink(missing_ok=True)  # of an earlier run: this one is whole
