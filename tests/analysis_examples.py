@@ -17,18 +17,25 @@ def rollout(name, turns, statuses=(), **fields):
     turns: entropies of each turn's tokens; all of them thoughts, ids 100, 101, ... in order.
     statuses: of the response after each turn but the last.
     """
-    entropies, generated, segments, at_turn = [0.0] * 3, [False] * 3, [0] * 3, [0] * 3
+    entropies = [0.0] * 3
+    generated = [False] * 3
+    segments = [0] * 3
+    at_turn = [0] * 3
     for i, turn in enumerate(turns):
         if i:
             tags = [Segment.TEMPLATE, Segment.TOOL_RESPONSE, Segment.TEMPLATE, Segment.TEMPLATE]
             if statuses[i - 1] == "empty":
                 tags[1] = Segment.TEMPLATE
-            segments, entropies = segments + tags, entropies + [0.0] * 4
-            generated, at_turn = generated + [False] * 4, at_turn + [i] * 4
-        segments = segments + [Segment.THINK] * len(turn)
-        entropies, generated = entropies + list(turn), generated + [True] * len(turn)
-        at_turn = at_turn + [i] * len(turn)
-    n, sampled = len(entropies), np.array(generated)
+            entropies += [0.0] * 4
+            generated += [False] * 4
+            segments += tags
+            at_turn += [i] * 4
+        entropies += list(turn)
+        generated += [True] * len(turn)
+        segments += [Segment.THINK] * len(turn)
+        at_turn += [i] * len(turn)
+    n = len(entropies)
+    sampled = np.array(generated)
     ids = np.where(sampled, 99 + np.cumsum(sampled), 7).astype(np.int32)
     results = [ToolResult("search", {}, STATUS[s][2], *STATUS[s][:2]) for s in statuses]
     values = dict(

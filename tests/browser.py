@@ -33,8 +33,11 @@ class Browser(AbstractContextManager):
     """One tab."""
 
     def __init__(self):
-        self.errors, self.requests, self._last = [], [], 0
-        self._profile, self._loop = Path(tempfile.mkdtemp()), asyncio.new_event_loop()
+        self.errors = []
+        self.requests = []
+        self._last = 0
+        self._profile = Path(tempfile.mkdtemp())
+        self._loop = asyncio.new_event_loop()
         self._process = subprocess.Popen(
             [CHROMIUM, *FLAGS, OFFLINE, f"--user-data-dir={self._profile}", "about:blank"],
             stdout=subprocess.DEVNULL,
@@ -68,15 +71,21 @@ class Browser(AbstractContextManager):
 
     async def _ask(self, message: str) -> dict:
         await self._socket.write_message(message)
-        while (reply := json.loads(await self._socket.read_message())).get("id") != self._last:
-            kind, about = reply["method"], reply["params"]
-            told = kind == "Runtime.consoleAPICalled" and about["type"] == "error"
-            if told or kind in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.errors.append(about)
-            elif kind == "Network.requestWillBeSent":
-                self.requests.append(about["request"]["url"])
+        while True:
+            reply = json.loads(await self._socket.read_message())
+            if reply.get("id") == self._last:
+                break
+            self._note(reply["method"], reply["params"])
         assert "error" not in reply, reply
         return reply["result"]
+
+    def _note(self, kind: str, about: dict) -> None:
+        """Keep what the page complained of and asked for."""
+        told = kind == "Runtime.consoleAPICalled" and about["type"] == "error"
+        if told or kind in ("Runtime.exceptionThrown", "Log.entryAdded"):
+            self.errors.append(about)
+        elif kind == "Network.requestWillBeSent":
+            self.requests.append(about["request"]["url"])
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
         self.call(

@@ -206,7 +206,8 @@ def test_bounds_hold_and_are_exact_when_everything_is_known():
         last = np.zeros(300)
         for k in (1, 5, 20, 499):
             low, high, tail = entropy_bounds(ordered[:, :k], 500)
-            some, log_tail = ordered[:, :k], np.log(np.maximum(tail, 1e-99))
+            some = ordered[:, :k]
+            log_tail = np.log(np.maximum(tail, 1e-99))
             simple = -(np.exp(some) * some).sum(1) - tail * log_tail
             assert (low <= entropy + 1e-9).all() and (entropy <= high + 1e-9).all()
             assert (low >= simple - 1e-9).all() and (low >= last - 1e-9).all()

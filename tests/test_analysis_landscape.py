@@ -58,7 +58,9 @@ def next_token_loss(model):
 @pytest.mark.parametrize("name", ["moe", "llama"])
 def test_the_weights_come_back_bit_for_bit(name):
     model = real_model(name)
-    before, plain, grid = bits(model), next_token_loss(model).item(), np.linspace(-1, 1, 5)
+    before = bits(model)
+    plain = next_token_loss(model).item()
+    grid = np.linspace(-1, 1, 5)
     found = landscape(model, next_token_loss, grid, seed=0)
     assert all(map(torch.equal, before, bits(model)))
     assert found.shape == (5, 5) and found[2, 2] == plain and np.ptp(found) > 0.1
@@ -86,7 +88,8 @@ def test_the_weights_come_back_bit_for_bit(name):
 
 
 def test_a_step_of_one_is_as_long_as_the_parameter_and_embeddings_stay():
-    model, moves = real_model("llama"), []
+    model = real_model("llama")
+    moves = []
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def note(model):

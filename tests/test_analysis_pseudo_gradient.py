@@ -45,8 +45,10 @@ class Scripted(nn.Module):
         nn.init.zeros_(self.table.weight)
         for token, effect in (effects or {}).items():
             self.table.weight.data[token] = effect
-        self.base, self.config = base, SimpleNamespace(max_position_embeddings=4096)
-        self.device, self.seen = torch.device("cpu"), []
+        self.base = base
+        self.config = SimpleNamespace(max_position_embeddings=4096)
+        self.device = torch.device("cpu")
+        self.seen = []
         self.eval()
 
     def get_input_embeddings(self):
@@ -134,7 +136,8 @@ def some_ids(n, seed=0):
 @pytest.mark.parametrize("name", ["moe", "llama", "gpt2"])
 @pytest.mark.parametrize("batch_tokens", [1, 300, 10**6])
 def test_branches_off_a_shared_prefix_equal_a_forward_pass_for_each(name, batch_tokens):
-    model, context = real_model(name), some_ids(40)
+    model = real_model(name)
+    context = some_ids(40)
     for weight in model.parameters():  # far from uniform, so that a wrong mask shows
         weight.data *= 2.5
     ends = np.arange(1, 41)
@@ -146,7 +149,8 @@ def test_branches_off_a_shared_prefix_equal_a_forward_pass_for_each(name, batch_
 
 
 def test_prefixes_may_come_in_any_order_and_twice():
-    model, context = real_model("llama"), some_ids(20)
+    model = real_model("llama")
+    context = some_ids(20)
     ends = [20, 3, 3, 1, 11]
     found = answer_losses(model, context, ends, [4, 5], [6])
     np.testing.assert_allclose(found, brute_force(model, context, ends, [4, 5], [6]), atol=1e-5)
@@ -206,7 +210,8 @@ def rollout(tokenizer, *turns, right="MWK"):
         between = chat.tool_turn("territory Kenya.") if i + 1 < len(turns) else []
         ids += [*said, *between]
         generated += [True] * len(said) + [False] * len(between)
-    base, n = a_trajectory(tokens=len(ids) - 1), len(ids)
+    base = a_trajectory(tokens=len(ids) - 1)
+    n = len(ids)
     ids = np.array(ids, np.int32)
     return replace(
         base,
@@ -321,7 +326,8 @@ def test_nothing_is_measured_from_the_answer_on(tokenizer, answerable):
 
 
 def test_the_bridge_closes_an_open_thought_and_opens_none_twice(tokenizer, answerable):
-    t, seen = rollout(tokenizer, *TURNS), []
+    t = rollout(tokenizer, *TURNS)
+    seen = []
     model = Scripted()
     model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["input_ids"]), with_kwargs=True)
     pseudo_gradient(model, answerable, t)
@@ -343,7 +349,8 @@ def test_own_words_end_where_the_answer_is_said(tokenizer):
 
 
 def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
-    t, model = rollout(tokenizer, *TURNS), Scripted()
+    t = rollout(tokenizer, *TURNS)
+    model = Scripted()
     for changed, kwargs, message in (
         (replace(t, metadata={}), {}, "names no right_answer; pass answer="),
         (replace(t, generated=t.generated & False), {}, "needs a prompt and sampled tokens"),

@@ -46,7 +46,9 @@ def planted(rng, m, lift=1.0, base=0.15, window=8, first=1.0):
 
 def test_planted_forks_and_reflections_are_found_all_of_them_and_nothing_else(tmp_path):
     """Precision and recall 1, through a file: a fifth of each trajectory's thoughts are forks."""
-    rng, forks, after = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    forks = []
+    after = []
     made = []
     for i in range(40):
         sizes = rng.integers(5, 40, size=rng.integers(2, 6))
@@ -98,7 +100,8 @@ def test_hard_questions_with_more_calls_are_no_reflection_either():
     """Trajectories that are uncertain throughout also call and fail more; responses do nothing."""
     covered = 0
     for seed in range(40):
-        rng, made = np.random.default_rng(seed), []
+        rng = np.random.default_rng(seed)
+        made = []
         for i in range(60):
             hard = rng.random() < 0.5
             turns = 6 if hard else 2
@@ -140,13 +143,15 @@ def test_the_permuted_null_is_that_of_turning_every_trajectory():
     made = planted(rng, 12, lift=3.0)
     table = token_statistics(made)
     for lift, status in zip(reflection_lift(table, window=8, threshold=1.0, seed=7), (0, 1, 2, 3)):
-        draws, shifts = [], np.random.default_rng(7)
+        draws = []
+        shifts = np.random.default_rng(7)
         high = table.entropy > 1
         after = (table.since >= 0) & (table.since < 8)
         mine = after & (table.status == status) if status else after
         starts = table.starts()
         for _ in range(500):
-            inside, outside = mine.copy(), ~after
+            inside = mine.copy()
+            outside = ~after
             for shift, a, b in zip(shifts.integers(1 << 40, size=12), starts, starts[1:]):
                 inside[a:b] = np.roll(mine[a:b], shift % (b - a))
                 outside[a:b] = np.roll(~after[a:b], shift % (b - a))
@@ -281,7 +286,9 @@ def test_the_words_of_the_tour_s_policy_are_found_in_its_thoughts():
 
 def test_rates_and_right_answers_with_a_word_are_compared_at_equal_length():
     """Long trajectories hold more words and are right more often; the word does nothing itself."""
-    rng, made, texts = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    made = []
+    texts = []
     for i in range(400):
         long = i % 2
         n = 80 if long else 10
@@ -289,7 +296,8 @@ def test_rates_and_right_answers_with_a_word_are_compared_at_equal_length():
         right = float(rng.random() < (0.8 if long else 0.2))
         made.append(rollout(f"t{i}", [[0.5] * n], reward=right))
         texts += pieces.tolist()
-    table, texts = token_statistics(made), np.array(texts, object)
+    table = token_statistics(made)
+    texts = np.array(texts, object)
     row = lexicon_table(table, texts, strata=2)["raml"]
     assert row["rate"][0] == pytest.approx(1000 * (texts == "wait ").mean())
     assert row["rate"][1] < 20 < row["rate"][2]

@@ -40,7 +40,8 @@ def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
     done = terminal(tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "r.html") and not done.stderr
-    text, table = text_of(tmp_path / "r.html"), token_statistics(source)
+    text = text_of(tmp_path / "r.html")
+    table = token_statistics(source)
     assert f"400 trajectories, {len(table):,} sampled tokens, 400 judged, 60.0% of them" in text
     assert f"mean entropy {summary(table)['mean_entropy']:.4f}" in text
     for lift in reflection.reflection_lift(table, window=8):

@@ -133,7 +133,7 @@ def test_the_null_keeps_what_trajectories_differ_in():
 
 def test_the_seed_decides_the_null():
     t = planted(np.random.default_rng(0), 60)
-    a, b, c = (specialisation([t], EXPERTS, draws=20, seed=s)["null_mean"] for s in (0, 0, 1))
+    a, b, c = [specialisation([t], EXPERTS, draws=20, seed=s)["null_mean"] for s in (0, 0, 1)]
     assert a.tolist() == b.tolist() != c.tolist()
 
 
@@ -141,7 +141,8 @@ def test_the_seed_decides_the_null():
 
 
 def test_router_entropy_is_the_mean_over_each_segments_tokens():
-    model, them = policy(), [unrouted(0), unrouted(1, 25)]
+    model = policy()
+    them = [unrouted(0), unrouted(1, 25)]
     logits = [[] for _ in model.model.layers]
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda m, a, out, i=i: logits[i].append(out[0]))

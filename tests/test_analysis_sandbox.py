@@ -42,7 +42,8 @@ def test_gantt_shows_the_wait_and_marks_what_is_long(ax):
     sandbox_plots.gantt(ax, [(0, 0.0, 1.0, 1.5), (3, 0.5, 0.5, 4.0)], long_s=1.0)
     found = [(b.get_x(), b.get_width(), b.get_y() + b.get_height() / 2) for b in ax.patches]
     assert np.allclose(found, [(0, 1, 0), (1, 0.5, 0), (0.5, 0, 3), (0.5, 3.5, 3)])
-    short, long = ax.patches[1].get_facecolor(), ax.patches[3].get_facecolor()
+    short = ax.patches[1].get_facecolor()
+    long = ax.patches[3].get_facecolor()
     assert short != long
     assert ax.get_ylim() == (3.7, -0.7)
 

@@ -24,7 +24,8 @@ def a_curve(n=30, starts=(0, 12), losses=None):
 
 
 def test_partners_are_other_tokens_of_the_same_third_each_once():
-    curve, t = a_curve(), a_trajectory(tokens=29)
+    curve = a_curve()
+    t = a_trajectory(tokens=29)
     mask = np.isin(np.arange(30), [2, 5, 12, 13, 25, 26])  # 12 was not sampled
     for seed in range(20):
         found = token_class_deltas(curve, t, {"wait": mask}, seed)
@@ -40,7 +41,8 @@ def test_partners_are_other_tokens_of_the_same_third_each_once():
 
 
 def test_planted_effects_stand_out_against_their_partners():
-    rng, mask = np.random.default_rng(0), np.isin(np.arange(300), range(7, 300, 20))
+    rng = np.random.default_rng(0)
+    mask = np.isin(np.arange(300), range(7, 300, 20))
     deltas = rng.normal(0, 0.1, 300) - 2.0 * mask
     curve = a_curve(300, losses=np.cumsum(deltas))
     found, matched = token_class_deltas(curve, a_trajectory(tokens=299), {"wait": mask}, 0)["wait"]
@@ -56,7 +58,8 @@ def test_a_token_without_a_partner_is_kept_and_its_partner_is_nan():
 
 
 def test_curves_and_masks_that_do_not_fit_are_refused():
-    curve, t = a_curve(), a_trajectory(tokens=29)
+    curve = a_curve()
+    t = a_trajectory(tokens=29)
     for wrong in (replace(curve, stride=2), a_curve(31)):
         with pytest.raises(ValueError, match="need the curve of trajectory r-0 with stride=1"):
             token_class_deltas(wrong, t, {}, 0)

@@ -227,7 +227,8 @@ def test_the_text_is_every_token_once_in_named_segments(show, tokenizer, rollout
 def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
     t = two[0][3]
     tab = show(two[0], tokenizer, address=f"#id={t.id}")
-    sampled, halves = np.flatnonzero(t.generated), np.float16(t.entropies[t.generated])
+    sampled = np.flatnonzero(t.generated)
+    halves = np.float16(t.entropies[t.generated])
     for i in map(int, sampled[[0, 3, 9, -1]]):
         tab.js(f"jump({i})")
         tab.point(f"it.spans[{i}][0]")

@@ -191,7 +191,8 @@ def test_a_bootstrap_of_three_seeds_would_be_too_narrow():
     questions, samples, level, apart = CASES["seeds 8 points apart"]
     rng = np.random.default_rng(0)
     scores = rng.binomial(samples, chances(rng, 3, questions, level, apart)) / samples
-    right, held = truth(level, apart), []
+    right = truth(level, apart)
+    held = []
     for scores_SQ in scores[:200]:
         seed_weights = rng.multinomial(3, [1 / 3] * 3, 400) / 3
         question_weights = rng.multinomial(questions, [1 / questions] * questions, 400) / questions

@@ -26,7 +26,9 @@ def test_wilson_at_the_edges():
 
 
 def test_wilson_covers_what_it_promises():
-    rng, p, n = np.random.default_rng(0), 0.08, 40
+    rng = np.random.default_rng(0)
+    p = 0.08
+    n = 40
     ends = np.array([wilson_interval(c, n) for c in range(n + 1)])[rng.binomial(n, p, 4000)]
     coverage = np.mean((ends[:, 0] <= p) & (p <= ends[:, 1]))
     assert 0.92 < coverage < 0.99

@@ -42,7 +42,8 @@ def results():
 @pytest.fixture(scope="module")
 def agents():
     """The policies after SFT and after RL, with real tools."""
-    world, config = load_world("tour"), Config.load("laptop")
+    world = load_world("tour")
+    config = Config.load("laptop")
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         made = {}
         for name in ("sft", "rl"):

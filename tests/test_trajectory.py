@@ -137,7 +137,8 @@ def test_many_rows_keep_their_order_and_are_one_parquet_row_each(tmp_path):
 
 
 def test_a_file_is_written_from_and_read_as_a_stream_and_older_files_stay_readable(tmp_path):
-    path, made = tmp_path / "t.parquet", []
+    path = tmp_path / "t.parquet"
+    made = []
     save_trajectories(path, (made.append(i) or record(id=f"t{i}") for i in range(150)))
     stream = iter_trajectories(path)
     assert len(made) == 150 and next(stream).id == "t0" and sum(1 for _ in stream) == 149

@@ -27,7 +27,8 @@ def trajectories(tokens: int):
     """Of 4,000 sampled tokens each, in 8 turns; half of the responses failed."""
     rng = np.random.default_rng(0)
     for i in range(tokens // (TURN * TURNS)):
-        statuses, right = rng.choice(["ok", "error"], TURNS - 1), float(rng.random() < 0.5)
+        statuses = rng.choice(["ok", "error"], TURNS - 1)
+        right = float(rng.random() < 0.5)
         entropies = rng.exponential(0.3, (TURNS, TURN)).tolist()
         made = rollout(f"t{i}", entropies, statuses, reward=right)
         made.token_ids[:] = rng.integers(300, 2000, size=len(made))
@@ -43,7 +44,8 @@ def write(path, tokens):
 def analyse(path, tokens, queue):
     from drlib.analysis.report import report
 
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     report(path.with_suffix(".html"), [path], TOKENIZER, viewed=0)
     queue.put(
         {
@@ -59,10 +61,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[10**6, 10**7])
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    args, spawn, rows = parser.parse_args(), multiprocessing.get_context("spawn"), []
+    args = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    rows = []
     for tokens in args.tokens:
         with tempfile.TemporaryDirectory() as folder:
-            path, queue = Path(folder) / "t.parquet", spawn.Queue()
+            path = Path(folder) / "t.parquet"
+            queue = spawn.Queue()
             for target, more in ((write, ()), (analyse, (queue,))):
                 process = spawn.Process(target=target, args=(path, tokens, *more))
                 process.start()

@@ -43,8 +43,11 @@ OUT = ROOT / "figures" / "reference" / "entropy" / "support.json"
 
 def train(model, agent, m: int, config: Config, world) -> dict:
     """`rl_steps` GRPO steps on m rollouts a question; what was trained on."""
-    optimizers, curriculum = Optimizers.adam(model, config.rl_lr), Curriculum(SKILLS)
-    questions, ranks, tokens = Questions(config, world, Names.of(world)), Ranks(), 0
+    optimizers = Optimizers.adam(model, config.rl_lr)
+    curriculum = Curriculum(SKILLS)
+    questions = Questions(config, world, Names.of(world))
+    ranks = Ranks()
+    tokens = 0
     for step in range(config.rl_steps):
         tasks, worlds = questions.draw(step, curriculum)
         trajectories = rollout(agent, tasks, worlds, config, step)

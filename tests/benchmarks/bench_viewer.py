@@ -24,8 +24,12 @@ from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_
 def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
     """Turns of a thought and a call, with responses of which every fifth is an error."""
     rng = np.random.default_rng(seed)
-    generated, segments, turns = (np.zeros(tokens, kind) for kind in (bool, np.uint8, np.uint16))
-    at, turn, results = 40, 0, []
+    generated = np.zeros(tokens, bool)
+    segments = np.zeros(tokens, np.uint8)
+    turns = np.zeros(tokens, np.uint16)
+    at = 40
+    turn = 0
+    results = []
     while at < tokens:
         for segment, size in (
             (Segment.THINK, rng.integers(150, 800)),
@@ -33,9 +37,11 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
             (Segment.TOOL_RESPONSE, rng.integers(150, 800)),
         ):
             part = slice(at, min(tokens, at + int(size)))
-            segments[part], turns[part] = segment, turn
+            segments[part] = segment
+            turns[part] = turn
             if segment == Segment.TOOL_RESPONSE:
-                turns[part] = turn = turn + 1
+                turn += 1
+                turns[part] = turn
                 ok = turn % 5 > 0
                 results.append(ToolResult("search", {}, "found", ok, None if ok else "timeout"))
             else:
@@ -46,7 +52,8 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
     ids = rng.integers(12, vocabulary, (tokens, top)).astype(np.int32)
     drawn = rng.integers(0, top, tokens)
     every = np.arange(tokens)
-    ids[~generated], logp[~generated] = -1, 0
+    ids[~generated] = -1
+    logp[~generated] = 0
     sampled = np.where(generated, ids[every, drawn], rng.integers(12, vocabulary, tokens))
     entropies = rng.exponential(0.4, tokens).astype(np.float32) * generated
     return Trajectory(

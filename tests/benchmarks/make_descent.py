@@ -35,9 +35,11 @@ def flat(values) -> list:
 
 def describe(tokenizer, trajectories) -> list[dict]:
     """What no policy changes: questions, bridges in own words, other answers, what was shown."""
-    rows, texts = [], [tokenizer.decode(t.token_ids) for t in trajectories]
+    rows = []
+    texts = [tokenizer.decode(t.token_ids) for t in trajectories]
     for t in trajectories:
-        right, begins = t.metadata["right_answer"], np.flatnonzero(np.diff(t.generated * 1) > 0) + 1
+        right = t.metadata["right_answer"]
+        begins = np.flatnonzero(np.diff(t.generated * 1) > 0) + 1
         turns = begins[
             begins
             <= min(np.flatnonzero(t.generated & (t.segments == Segment.ANSWER)), default=len(t))
@@ -77,13 +79,15 @@ def describe(tokenizer, trajectories) -> list[dict]:
 
 def measure(ask, tokenizer, t, row, forks_T, number) -> dict:
     """Losses by bridge and changes by class, of one trajectory under one policy."""
-    cut, says_T = ask(), np.zeros(len(t), bool)
+    cut = ask()
+    says_T = np.zeros(len(t), bool)
     found = {
         "ends": cut.ends_P.tolist(),
         "cut": flat(cut.losses_P),
         "cut, no thoughts": flat(ask(think=False).losses_P),
     }
-    if words := row["words"]:
+    words = row["words"]
+    if words:
         how = dict(bridge=words, segments=())
         found |= {
             "words": flat(ask(**how).losses_P),
@@ -99,12 +103,14 @@ def measure(ask, tokenizer, t, row, forks_T, number) -> dict:
 
 def main():
     torch.set_num_threads(1)
-    stored, scored = load_trajectories(ROOT / "entropy" / "viewer_rl.parquet"), {}
+    stored = load_trajectories(ROOT / "entropy" / "viewer_rl.parquet")
+    scored = {}
     out = {"grid": flat(GRID), "landscape": {}, "routing": {}}
     for name, which in (("before RL", "sft"), ("after RL", "rl")):
         model, tokenizer = load_policy(ROOT / "tour" / f"policy_{which}")
         scored[name] = some = list(rescore(model.eval(), stored, experts=True))
-        rows, table = out.setdefault("rollouts", describe(tokenizer, some)), token_statistics(some)
+        rows = out.setdefault("rollouts", describe(tokenizer, some))
+        table = token_statistics(some)
         marked = reflection.reflection_tokens(table, 8, share=0.2, scope="batch")
         for i, (t, row) in enumerate(zip(some, rows)):
             forks_T = np.isin(np.arange(len(t)), table.position[marked & (table.row == i)])

@@ -38,7 +38,8 @@ from drlib.trajectory import load_trajectories, save_trajectories
 from drlib.worlds import load_world
 
 STAGES = ("sft", "rl", "sft_continued", "rl_random_reward")
-WINDOWS, VIEWED = (4, 8, 64), 48
+WINDOWS = (4, 8, 64)
+VIEWED = 48
 
 
 def rollouts(model, tokenizer, config, tasks, toolbox):
@@ -57,7 +58,8 @@ def rollouts(model, tokenizer, config, tasks, toolbox):
 
 
 def lifts(trajectories) -> list[dict]:
-    table, rows = token_statistics(trajectories), []
+    table = token_statistics(trajectories)
+    rows = []
     for window in WINDOWS:
         try:
             rows += [vars(x) | {"window": window} for x in reflection_lift(table, window=window)]
@@ -74,7 +76,8 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    rows, world = [], load_world("tour")
+    rows = []
+    world = load_world("tour")
     for seed in args.seeds:
         config = Config.load("laptop", seed=seed)
         tasks = held_out(world, config)
