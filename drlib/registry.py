@@ -57,6 +57,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint}Known: {', '.join(names)}"
 
 
+def plugin_names(names: str) -> list[str]:
+    """The modules named in a text such as "mypackage.rewards, mytools"; none in ""."""
+    return [part.strip() for part in names.split(",") if part.strip()]
+
+
 def load_plugins(names: str) -> None:
     """Import modules, such as "mypackage.rewards,mytools", for what they register; "" for none.
 
@@ -64,7 +69,7 @@ def load_plugins(names: str) -> None:
     installed. A second call imports nothing again. ValueError names the module that is not there,
     or the line at which one fails.
     """
-    for name in filter(None, (part.strip() for part in names.split(","))):
+    for name in plugin_names(names):
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"plugin {name!r}: give a module as `import` has it, such as my.tools")
         try:

@@ -39,7 +39,7 @@ class ColdStart:
     """The policy, its tokenizer, the world and the tools: what a step needs besides settings."""
 
     def __init__(self):
-        folder = stages.start_folder(settings())
+        folder = stages.start_folder("rl", settings())
         self.policy, _ = load_policy(folder)
         self.chat = ChatIds(load_tokenizer(folder))
         self.world = load_world("tour")

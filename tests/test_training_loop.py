@@ -296,7 +296,7 @@ def test_rl_start_is_named_when_there_is_no_policy_and_counts_by_its_weights(tmp
     assert stages.settings_of("rl", committed)["inputs"].keys() == {"world"}
     copied = tmp_path / "copy"
     copied.mkdir()
-    weights = stages.start_folder(committed) / stages.WEIGHTS
+    weights = stages.start_folder("rl", committed) / stages.WEIGHTS
     (copied / stages.WEIGHTS).write_bytes(weights.read_bytes())
     same = stages.folder("rl", settings(rl_start=str(copied)), tmp_path)
     assert same == stages.folder("rl", committed, tmp_path)

@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_training_registry.py
 """
 
+import copy
 import dataclasses
 import json
 import subprocess
@@ -39,7 +40,7 @@ def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, n
             assert "Declare it in drlib/config.py" in str(fault)
             assert changed.name == usual.name, field.name
         else:
-            fixed = field.name in stages.stage_named(name).fixed
+            fixed = field.name in stages.STAGES[name].fixed
             free = field.name in FREE - {"plugins"}
             assert (changed.name == usual.name) == (fixed or free), field.name
 
@@ -75,7 +76,7 @@ def other(field):
 def test_a_stage_that_reads_what_is_not_declared_for_it_stops_and_says_so(tmp_path, monkeypatch):
     """The toy stage reads RL's learning rate without saying so: its folder would not change."""
     monkeypatch.setitem(sys.modules, "toy_stage", sys.modules[__name__])
-    monkeypatch.setattr(stages, "STAGES", {**stages.STAGES})
+    monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
     stages.register(stages.Stage("toy", "toy_stage:reads_a_foreign_setting", ("world",)))
     build_world(tmp_path)
     with pytest.raises(AttributeError, match="'rl_lr', which is declared for .'rl',."):
@@ -88,13 +89,16 @@ def reads_a_foreign_setting(config, run_dir, ranks):
 
 
 def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
-    monkeypatch.setattr(stages, "STAGES", {**stages.STAGES})
+    monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
     with pytest.raises(ValueError, match="there is a stage 'sft' already"):
         stages.register(stages.Stage("sft", "x:y"))
     with pytest.raises(ValueError, match="unknown stage 'nothing'"):
         stages.register(stages.Stage("toy", "x:y", ("nothing",)))
     with pytest.raises(ValueError, match="'toy' is built by no_such_module:y"):
         _ = stages.register(stages.Stage("toy", "no_such_module:y")).function
+    with pytest.raises(ValueError, match="there is a stage 'toy' already"):
+        stages.register(stages.Stage("toy", "y:z"))
+    assert stages.register(stages.Stage("toy", "y:z"), replace=True) is stages.STAGES["toy"]
 
 
 def test_the_seed_counts_where_rl_has_no_cold_start_of_its_own(tmp_path):

@@ -251,7 +251,7 @@ def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
     assert stages.folder("rl", a, tmp_path) != stages.folder("rl", b, tmp_path)
     assert stages.folder("rl", a, tmp_path) != stages.folder("rl_random_reward", a, tmp_path)
     assert stages.folder("cpt", a, tmp_path) != stages.folder("cpt", config(seed=1), tmp_path)
-    with pytest.raises(ValueError, match="known are"):
+    with pytest.raises(ValueError, match="unknown stage 'midtraining'.*Known: "):
         stages.folder("midtraining", a, tmp_path)
 
 

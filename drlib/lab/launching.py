@@ -32,7 +32,6 @@ REDRAW_S = 1.0
 LOG_LINES = 30
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-PARALLEL = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
 class LaunchError(RuntimeError):
@@ -84,8 +83,10 @@ def launch(
     """
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
+    from drlib.training.build import TORCHRUN  # lazily: it brings torch
+
     name = desc or module
-    how = (*PARALLEL, f"--nproc-per-node={processes}") if processes > 1 else ()
+    how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     LOGS.mkdir(parents=True, exist_ok=True)
     handle, log = tempfile.mkstemp(prefix=f"{name.replace('/', '_')}-", suffix=".log", dir=LOGS)
     with open(handle, "wb") as output:
@@ -121,7 +122,7 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
     for name in stages.needed(stage, config, runs):
-        spec = stages.stage_named(name)
+        spec = stages.STAGES[name]
         final = stages.folder(name, config, runs)
         launch(
             build.MODULE,

@@ -45,7 +45,7 @@ def reference(
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
-        stages.stage_named(name)  # a misspelt one fails before anything is trained
+        stages.STAGES[name]  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each, name in itertools.product(configs, names):
         ensure(name, each, runs=runs)

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def start(name: str, config: Config, runs) -> None:
     """Build one stage in processes of its own; exits as they did where they failed."""
-    stage = stages.stage_named(name)
+    stage = stages.STAGES[name]
     processes = config.processes if stage.parallel else 1
     steps = f"{getattr(config, stage.steps)} steps, " if stage.steps else ""
     print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
@@ -75,7 +75,7 @@ def listing() -> str:
 
 def settings_table(name: str, config: Config) -> str:
     """The settings that the stage's folder depends on, with value and meaning."""
-    covered = {stages.stage_named(n).reads or n for n in stages.before(name, config)}
+    covered = {stages.STAGES[n].reads or n for n in stages.before(name, config)}
     lines = []
     for field in SETTINGS:
         if covered & {*field.metadata["stages"]}:

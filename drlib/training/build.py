@@ -31,7 +31,7 @@ def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> 
     the stage reads a setting that is not declared for it.
     """
     path = stages.folder(name, config, runs)
-    stage, ranks = stages.stage_named(name), ranks or Ranks()
+    stage, ranks = stages.STAGES[name], ranks or Ranks()
     with sole_builder(path, ranks) as built_meanwhile:
         if not built_meanwhile:
             stage.function(stages.readable(name, config), path, ranks, **stage.arguments)

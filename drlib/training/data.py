@@ -152,11 +152,12 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
     if before in stages.inputs_of(name, config):
         model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
         return run, model, *others
-    model, own = load_policy(stages.start_folder(config))
+    start = stages.start_folder(name, config)
+    model, own = load_policy(start)
     if own.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"the policy of rl_start={config.rl_start!r} has another vocabulary than the world "
-            f"{config.world!r}: start from one that was trained on this world"
+            f"the policy in {start} has another vocabulary than the world {config.world!r}: "
+            "start from one that was trained on this world"
         )
     return run, model, *others
 

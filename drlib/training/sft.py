@@ -35,9 +35,7 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`); returns the last metrics."""
-    run, model, chat, _, names = begin(
-        name, stages.stage_named(name).inputs[0], config, run_dir, ranks
-    )
+    run, model, chat, _, names = begin(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
     pool = [episode_sample(episode["messages"], chat) for episode in episodes]
@@ -57,7 +55,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         config,
         draw,
         chat.tokenizer.pad_token_id,
-        steps=getattr(config, stages.stage_named(name).steps),
+        steps=getattr(config, stages.STAGES[name].steps),
         batch_tokens=config.sft_batch_tokens,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),
         warmup=WARMUP_STEPS,

@@ -19,9 +19,9 @@ from pathlib import Path
 import yaml
 
 from drlib.config import ROOT, Config, declared_for
+from drlib.registry import Registry, plugin_names
 from drlib.training.run import RunFolder, RunFolderError
 
-GRPO = "drlib.training.grpo:grpo"
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
 
@@ -33,6 +33,7 @@ class Stage:
     name: as in `drlib.training NAME`. build: "module:function", called as build(config, run_dir,
     ranks, **arguments). inputs: the stages before it. reads: under which name settings are declared
     for it ("" for its own). fixed: settings that make it this stage, such as the control's reward.
+    start: the setting that, where it is given, names a policy to begin with instead of `inputs`.
     steps: the setting that says how many steps its progress bar has. title, colour: in tables and
     figures.
     """
@@ -43,6 +44,7 @@ class Stage:
     reads: str = ""
     arguments: Mapping = field(default_factory=dict)
     fixed: Mapping = field(default_factory=dict)
+    start: str = ""
     steps: str = ""
     parallel: bool = True
     title: str = ""
@@ -58,24 +60,17 @@ class Stage:
             raise ValueError(f"stage {self.name!r} is built by {self.build}: {fault}") from fault
 
 
-STAGES: dict[str, Stage] = {}
+STAGES = Registry("stage")
 
 
-def register(stage: Stage) -> Stage:
-    """Add a stage to the graph; ValueError where the name is taken or an input unknown."""
-    if stage.name in STAGES:
-        raise ValueError(f"there is a stage {stage.name!r} already: choose another name")
+def register(stage: Stage, *, replace: bool = False) -> Stage:
+    """Add a stage to the graph; ValueError where the name is taken or an input unknown.
+
+    replace: whether the name may stand for another stage already, as when a cell runs again.
+    """
     for name in stage.inputs:
-        stage_named(name)
-    STAGES[stage.name] = stage
-    return stage
-
-
-def stage_named(name: str) -> Stage:
-    """The stage of that name; ValueError lists those there are."""
-    if name not in STAGES:
-        raise ValueError(f"unknown stage {name!r}: known are {', '.join(STAGES)}")
-    return STAGES[name]
+        _ = STAGES[name]  # ValueError for one that is not there
+    return STAGES.register(stage.name, stage, replace=replace)
 
 
 register(Stage("world", "drlib.training.data:build_world", parallel=False))
@@ -129,7 +124,13 @@ register(
 )
 register(
     Stage(
-        "rl", "drlib.training.grpo:grpo", ("sft",), steps="rl_steps", title="after RL", colour="C0"
+        "rl",
+        "drlib.training.grpo:grpo",
+        ("sft",),
+        start="rl_start",
+        steps="rl_steps",
+        title="after RL",
+        colour="C0",
     )
 )
 register(
@@ -139,6 +140,7 @@ register(
         ("sft",),
         reads="rl",
         fixed={"rl_reward": "random"},
+        start="rl_start",
         steps="rl_steps",
         title="RL, random reward",
         colour="0.45",
@@ -159,13 +161,14 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
 
 def config_of(name: str, config: Config) -> Config:
     """All settings, with those that make it this stage."""
-    return config.whole().derive(**stage_named(name).fixed)
+    return config.whole().derive(**STAGES[name].fixed)
 
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
-    """The stages that `name` is made from; with `rl_start` RL needs no cold start of its own."""
-    starts = stage_named(name).build == GRPO and config.whole().rl_start
-    return ("world",) if starts else stage_named(name).inputs
+    """The stages that `name` is made from: of a policy given by its folder, only the world's."""
+    stage = STAGES[name]
+    given = stage.start and getattr(config.whole(), stage.start)
+    return ("world",) if given else stage.inputs
 
 
 def before(name: str, config: Config) -> list[str]:
@@ -177,23 +180,27 @@ def before(name: str, config: Config) -> list[str]:
 def readable(name: str, config: Config) -> Config:
     """The settings as the stage may read them: those that its folder's hash covers."""
     covered = before(name, config)
-    return config_of(name, config).read_by(stage_named(n).reads or n for n in covered)
+    return config_of(name, config).read_by(STAGES[n].reads or n for n in covered)
 
 
-def start_folder(config: Config) -> Path:
-    """The policy's folder that `rl_start` names, relative to the repository unless absolute."""
-    path = ROOT / config.whole().rl_start
+def start_folder(name: str, config: Config) -> Path:
+    """The policy's folder that a stage's `start` setting names, relative to the repository unless
+    absolute; ValueError where none is there."""
+    setting = STAGES[name].start
+    given = getattr(config.whole(), setting)
+    path = ROOT / given
     if not (path / WEIGHTS).exists():
-        raise ValueError(f"rl_start={config.whole().rl_start!r}: there is no policy in {path}")
+        raise ValueError(f"{setting}={given!r}: there is no policy in {path}")
     return path
 
 
 def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
     inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
-    own = config_of(name, config).pick(*declared_for(stage_named(name).reads or name))
-    if own.get("rl_start"):
-        own["rl_start"] = _hash((start_folder(config) / WEIGHTS).read_bytes())
+    stage = STAGES[name]
+    own = config_of(name, config).pick(*declared_for(stage.reads or name))
+    if own.get(stage.start):
+        own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.whole().plugins:
         settings["plugins"] = _plugins(config.whole().plugins)
@@ -203,7 +210,7 @@ def settings_of(name: str, config: Config) -> dict:
 def _plugins(names: str) -> dict[str, str]:
     """The hash of each plugin's file: a stage made with another version of it is another one."""
     found = {}
-    for name in filter(None, map(str.strip, names.split(","))):
+    for name in plugin_names(names):
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.origin:
             raise ValueError(f"plugins={names!r}: there is no module {name!r} to import")

@@ -22,31 +22,9 @@ from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_
 
 
 def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
-    """Turns of a thought and a call, with responses of which every fifth is an error."""
+    """A trajectory of that many tokens, each with its `top` likeliest and its experts."""
     rng = np.random.default_rng(seed)
-    generated = np.zeros(tokens, bool)
-    segments = np.zeros(tokens, np.uint8)
-    turns = np.zeros(tokens, np.uint16)
-    at = 40
-    turn = 0
-    results = []
-    while at < tokens:
-        for segment, size in (
-            (Segment.THINK, rng.integers(150, 800)),
-            (Segment.TOOL_CALL, 50),
-            (Segment.TOOL_RESPONSE, rng.integers(150, 800)),
-        ):
-            part = slice(at, min(tokens, at + int(size)))
-            segments[part] = segment
-            turns[part] = turn
-            if segment == Segment.TOOL_RESPONSE:
-                turn += 1
-                turns[part] = turn
-                ok = turn % 5 > 0
-                results.append(ToolResult("search", {}, "found", ok, None if ok else "timeout"))
-            else:
-                generated[part] = True
-            at = part.stop
+    generated, segments, turns, results = _turns(tokens, rng)
     raw = np.sort(rng.exponential(size=(tokens, top + 3)), 1)[:, ::-1]
     logp = np.log(raw / raw.sum(1, keepdims=True))[:, :top].astype(np.float32)
     ids = rng.integers(12, vocabulary, (tokens, top)).astype(np.int32)
@@ -78,6 +56,37 @@ def long_trajectory(tokens, vocabulary, *, top=5, layers=4, experts=2, seed=0):
         **dict.fromkeys(("answer", "reward")),
         **{"reward_parts": {}, "messages": []},
     )
+
+
+def _turns(tokens, rng):
+    """Turns of a thought and a call, with responses of which every fifth is an error.
+
+    Returns generated, segments and turns, one value a token, and the tools' results.
+    """
+    generated = np.zeros(tokens, bool)
+    segments = np.zeros(tokens, np.uint8)
+    turns = np.zeros(tokens, np.uint16)
+    at = 40
+    turn = 0
+    results = []
+    while at < tokens:
+        for segment, size in (
+            (Segment.THINK, rng.integers(150, 800)),
+            (Segment.TOOL_CALL, 50),
+            (Segment.TOOL_RESPONSE, rng.integers(150, 800)),
+        ):
+            part = slice(at, min(tokens, at + int(size)))
+            segments[part] = segment
+            turns[part] = turn
+            if segment == Segment.TOOL_RESPONSE:
+                turn += 1
+                turns[part] = turn
+                ok = turn % 5 > 0
+                results.append(ToolResult("search", {}, "found", ok, None if ok else "timeout"))
+            else:
+                generated[part] = True
+            at = part.stop
+    return generated, segments, turns, results
 
 
 def main():
