@@ -4,13 +4,16 @@ Run: python -m pytest tests/test_evals_results.py
 """
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
+from drlib.config import Config
 from drlib.evals.evaluate import Outcome, rows_of
 from drlib.evals.metrics import difference_interval, share_interval
-from drlib.evals.results import Results
+from drlib.evals.results import Results, origin
+from drlib.training import run, stages
 
 
 def outcome(task, kind, hops, greedy, samples, calls=4, errors=1):
@@ -124,3 +127,64 @@ def test_stages_must_have_been_asked_the_same(tmp_path):
     broken = Results("x", "ci", [], {("sft", 0): SFT, ("rl", 0): RL[::-1]})
     with pytest.raises(ValueError, match="other questions"):
         broken.save(tmp_path)
+
+
+@pytest.fixture
+def history(tmp_path, monkeypatch):
+    """A checkout of five commits, and `commit(text)`, which makes config.py say something else."""
+    checkout = tmp_path / "checkout"
+    (checkout / "drlib").mkdir(parents=True)
+
+    def git(*arguments):
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(checkout), *author, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(text):
+        (checkout / "drlib" / "config.py").write_text(text)
+        git("add", ".")
+        git("commit", "-q", "-m", "another recipe or seed")
+        return git("rev-parse", "HEAD")
+
+    git("init", "-q")
+    monkeypatch.setattr(run, "ROOT", checkout)
+    return commit
+
+
+def finish(names, config, runs):
+    for name in names:
+        run.RunFolder(
+            stages.folder(name, config, runs), stages.settings_of(name, config), run.Ranks()
+        ).finish({})
+
+
+def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_path):
+    seed = Config().eval_seed
+    configs = [Config(seed=0), Config(seed=1)]
+    history("eval_seed = 5")
+    written_down = history(f"eval_seed = {seed}")
+    recipe = history(f"eval_seed = {seed}; rl_lr = 2")
+    for config in configs:
+        finish(["rl"], config, tmp_path)
+    evaluation = history(f"eval_seed = {seed}; rl_lr = 2; asked in batches")
+    for config in configs:
+        finish(["evaluate_rl"], config, tmp_path)
+    history("eval_seed = 6")
+    assert origin(configs, tmp_path, ["rl"]) == {
+        "recipe": [recipe],
+        "evaluation": [evaluation],
+        "evaluation_seed": seed,
+        "seed_written_down": written_down,
+    }
+
+
+def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_commit(
+    history, tmp_path
+):
+    commit = history("eval_seed = 5")
+    config = Config(eval_seed=7)
+    (run.ROOT / "drlib" / "config.py").write_text("not committed")
+    finish(["rl", "evaluate_rl"], config, tmp_path)
+    made = origin([config], tmp_path, ["rl"])
+    assert made["recipe"] == [f"{commit}-dirty"] == made["evaluation"]
+    assert made["evaluation_seed"] == 7 and made["seed_written_down"] == ""

@@ -73,7 +73,7 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
     """The commits that made the policies and that asked the questions, and the seed of these.
 
     `seed_written_down` is the commit in which the evaluation seed became the default: an honest
-    one is no later than the recipe's (empty where the seed was given by hand).
+    one is no later than the recipe's ("" where the seed was given by hand, or git is not there).
     """
     policies, questions = set(), set()
     for config, name in itertools.product(configs, names):
@@ -81,12 +81,14 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
         policies.add(read_manifest(policy)["code"])
         questions.add(read_manifest(stages.folder(f"evaluate_{name}", config, runs))["code"])
     seed = configs[0].eval_seed
-    first = git("log", "--reverse", "--format=%H", f"-Seval_seed: int = {seed} ").splitlines()[:1]
+    written = ""
+    if seed == Config().eval_seed:
+        written = git("log", "--reverse", "--format=%H", f"-S{seed}", "--", "drlib/config.py")
     return {
         "recipe": sorted(policies),
         "evaluation": sorted(questions),
         "evaluation_seed": seed,
-        "seed_written_down": "".join(first),
+        "seed_written_down": written.partition("\n")[0],
     }
 
 
