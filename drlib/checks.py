@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 # types of settings: `check_fields` holds a field to the interval that stands beside its type
 Positive = Annotated[float, "(0, inf]"]
 Coefficient = Annotated[float, "[0, inf)"]
-Count = Annotated[int, "[1, inf)"]
+AtLeastOne = Annotated[int, "[1, inf)"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -47,6 +47,6 @@ def check_fields(config) -> None:
         value = getattr(config, name, None)
         if get_origin(kind) is Literal:
             one_of(value, get_args(kind), name)
-        for part in (kind, *get_args(kind)):  # `Count | None` is a union of the two
+        for part in (kind, *get_args(kind)):  # `AtLeastOne | None` is a union of the two
             if get_origin(part) is Annotated and value is not None:
                 within(value, part.__metadata__[0], name)

@@ -6,37 +6,9 @@ Run: python -m pytest tests/test_analysis_landscape.py
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from drlib.analysis.pseudo_gradient import landscape, support_set
-from drlib.policy.moe import PolicyShape, build_policy
-
-SMALL = PolicyShape(
-    vocab_size=64,
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=16,
-)
-
-
-def real_model(name):
-    if name == "moe":  # its output matrix is the embedding
-        return build_policy(SMALL, seed=3, init="plain").eval()
-    torch.manual_seed(3)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-        )
-    ).eval()
+from tests.policy_examples import real_model
 
 
 def some_ids(n, seed=0):

@@ -15,12 +15,6 @@ from rl_examples import a_trajectory
 from torch import nn
 from transformers import (
     DynamicCache,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
 from drlib.analysis.pseudo_gradient import (
@@ -29,8 +23,9 @@ from drlib.analysis.pseudo_gradient import (
     pseudo_gradient,
 )
 from drlib.chat import ChatIds, load_tokenizer, segment_tokens
-from drlib.policy.moe import PolicyShape, build_policy, load_policy
+from drlib.policy.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories
+from tests.policy_examples import real_model
 
 TOUR = Path(__file__).parents[1] / "figures" / "reference" / "tour"
 
@@ -79,40 +74,6 @@ class Scripted(nn.Module):
         logits_BSV = torch.zeros(*p_BS.shape, size, dtype=torch.float64)
         logits_BSV[..., 100:110] = torch.log(p_BS / (1 - 10 * p_BS) * (size - 10))[..., None]
         return SimpleNamespace(logits=logits_BSV[:, -logits_to_keep:], past_key_values=cache)
-
-
-SMALL = PolicyShape(
-    vocab_size=64,
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=16,
-)
-
-
-def real_model(name):
-    sizes = dict(vocab_size=64, max_position_embeddings=128)
-    torch.manual_seed(3)
-    if name == "moe":
-        return build_policy(SMALL, seed=3, init="plain").eval()
-    if name == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0, **sizes)
-        ).eval()
-    sizes |= dict(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    if name == "window":
-        return MistralForCausalLM(MistralConfig(sliding_window=8, **sizes)).eval()
-    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 
 
 def brute_force(model, context, ends, answer, bridge=()):

@@ -19,23 +19,13 @@ from drlib.analysis.routing import (
     router_entropies,
     specialisation,
 )
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.policy.moe import build_policy
 from drlib.policy.replay import expert_load
 from drlib.trajectory import Segment
+from tests.policy_examples import small
 
-SMALL = PolicyShape(
-    vocab_size=64,
-    hidden=32,
-    layers=3,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=16,
-    max_positions=128,
-)
 EXPERTS = 8
+SHAPE = small(layers=3)
 
 
 def routed(segments, routes, name="r-0"):
@@ -53,7 +43,7 @@ def unrouted(seed=0, tokens=40):
 
 
 def policy(seed=0):
-    model = build_policy(SMALL, seed=seed, init="plain").eval()
+    model = build_policy(SHAPE, seed=seed, init="plain").eval()
     for layer in model.model.layers:  # a fresh router is undecided everywhere
         layer.mlp.gate.weight.data.normal_(generator=torch.Generator().manual_seed(seed))
     return model

@@ -21,19 +21,7 @@ from drlib.policy.replay import (
     update_bias,
 )
 from drlib.training.batches import pack, score
-
-SMALL = PolicyShape(
-    vocab_size=64,
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=16,
-    max_positions=128,
-)
+from tests.policy_examples import SMALL
 
 
 def policy(seed=0, shape=SMALL, std=0.05):

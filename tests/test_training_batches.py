@@ -6,27 +6,15 @@ Run: python -m pytest tests/test_training_batches.py
 import pytest
 import torch
 
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.policy.moe import build_policy
 from drlib.training.batches import balance_loss, pack, score, spread
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
-
-SHAPE = PolicyShape(
-    vocab_size=64,
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    experts=4,
-    experts_per_token=2,
-    expert_hidden=16,
-    max_positions=128,
-)
+from tests.policy_examples import small
 
 
 @pytest.fixture(scope="module")
 def model():
-    return build_policy(SHAPE, seed=1, init="plain")
+    return build_policy(small(experts=4), seed=1, init="plain")
 
 
 def samples(lengths, seed=0):

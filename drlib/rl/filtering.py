@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.checks import Coefficient, Count, check_fields, finite, require
+from drlib.checks import AtLeastOne, Coefficient, check_fields, finite, require
 from drlib.format import FOREIGN_REASONS, FOREIGN_TAGS
 from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401 - exported here too
 from drlib.rl.rewards import has_env_fault
@@ -56,7 +56,9 @@ class Pipeline:
     ambiguous_from: _Real | None = None  # quality: rewards from here up to `positive_from` are low
     max_log_ratio: Coefficient | None = None  # consistency: |`Evidence.log_ratio`|, nats
     two_judges: bool = False  # consistency: both on one side of `positive_from`
-    max_alike: Count | None = None  # diversity: of one group and outcome, with the same actions
+    max_alike: AtLeastOne | None = (
+        None  # diversity: of one group and outcome, with the same actions
+    )
 
     def __post_init__(self):
         check_fields(self)

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from drlib.checks import Coefficient, Count, check_fields, one_of, require
+from drlib.checks import AtLeastOne, Coefficient, check_fields, one_of, require
 from drlib.rl.clips import CLIPS
 from drlib.rl.divergences import (
     check_tokens,
@@ -63,7 +63,7 @@ class LossConfig:
     aggregate: Literal["token", "sequence", "constant"] = "token"
     epsilon_low: Annotated[float, "[0, 1)"] = 0.2
     epsilon_high: Coefficient = 0.28
-    constant_tokens: Count | None = None
+    constant_tokens: AtLeastOne | None = None
     _: KW_ONLY
     level: Literal["token", "sequence"] = "token"
     correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = "none"

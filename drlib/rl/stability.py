@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from drlib.checks import Coefficient, Count, Positive, finite, require, within
+from drlib.checks import AtLeastOne, Coefficient, Positive, finite, require, within
 from drlib.rl.rewards import has_env_fault
 from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401 - a public name of this module too
 from drlib.trajectory import Termination, Trajectory
@@ -67,9 +67,11 @@ class ReferenceReset(Machine):
     None: never for that cause. Progress after a reset is measured from the score at it.
     """
 
-    patience: Count | None = None  # validations in a row that do not beat the best since a reset
+    patience: AtLeastOne | None = (
+        None  # validations in a row that do not beat the best since a reset
+    )
     min_delta: Coefficient = 0.0  # by which to beat it
-    every: Count | None = None  # steps since the last reset
+    every: AtLeastOne | None = None  # steps since the last reset
     state: dict = fresh(since=0, best=None, stale=0)
 
     def update(self, score: float | None = None) -> str | None:
@@ -319,8 +321,8 @@ class AdaptiveLearningRate(Machine):
     """
 
     factor: Annotated[float, "(0, 1]"] = 1.0
-    hold: Count = 10
-    recovery: Count = 10
+    hold: AtLeastOne = 10
+    recovery: AtLeastOne = 10
     floor: Annotated[float, "[0, 1]"] = 0.01
     state: dict = fresh(low=1.0, age=0, scale=1.0)
 
@@ -349,8 +351,8 @@ class EmergencyStop(Machine):
     """
 
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    window: Count = 5
-    patience: Count = 3
+    window: AtLeastOne = 5
+    patience: AtLeastOne = 3
     state: dict = fresh()
 
     def __post_init__(self):

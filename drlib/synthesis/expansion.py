@@ -48,11 +48,11 @@ WAYS = (
 )
 LAYER_SHARE = 0.4  # of the expansions after the first, those that replace a whole layer
 Order = Literal["layer", "random", "sequential"]
-Condition = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
+KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
 
 
 @lru_cache(maxsize=1 << 15)
-def known_by(title: str, graph: Graph) -> tuple[Condition, ...]:
+def known_by(title: str, graph: Graph) -> tuple[KnownFact, ...]:
     """Conditions R(constant) that `title` fulfils, each with all that fulfil it: `MAX_KNOWN` of
     those that at most `HUB` things do. Left out: a value that one thing alone has, like a code,
     which leads nowhere, and a name that tells the title."""
@@ -87,7 +87,7 @@ def explain(
     """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
     none alone. `banned` constants are not used. None: this draw found none."""
     options = [row for row in known_by(title, graph) if row[0].of not in banned]
-    chosen: list[Condition] = []
+    chosen: list[KnownFact] = []
     left = None  # what fulfils all of `chosen`
     for part, fulfil in rng.sample(options, min(len(options), MAX_OPTIONS)):
         tells_alone = len(fulfil) <= few
@@ -104,7 +104,7 @@ def explain(
     return None
 
 
-def _joined(rows: list[Condition]) -> Query:
+def _joined(rows: list[KnownFact]) -> Query:
     parts = tuple(part for part, _ in rows)
     return And(parts) if len(parts) > 1 else parts[0]
 
