@@ -8,19 +8,24 @@ Jinja template cannot (one string holds both): use `apply_chat_template` for tru
 Left out: OpenAI's `tool_calls` field, images.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drlib.format import END, PAD, START, TAGS
 from drlib.trajectory import Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast  # in functions: it brings torch, which is slow
 
 ROLES = ("system\n", "user\n", "assistant\n")
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
@@ -95,6 +100,8 @@ def _subwords(words: Sequence[str]) -> Iterator[str]:
 
 
 def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     # one score for all: the fewest pieces win; byte pieces (and so unknown characters) last
     scores = [(piece, -20.0 if re.fullmatch(r"<0x..>", piece) else -1.0) for piece in pieces]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
@@ -113,6 +120,8 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer in the folder `path`: FileNotFoundError without a `tokenizer.json`; ValueError
     when it is damaged, lacks tags or has no chat template."""
+    from transformers import AutoTokenizer
+
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"no tokenizer at {path}: {file.name} is missing; {_REMEDY}")
@@ -129,6 +138,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
 def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of any model, for reading its rollouts: nothing is asked of its tags."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:

@@ -51,10 +51,12 @@ LIGHT = (
     "drlib.trajectory",
     "drlib.config",
     "drlib.format",
+    "drlib.chat",
     "drlib.endpoint",
     "drlib.worlds",
     "drlib.sandbox",
     "drlib.tools",
+    "drlib.synthesis",
     "drlib.evals.metrics",
 )
 

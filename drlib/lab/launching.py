@@ -136,11 +136,13 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
 
 
 def _environment() -> dict[str, str]:
-    """One thread a process; gloo and the rendezvous stay on loopback; drlib is importable.
+    """One thread a process; gloo and the rendezvous stay on loopback; plugins are importable.
 
     glibc keeps freed memory: touching new pages for every large tensor cost 4 to 6% of a training
     stage. (32 MiB is the most that every release accepts.)
     """
+    from drlib.training.build import search_path  # lazily: it brings torch
+
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return os.environ | {
         "MALLOC_MMAP_THRESHOLD_": str(2**25),
@@ -150,9 +152,7 @@ def _environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": loopback,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")))
-        ),
+        "PYTHONPATH": search_path(),
     }
 
 

@@ -55,8 +55,8 @@ def sole_builder(path: Path, ranks: Ranks) -> Iterator[bool]:
 
 
 def search_path() -> str:
-    """PYTHONPATH for a stage's process: it starts in the repository's folder, and finds the plugins
-    that stand in this one too."""
+    """PYTHONPATH for a stage's process: it starts in the repository's folder, where drlib is, and
+    finds the plugins that stand in this one too."""
     known = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, [os.getcwd(), known]))
 
