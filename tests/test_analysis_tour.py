@@ -234,8 +234,10 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     assert to_hex(pale[0].get_color()) == to_hex(tour_plots.BEHIND)
     assert tour_plots.pretraining(mine, run).axes[0].get_legend() is not None
     assert len(tour_plots.rl_closely(mine, run).axes) == 6
-    rules = {"keep": run.curves["rl"][0], "exclude": run.curves["rl"][1]}
-    assert labels(tour_plots.overlong(rules)) == {"keep them", "exclude them"}
+    assert labels(tour_plots.overlong({"keep": run, "exclude": mine})) == {
+        "keep them",
+        "exclude them",
+    }
 
 
 def test_pictures_of_what_was_not_run_are_refused(run):

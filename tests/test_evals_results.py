@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_evals_results.py
 
 import json
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,16 @@ def test_a_gain_needs_a_seed_that_has_both(results):
         results.gain("rl", "sft", "search", "sample")
     with pytest.raises(ValueError, match="'cpt' was not evaluated: there are"):
         results.gain("rl", "cpt", "search", "sample")
+
+
+def test_a_gain_over_a_variation_s_run_is_paired_with_the_same_seeds_and_questions(results):
+    """Search, sampled, seed 0: (2 + 1) / 4 right here and (0 + 1) / 4 there."""
+    other = Results("y", "laptop", [], {("rl", 0): SFT})
+    assert results.gain("rl", "rl", "search", "sample", of=other)[0] == pytest.approx(0.5)
+    assert other.gain("rl", "rl", "search", "sample", of=results)[0] == pytest.approx(-0.5)
+    renamed = [replace(o, task=o.task + "'") for o in SFT]
+    with pytest.raises(ValueError, match="'rl' and 'rl' were asked other questions"):
+        results.gain("rl", "rl", "search", "sample", of=Results("", "", [], {("rl", 0): renamed}))
 
 
 def test_files_round_trip(results, tmp_path):

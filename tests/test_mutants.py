@@ -59,3 +59,11 @@ def test_the_table_says_who_caught_what():
     text = mutants.table([(caught, "test_a", 1.4), (caught, "", 2.0)])
     assert "1 of 2 faults caught" in text and "**nobody**" in text
     assert "| sign | rl/a.py | wrong way | `test_a` | 1 |" in text
+
+
+def test_the_committed_table_is_of_all_faults_of_the_list_and_each_was_caught():
+    lines = mutants.TABLE.read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == [mutant.name for mutant in all_mutants()]
+    assert all(row[3].startswith("`test_") for row in rows), "a fault that nobody caught"
+    assert f"{len(rows)} of {len(rows)} faults caught" in "\n".join(lines)

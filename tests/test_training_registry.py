@@ -52,7 +52,7 @@ def other(field):
         "plugins": "this",
         "rl_start": "figures/reference/tour/policy_sft",
         "init": "plain",
-        "rl_overlong": "exclude",
+        "rl_overlong": "keep",
         "rl_advantage": "group_mean",
         "rl_clip": "none",
         "rl_level": "sequence",

@@ -31,7 +31,7 @@ ON_POLICY = {
 CHANGING = {
     "rl_lr": {"rl_lr": 1e-4},
     "rl_warmup_steps": {"rl_warmup_steps": 3},
-    "rl_overlong": {"rl_overlong": "exclude"},
+    "rl_overlong": {"rl_overlong": "keep"},
     "rl_advantage": {"rl_advantage": "group_normalized"},
     "rl_aggregate": {"rl_aggregate": "sequence"},
     "rl_kl_coef": {"rl_kl_coef": 0.5, "rl_minibatches": 2},

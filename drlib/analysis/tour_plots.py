@@ -246,8 +246,8 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     return fig
 
 
-def overlong(curves: dict[str, list[dict]]) -> Figure:
-    """The two over-length rules side by side: `curves` are the rows of one run by its rule."""
+def overlong(runs: dict[str, TourRun]) -> Figure:
+    """The two over-length rules side by side: `runs` by the rule that they were trained with."""
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     panels = (
         ("accuracy_search", "Right search answers"),
@@ -255,9 +255,8 @@ def overlong(curves: dict[str, list[dict]]) -> Figure:
         ("tool_errors", "Failed calls"),
     )
     for ax, (key, title) in zip(axes, panels):
-        for color, style, (rule, rows) in zip(("C0", "C1"), ("-", "--"), sorted(curves.items())):
-            steps, values = smoothed(rows, key)
-            ax.plot(steps, 100 * values, color=color, ls=style, lw=2, label=f"{rule} them")
+        for color, style, (rule, run) in zip(("C0", "C1"), ("-", "--"), sorted(runs.items())):
+            draw(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
         ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig

@@ -181,16 +181,26 @@ class Results:
         return correct / n, *wilson_interval(correct, n)
 
     def gain(
-        self, stage: str, over: str, kind: str | None, decoding: str, hops: int | None = None
+        self,
+        stage: str,
+        over: str,
+        kind: str | None,
+        decoding: str,
+        hops: int | None = None,
+        *,
+        of: Results | None = None,
     ) -> Interval:
         """Accuracy of `stage` less that of `over`, paired by seed and question, with its interval.
 
-        Only seeds that have both stages count. ValueError without one.
+        Only seeds that have both stages count. of: the results in which `over` is, where it is a
+        variation's. ValueError without a seed that has both, or where the questions were others.
         """
         ours = self.scores(stage, kind, decoding, hops)
-        theirs = self.scores(over, kind, decoding, hops)
+        theirs = (of or self).scores(over, kind, decoding, hops)
         both = sorted(ours.keys() & theirs.keys())
         require(bool(both), f"no seed has both {stage!r} and {over!r}")
+        same = ours[both[0]].keys() == theirs[both[0]].keys()
+        require(same, f"{stage!r} and {over!r} were asked other questions")
         differences_SQ = _matrix({seed: ours[seed] for seed in both})
         differences_SQ -= _matrix({seed: theirs[seed] for seed in both})
         return difference_interval(differences_SQ)
