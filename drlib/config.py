@@ -244,8 +244,8 @@ def _registered(name: str) -> tuple:
     return tuple(getattr(importlib.import_module(module), registry))
 
 
-# Source recipe first. The tour departed from Tongyi's over-length rule on the ground of one seed; with
-# three there is no gain (figures/reference/overlong_keep and overlong_exclude; notebook 06). The
+# Source recipe first. The tour departed from Tongyi's over-length rule on the ground of one seed;
+# three seeds show no gain (figures/reference/overlong_keep and overlong_exclude; notebook 06). The
 # emergency stop ends what has collapsed, such as the control that is rewarded at random.
 TOUR = {"rl_emergency_stop": True}
 PROFILES: dict[str, dict] = {

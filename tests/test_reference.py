@@ -32,6 +32,7 @@ from drlib.training.batches import pack, score, spread
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
+RULES = ("keep", "exclude")  # for over-long attempts
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,21 @@ def agents():
             limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
             made[name] = model, ReAct(engine, toolbox, ChatIds(tokenizer), limits)
         yield world, made
+
+
+def test_the_tour_leaves_the_published_over_length_rule_only_for_a_gain():
+    """The rule that was written down before the ablation was run: three seeds of each arm."""
+    arms = {rule: tour.TourRun.load(TOUR.parent / f"overlong_{rule}") for rule in RULES}
+    assert all(arm.results.seeds == [0, 1, 2] for arm in arms.values())
+    keep, exclude = (arms[rule].results for rule in RULES)
+    _, low, _ = keep.gain("rl", "rl", "search", "sample", of=exclude)
+    assert Config.load("laptop").rl_overlong == ("keep" if low > 0 else "exclude")
+    # what the rule is about does happen: nothing is left that pushes such attempts down
+    ends = {
+        rule: [statistics.mean(row["overlong"] for row in rows[-20:]) for rows in curves.values()]
+        for rule, curves in ((rule, arm.curves["rl"]) for rule, arm in arms.items())
+    }
+    assert all(2 * kept < left_out for kept, left_out in zip(ends["keep"], ends["exclude"]))
 
 
 def test_sums_are_those_of_the_outcomes(results):
