@@ -66,7 +66,10 @@ def rollouts(policy, world, chat):
 
 
 def settings(**changes) -> Config:
-    return Config.load("ci", max_context_tokens=CONTEXT, rl_group=4, balance_coef=0.0, **changes)
+    """An untrained policy's rollouts are all over-long: they are kept in the loss unless a test
+    says otherwise."""
+    usual = {"max_context_tokens": CONTEXT, "rl_group": 4, "balance_coef": 0.0}
+    return Config.load("ci", **{**usual, "rl_overlong": "keep", **changes})
 
 
 def gradients(policy, rollouts, config, recorded=None):

@@ -203,9 +203,10 @@ def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, ba
 
 
 def test_a_kl_term_does_not_scale_the_balance_loss(start, batch, pad_id):
-    """At the reference the KL's gradient is 0: what is left is the mean over all tokens."""
+    """At the reference the KL's gradient is 0: what is left is the mean over all tokens that are
+    run, here those of every rollout."""
     everything = [t for shard in only_dead(batch) for t in shard]
-    config = settings(balance_coef=0.5, rl_kl_coef=0.1)
+    config = settings(balance_coef=0.5, rl_kl_coef=0.1, rl_overlong="keep")
 
     def at_the_reference(shard):
         return {"reference": record(start.policy, shard, config, pad_id)}
@@ -245,7 +246,7 @@ RESUMED = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
     """Cut in the fourth of five steps, whose third no checkpoint covers."""
-    config = settings(rl_steps=5, rl_lr=2e-3, **RESUMED[name])
+    config = settings(rl_steps=5, rl_questions=4, rl_lr=2e-3, **RESUMED[name])
 
     def go_on(folder, cut_at=None):
         step = start.step(config, tmp_path / folder)

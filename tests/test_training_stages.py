@@ -122,7 +122,7 @@ def wait_for_step(path, step, seconds=300):
 @pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
 def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path, name, kill_at):
     """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
-    settings = config(cpt_steps=7) if name == "cpt" else live(rl_steps=5)
+    settings = config(cpt_steps=7) if name == "cpt" else live(rl_steps=5, rl_questions=4)
     before = ("world", "untrained") if name == "cpt" else ("world",)
     for target in (tmp_path / "whole", tmp_path / "killed"):
         link_inputs(runs, target, settings, *before)
@@ -164,7 +164,9 @@ EVERY_RANK = {
     ids=["cpt", "rl", "rl with switches"],
 )
 def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
-    settings = config(cpt_steps=3) if name == "cpt" else live(rl_steps=5, **switches)
+    settings = (
+        config(cpt_steps=3) if name == "cpt" else live(rl_steps=5, rl_questions=4, **switches)
+    )
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
     for target, processes in (("one", 1), ("two", 2)):

@@ -142,10 +142,14 @@ def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
 
 
 def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(start, tmp_path):
-    """The reference is a copy: were it the policy itself, the KL would stay 0."""
+    """The reference is a copy: were it the policy itself, the KL would stay 0.
+
+    Over-long rollouts are kept in the loss: what is left out of it is not held near anything.
+    """
     ends = {}
+    usual = {"rl_lr": 2e-3, "rl_overlong": "keep"}
     for coef in (0.001, 20.0):
-        step = start.step(settings(rl_kl_coef=coef, rl_lr=2e-3), tmp_path / f"kl{coef}")
+        step = start.step(settings(rl_kl_coef=coef, **usual), tmp_path / f"kl{coef}")
         rows = [step.take(number)[0] for number in range(4)]
         assert torch.equal(flat(step.reference), flat(start.policy))
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
