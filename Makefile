@@ -73,7 +73,7 @@ test: $(STAMP)
 	$(PY) -m ruff format --check . || failed="$$failed layout"; \
 	$(PY) -m ruff check . || failed="$$failed rules"; \
 	echo "== 2/4 the library, on both cores: pytest tests"; \
-	$(PY) -m pytest $(BOTH_CORES) -m "not alone" tests || failed="$$failed library"; \
+	$(PY) -m pytest $(BOTH_CORES) --durations=20 -m "not alone" tests || failed="$$failed library"; \
 	echo "== 3/4 what measures the machine, one after the other: pytest -m alone tests"; \
 	$(PY) -m pytest -m alone tests || failed="$$failed alone"; \
 	echo "== 4/4 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
