@@ -84,7 +84,7 @@ test: $(STAMP)
 	echo "== all passed"
 
 mutants: $(STAMP)
-	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (half an hour)"; \
+	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (a quarter of an hour)"; \
 	exec $(PY) -m tests.mutants
 
 reference: $(STAMP)

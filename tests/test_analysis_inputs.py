@@ -177,7 +177,8 @@ def tongyi_row(t, **more):
 
 @pytest.mark.parametrize("name", FILES)
 def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
-    """Of 192 trajectories 187 have the ids of their text; 4 turns sampled their own end."""
+    """Most have the ids of their text. The others sampled their own end, or cut the same text into
+    other pieces than the tokenizer does."""
     path = lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour[name]])
     back = list(read_rollouts(path, TOUR / "policy_rl"))
     equal = 0
@@ -194,7 +195,10 @@ def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
             np.testing.assert_array_equal(b.segments, t.segments)
             ends = t.token_ids == tokenizer.convert_tokens_to_ids(END)
             np.testing.assert_array_equal((b.generated == t.generated) | ends, True)
-    assert equal >= 45, equal
+        else:
+            texts = [tokenizer.decode(x.token_ids).replace(END, "") for x in (t, b)]
+            assert texts[0] == texts[1]
+    assert equal >= 40, equal
     assert [b.id for b in back[:2]] == ["iter1-1", "iter1-2"]
 
 

@@ -42,7 +42,8 @@ def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
     assert done.stdout.strip() == str(tmp_path / "r.html") and not done.stderr
     text = text_of(tmp_path / "r.html")
     table = token_statistics(source)
-    assert f"400 trajectories, {len(table):,} sampled tokens, 400 judged, 60.0% of them" in text
+    judged = f"400 judged, {np.nanmean(table.right_M):.1%} of them"
+    assert f"400 trajectories, {len(table):,} sampled tokens, {judged}" in text
     assert f"mean entropy {summary(table)['mean_entropy']:.4f}" in text
     for lift in reflection.reflection_lift(table, window=8):
         value = "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(lift.lift))

@@ -11,6 +11,7 @@ import pytest
 
 from tests import test_analysis_viewer as shared
 from tests.test_analysis_viewer import DIGITS, address, each, needs_chromium, number, panel, text_of
+from tests.waiting import until
 
 tokenizer = shared.tokenizer
 rollouts = shared.rollouts
@@ -32,10 +33,13 @@ def test_two_checkpoints_side_by_side_and_as_a_difference(show, tokenizer, two):
         right = [getattr(t, field)[i] for t in (a, b)]
         assert [number(x) for x in rows[name]] == pytest.approx(right, **DIGITS)
     colour = f"it.spans[{i}].map((span) => span.style.background)"
+    filled = f"Boolean(it.spans[{i}])"  # a block of tokens is, once it is in sight
     first = tab.js(colour)
     tab.keys("c")
+    until(lambda: tab.js(filled))
     second = tab.js(colour)
     tab.keys("c", "c")
+    until(lambda: tab.js(filled))
     assert tab.js(colour) == first + second and first != second
     assert address(tab)["view"] == "side by side"
     tab.js("setView(2)")

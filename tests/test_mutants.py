@@ -1,7 +1,7 @@
 """The list of faults is of today's code, and a fault that no test sees is reported.
 
-What the tests see of them is what `make mutants` finds (half an hour); here is what keeps the list
-from growing old.
+What the tests see of them is what `make mutants` finds in a quarter of an hour and what
+`tests/mutants.md` says; here is what keeps the list from growing old.
 
 Run: python -m pytest tests/test_mutants.py
 """
