@@ -24,8 +24,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from drlib.format import END, PAD, START, TAGS
 from drlib.trajectory import Segment
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast  # in functions: it brings torch, which is slow
+if TYPE_CHECKING:  # else imported in the functions that need it: it brings torch, which is slow
+    from transformers import PreTrainedTokenizerFast
 
 ROLES = ("system\n", "user\n", "assistant\n")
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
