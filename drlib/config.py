@@ -39,6 +39,7 @@ def setting(default: Any, meaning: str, *stages: str, choices: str = "") -> Any:
 
 
 POLICY = "untrained"
+PATHS = ("folder", "zim")  # worlds whose name goes on with a path
 ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody uses the tools
 
 
@@ -52,7 +53,10 @@ class Config:
     seed: int = setting(
         0, "of everything that is drawn", "untrained", "demonstrations", "cpt", "sft", "rl"
     )
-    world: str = setting("tour", "what can be looked up", "world")
+    world: str = setting(
+        "tour", "what can be looked up (a path in it: from the repository unless absolute)", "world"
+    )
+    world_pages: int = setting(800, "pages kept of a larger world", "world")
     vocabulary: int = setting(2048, "tokens of the tokenizer", "world", POLICY)
 
     hidden: int = setting(128, "width of the residual stream", POLICY)
@@ -177,6 +181,12 @@ class Config:
     def pick(self, *names: str) -> dict:
         """The settings of these names."""
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def world_name(self) -> str:
+        """`world` with its path, where it has one, made absolute."""
+        kind, _, rest = self.world.partition(":")
+        return f"{kind}:{ROOT / Path(rest).expanduser()}" if kind in PATHS else self.world
 
     def whole(self) -> "Config":
         """All settings, where `read_by` left only some to read."""

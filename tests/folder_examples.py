@@ -93,3 +93,29 @@ def load(path, index=None, **options):
 
 def facts_of(part):
     return {tuple(fact) for fact in part.facts}
+
+
+STARTS, ENDS = ("ab", "el", "is", "or", "un", "yr"), ("ba", "do", "fe", "ka", "mi")
+SOUNDS = [start + end for start in STARTS for end in ENDS]
+
+
+def island_folder(path):
+    """Thirty islands, their towns and mayors, each a page with front matter, and a table of lights;
+    chains lead from a light to a pet."""
+    lights = ["# Lights", "", "| Light | Island | Height |", "|---|---|---|"]
+    for number, sound in enumerate(SOUNDS):
+        name = sound.capitalize()
+        pages = {
+            f"islands/{sound}": ("island", f"capital: Port {name}", f"Isle {name}"),
+            f"towns/{sound}": ("town", f"mayor: Mayor {name}", f"Port {name}"),
+            f"people/{sound}": ("person", f"pet: cat {name}", f"Mayor {name}"),
+        }
+        for place, (kind, fact, heading) in pages.items():
+            file = path / f"{place}.md"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            text = "Read [about lights](../lights.md).\n\n## History\n\nNobody wrote it down.\n"
+            file.write_text(f"---\nkind: {kind}\n{fact}\n---\n# {heading}\n\n{text}")
+        link = f"[Isle {name}](islands/{sound}.md)"
+        lights.append(f"| {name} Light | {link} | {number + 10} |")
+    (path / "lights.md").write_text("\n".join(lights) + "\n")
+    return path

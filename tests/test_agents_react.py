@@ -20,7 +20,7 @@ from drlib.tools import Toolbox
 from drlib.training.batches import pack, score, spread
 from drlib.training.data import PHRASES, world_texts
 from drlib.trajectory import Segment, Termination
-from drlib.worlds import Entity, World, load_world
+from drlib.worlds import Entity, SmallWorld, load_world
 from tests.agent_examples import Lines
 
 TASK = Task("t", "What is the currency of Norway?", "Norwegian Krone", "search", "cldr", 1)
@@ -119,7 +119,7 @@ def test_a_broken_tool_is_not_the_policy_s_failure(chat, cldr):
 
 
 def test_a_fault_in_a_tool_s_own_code_is_raised_and_not_swallowed(chat):
-    class Wrong(World):
+    class Wrong(SmallWorld):
         def search(self, query, k=10):
             raise RuntimeError("index is broken")
 
@@ -141,7 +141,7 @@ def test_an_observation_that_does_not_fit_ends_the_rollout_and_leaves_the_record
 
 
 def test_a_task_reads_its_own_world(chat, toolbox):
-    world = World([Entity("Norway", "territory", {"currency": "Shell"})], "elsewhere")
+    world = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "elsewhere")
     task = Task("t", "?", "Shell", "search", world.version, 1)
     agent = ReAct(Lines(chat, [SEARCH, ANSWER]), toolbox, chat)
     t = agent.run([task], worlds={world.version: world})[0]

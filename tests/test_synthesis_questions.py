@@ -25,7 +25,7 @@ from drlib.synthesis.questions import (
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.worlds import Names, fictional_world, load_world
-from drlib.worlds.world import Entity, World
+from drlib.worlds.small import Entity, SmallWorld
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_question_of_three_look_ups_needs_three(cldr):
 
 
 def test_a_name_inside_another_word_is_no_shortcut(cldr):
-    world = World(
+    world = SmallWorld(
         [
             Entity("Alpha", "t", {"land": "Somalia"}),
             Entity("Somalia", "t", {"land": "Mali"}),

@@ -9,7 +9,7 @@ import pytest
 
 from drlib.sandbox import Sandbox, SandboxResult
 from drlib.tools import NO_RESULTS, TOOLS, Toolbox
-from drlib.worlds import Entity, World, load_world
+from drlib.worlds import Entity, SmallWorld, load_world
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_cache_answers_again_for_the_same_world_only(toolbox):
     arguments = {"query": ["Gabon"]}
     toolbox.call("search", arguments)
     assert toolbox.call("search", arguments).cache_hit
-    other = World([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
+    other = SmallWorld([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
     fresh = toolbox.call("search", arguments, world=other)
     assert not fresh.cache_hit and "territory Nowhere" in fresh.text and fresh.source == "other"
 
@@ -90,7 +90,7 @@ def test_calls_run_at_the_same_time(cldr):
     """Two calls that wait for each other can only end if they run together."""
     meeting = threading.Barrier(2, timeout=10)
 
-    class Meeting(World):
+    class Meeting(SmallWorld):
         def search(self, query, k=10):
             meeting.wait()
             return super().search(query, k)

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from drlib.chat import train_tokenizer
 from drlib.tools import TOOLS, Toolbox, trl_environment
 from drlib.tools.backends import FunctionBackend
-from drlib.worlds import Entity, World, load_world
+from drlib.worlds import Entity, SmallWorld, load_world
 
 SCHEMAS = [tool.schema for tool in TOOLS.values()]
 # as the prompts of the committed runs have them
@@ -136,7 +136,7 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
 
 
 def test_an_environment_is_a_rollout_of_its_own(toolbox):
-    other = World([Entity("Norway", "territory", {"currency": "Shell"})], "other")
+    other = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "other")
     made = trl_environment(toolbox, {other.version: other})
     first, second = made(), made()
     assert first.reset(prompt="?", world=other.version) is None

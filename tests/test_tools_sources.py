@@ -8,7 +8,7 @@ import pytest
 from drlib.sandbox import SandboxResult
 from drlib.tools import NO_RESULTS, FaultInjector, ReliabilityPolicy, Toolbox, ledger
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS
-from drlib.worlds import Entity, World, load_world
+from drlib.worlds import Entity, SmallWorld, load_world
 from tests.tool_examples import FakeClock, Scripted, fault, hits
 
 
@@ -38,7 +38,7 @@ def test_live_hits_show_date_and_source_and_every_query_is_an_operation(cldr):
 def test_the_world_of_the_call_is_the_last_to_be_asked(cldr):
     clock = FakeClock()
     backends = {"search": [Scripted("live", after=fault("server"))]}
-    other = World([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
+    other = SmallWorld([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
     with Toolbox(cldr, backends=backends, clock=clock) as toolbox:
         first = toolbox.call("search", {"query": ["Gabon"]})
         second = toolbox.call("search", {"query": ["Gabon"]}, world=other)

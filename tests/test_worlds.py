@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from drlib.worlds import Entity, Names, World, fictional_world, load_world
+from drlib.worlds import Entity, Names, SmallWorld, fictional_world, load_world
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def test_words_find_the_page_about_them(cldr):
 
 
 def test_version_is_the_data():
-    a = World([Entity("A", "city", {"territory": "B"}), Entity("B", "territory")])
-    b = World([Entity("B", "territory"), Entity("A", "city", {"territory": "B"})])
-    c = World([Entity("A", "city", {"territory": "C"}), Entity("B", "territory")])
+    a = SmallWorld([Entity("A", "city", {"territory": "B"}), Entity("B", "territory")])
+    b = SmallWorld([Entity("B", "territory"), Entity("A", "city", {"territory": "B"})])
+    c = SmallWorld([Entity("A", "city", {"territory": "C"}), Entity("B", "territory")])
     assert a.version == b.version != c.version
     with pytest.raises(ValueError, match="two entities"):
-        World([Entity("A", "city"), Entity("A", "script")])
+        SmallWorld([Entity("A", "city"), Entity("A", "script")])
 
 
 def test_fictional_worlds_repeat_and_invent(cldr):
@@ -81,11 +81,13 @@ def test_fictional_worlds_repeat_and_invent(cldr):
 def test_index_on_disk_is_reused_and_follows_the_data(tmp_path):
     entities = [Entity("Gabon", "territory", {"language": "French"})]
     path = tmp_path / "a folder" / "index.sqlite"
-    assert World(entities, index_path=path).search("language French", 1)[0].title == "Gabon"
+    assert SmallWorld(entities, index_path=path).search("language French", 1)[0].title == "Gabon"
     made = path.stat().st_mtime_ns
-    assert World(entities, index_path=path).search("French", 1)
+    assert SmallWorld(entities, index_path=path).search("French", 1)
     assert path.stat().st_mtime_ns == made
-    more = World([*entities, Entity("Chad", "territory", {"language": "Arabic"})], index_path=path)
+    more = SmallWorld(
+        [*entities, Entity("Chad", "territory", {"language": "Arabic"})], index_path=path
+    )
     assert more.search("language Arabic", 1)[0].title == "Chad"
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM pages").fetchone() == (2,)

@@ -38,7 +38,7 @@ def test_chunks_links_tables_and_front_matter_of_markdown():
     rows = [f"{install}: Oslo", f"{install}: Rome"]
     assert [d.title for d in part.documents] == [first, install, *rows, details, again]
     kinds = {node.title: node.kind for node in part.nodes}
-    assert kinds[first] == "page" and kinds[again] == "section" and kinds[rows[0]] == "table row"
+    assert kinds[first] == "page" and kinds[again] == "section" and kinds[rows[0]] == "city"
     assert facts_of(part) == {
         (first, "tags", "alpha"),
         (first, "tags", "beta"),

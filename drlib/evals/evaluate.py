@@ -21,7 +21,7 @@ from drlib.training.data import begin
 from drlib.training.grpo import limits_of
 from drlib.training.run import Ranks
 from drlib.trajectory import save_trajectories
-from drlib.worlds import World
+from drlib.worlds import SmallWorld
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
@@ -42,7 +42,7 @@ class Outcome:
     no_answer: int
 
 
-def held_out(world: World, config: Config) -> list[Task]:
+def held_out(world: SmallWorld, config: Config) -> list[Task]:
     """`eval_questions` of each kind, drawn with `eval_seed`; no search question has a shortcut."""
     drawn = (config.eval_questions, config.eval_seed, "test")
     python = chain_questions(world, *drawn, "python")

@@ -25,9 +25,9 @@ from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.task import Task
 from drlib.trajectory import ToolResult
-from drlib.worlds import Names, World, fictional_world
+from drlib.worlds import Names, SmallWorld, fictional_world
 from drlib.worlds.fictional import invent_name
-from drlib.worlds.world import snippet
+from drlib.worlds.small import snippet
 
 SHARES = {"copy": 0.15, "read": 0.20, "search": 0.50, "python": 0.15}
 REPLAY = {kind: SHARES[kind] for kind in ("copy", "read")}  # of later stages: nothing of acting
@@ -112,7 +112,7 @@ class ActionData:
         taken: set[str] = set()
 
         def name() -> str:
-            if rng.random() < CODE_SHARE:
+            if self.names.codes and rng.random() < CODE_SHARE:
                 return rng.choice(self.names.codes)
             return invent_name(rng, self.names, taken)
 
@@ -120,7 +120,7 @@ class ActionData:
         again = self.chat.encode(text) + [self.chat.end_id]
         return join_pieces([(self.chat.encode(f"{text}\n"), False), (again, True)])
 
-    def _read(self, world: World, rng: random.Random) -> Sample:
+    def _read(self, world: SmallWorld, rng: random.Random) -> Sample:
         """Pages, then statements that they support."""
         shown = rng.sample(sorted(world.entities), rng.randint(*PAGES_READ))
         pages = "".join(f"{_page(world, title)}\n" for title in shown)
@@ -137,7 +137,7 @@ class ActionData:
             pieces.append((self.chat.encode(f"{value}.\n"), True))
         return join_pieces(pieces)
 
-    def _log(self, task: Task, goal: str, world: World, rng: random.Random) -> Sample:
+    def _log(self, task: Task, goal: str, world: SmallWorld, rng: random.Random) -> Sample:
         """The oracle's way to an answer, the answer left out; what tools show is made up."""
         opening = self.chat.prompt(task.question)
         if rng.random() >= QUESTION_SHARE:
@@ -158,5 +158,5 @@ class ActionData:
         return join_pieces([(opening, False), *turns(log, self.chat), (thought, True)])
 
 
-def _page(world: World, title: str) -> str:
-    return f"[{title}](cldr:{title})\n{snippet(world.entities[title])}"
+def _page(world: SmallWorld, title: str) -> str:
+    return f"[{title}]({world.url(title)})\n{snippet(world.entities[title])}"

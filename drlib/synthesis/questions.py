@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import sympy
 
 from drlib.task import Task
-from drlib.worlds import World
+from drlib.worlds import SmallWorld
 
 MAX_HOPS = 3
 MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
         return len(self.relations)
 
 
-def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
+def chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]:
     """Every chain of 1..max_hops relations that never meets an entity twice."""
     found = []
     frontier = [((), (title,)) for title in world.entities]  # relations, and the titles they meet
@@ -58,7 +58,7 @@ def chains(world: World, max_hops: int = MAX_HOPS) -> list[Chain]:
     return found
 
 
-def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict[str, Split]:
+def split_answers(world: SmallWorld, test_share: float = 0.25, seed: int = 0) -> dict[str, Split]:
     """Each possible answer's side, drawn per kind of relation so that both sides have all kinds."""
     by_relation = defaultdict(set)
     for entity in world.entities.values():
@@ -73,7 +73,7 @@ def split_answers(world: World, test_share: float = 0.25, seed: int = 0) -> dict
     return side
 
 
-def search_task(chain: Chain, world: World, wording: int) -> Task:
+def search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
     """The question of `chain`, in one of three wordings."""
     phrase = " of the ".join(reversed(chain.relations))
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
@@ -99,7 +99,7 @@ class SearchQuestions:
     """Draws search questions from one side of a world's split: an answer, then a chain to it, so
     that a frequent answer ("Latin script") is no better a guess than a rare one."""
 
-    def __init__(self, world: World, split: Split | None, max_hops: int = MAX_HOPS):
+    def __init__(self, world: SmallWorld, split: Split | None, max_hops: int = MAX_HOPS):
         self.world = world
         side = split_answers(world) if split else {}
         self._chains: dict[int, dict[str, list[Chain]]] = defaultdict(dict)  # by hops and answer
@@ -186,7 +186,7 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
     return Task(name, question, str(answer), "python", "python", code=code)
 
 
-def has_shortcut(task: Task, world: World, results: int) -> bool:
+def has_shortcut(task: Task, world: SmallWorld, results: int) -> bool:
     """Whether a look-up before the last already shows the answer, `results` pages a search: one for
     Falkland Islands may show the page of their currency too."""
     path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
@@ -197,7 +197,7 @@ def has_shortcut(task: Task, world: World, results: int) -> bool:
 
 
 def chain_questions(
-    world: World,
+    world: SmallWorld,
     n: int,
     seed: int | str,
     split: Split = "test",

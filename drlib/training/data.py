@@ -1,9 +1,12 @@
-"""Stages `world` and `demonstrations`: the tokenizer of a world, and the teacher's attempts.
+"""Stages `world` and `demonstrations`: a world and its tokenizer, and the teacher's attempts.
 
-The tokenizer is trained on the world's words, the questions' wording and the tools' scaffolding:
-a name is one token a word, the same in page, question, query and answer. Demonstrations are a
-fixed pool of an imperfect teacher's attempts at *easy* questions (sums, one and two look-ups) with
-real tools; nothing is filtered here, so that the pool's own success rate can be reported.
+Whatever world is named, a small policy learns in a small one: the tour's as it is, of any other a
+selection (`drlib.worlds.selection`). The stage keeps it as a file, and all stages after it read
+that file: nobody's folder changes under a run. The tokenizer is trained on the world's words, the
+questions' wording and the tools' scaffolding: a name is one token a word, the same in page,
+question, query and answer. Demonstrations are a fixed pool of an imperfect teacher's attempts at
+*easy* questions (sums, one and two look-ups) with real tools; nothing is filtered here, so that the
+pool's own success rate can be reported.
 """
 
 import random
@@ -30,7 +33,7 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.run import Ranks, RunFolder
-from drlib.worlds import Names, World, fictional_world, load_world
+from drlib.worlds import Names, SmallWorld, fictional_world, load_world, select
 
 PHRASES = (
     '{"name": "search", "arguments": {"query": ["',
@@ -44,7 +47,6 @@ PHRASES = (
     "1. [",
     "2. [",
     "3. [",
-    "](cldr:",
     ")\n",
     "; ",
     ".\n",
@@ -63,7 +65,31 @@ PHRASES = (
 DEMONSTRATION_MIX = ((0, 0.36), (1, 0.37), (2, 0.27))  # look-ups (0: a sum), share
 
 
-def world_texts(world: World, seed: int = 0) -> list[str]:
+# Of the vocabulary: bytes, tags, phrases and common words; the rest may be pieces of names.
+PIECES_NOT_OF_NAMES = 1000
+WORLD_FILE = "world.json"
+
+
+def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
+    """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
+
+    A path in `config.world` is relative to the repository unless absolute. ValueError: there is no
+    such world, or it lacks what questions are made from; the message says what.
+    """
+    world = load_world(config.world_name)
+    if isinstance(world, SmallWorld):
+        return world, {"pages": len(world)}
+    pieces = config.vocabulary - PIECES_NOT_OF_NAMES
+    small, candidates, too_long = select(world, config.world_pages, pieces)
+    counts = {
+        "pages": len(small),
+        "pages_with_facts": candidates,
+        "facts_with_long_names": too_long,
+    }
+    return small, counts
+
+
+def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
     """The text that the tokenizer's common words come from; no fact of the world is in it."""
     rng = random.Random(f"tokenizer-{seed}")
     relations = sorted({r for e in world.entities.values() for r in e.facts})
@@ -79,19 +105,21 @@ def world_texts(world: World, seed: int = 0) -> list[str]:
 
 
 def build_world(config: Config, run_dir: Path, ranks) -> dict:
-    """Stage `world`: the tokenizer's folder."""
+    """Stage `world`: `world.json` and the tokenizer's folder."""
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
-    world = load_world(config.world)
+    world, counts = training_world(config)
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
     names = Names.of(world)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
-    tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=PHRASES)
+    phrases = (*PHRASES, f"]({world.scheme}:")
+    tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=phrases)
     tokenizer.save_pretrained(run.path / "tokenizer")
-    return run.finish({"version": world.version, "pages": len(world)})
+    world.save(run.path / WORLD_FILE)
+    return run.finish({"version": world.version, **counts})
 
 
-def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
+def demonstration_tasks(world: SmallWorld, n: int, seed: int) -> list[Task]:
     """`n` easy questions with train answers, in the pool's fixed mix."""
     rng = random.Random(f"demonstrations-{seed}")
     source = SearchQuestions(world, "train", max_hops=2)
@@ -107,7 +135,8 @@ def demonstration_tasks(world: World, n: int, seed: int) -> list[Task]:
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong."""
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
-    world = load_world(config.world)
+    folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
+    world = SmallWorld.load(folder / WORLD_FILE)
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
@@ -140,8 +169,9 @@ def read_episodes(path: Path, keep: str) -> list[dict]:
 
 def policy_tools(config: Config, runs: Path):
     """(tokenizer, chat ids, world, names) that every training stage begins with."""
-    folder = stages.input_folder("a policy", "world", config, runs) / "tokenizer"
-    tokenizer, world = load_tokenizer(folder), load_world(config.world)
+    folder = stages.input_folder("a policy", "world", config, runs)
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    world = SmallWorld.load(folder / WORLD_FILE)
     return tokenizer, ChatIds(tokenizer), world, Names.of(world)
 
 

@@ -43,7 +43,7 @@ from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.run import SHARDS, Ranks, RunFolder
 from drlib.trajectory import Termination, Trajectory, save_trajectories
-from drlib.worlds import Names, World, fictional_world
+from drlib.worlds import Names, SmallWorld, fictional_world
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
@@ -57,11 +57,11 @@ class Questions:
     """Sums, and chains of one to three look-ups in the real world (train answers) and in fictional
     ones made on the spot, so that what is learned is looking up and not the facts."""
 
-    def __init__(self, config: Config, world: World, names: Names):
+    def __init__(self, config: Config, world: SmallWorld, names: Names):
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
 
-    def draw(self, step: int, curriculum: Curriculum) -> tuple[list[Task], dict[str, World]]:
+    def draw(self, step: int, curriculum: Curriculum) -> tuple[list[Task], dict[str, SmallWorld]]:
         """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds."""
         rng = random.Random(f"rl-{self.config.seed}-{step}")
         tasks, worlds = [], {}
@@ -86,7 +86,7 @@ def limits_of(config: Config) -> Limits:
 def rollout(
     agent: ReAct,
     tasks: list[Task],
-    worlds: dict[str, World],
+    worlds: dict[str, SmallWorld],
     config: Config,
     step: int,
     shard: int | None = None,

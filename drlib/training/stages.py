@@ -21,6 +21,7 @@ import yaml
 from drlib.config import ROOT, Config, declared_for
 from drlib.registry import Registry, plugin_names
 from drlib.training.run import RunFolder, RunFolderError
+from drlib.worlds import world_stamp
 
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
@@ -201,6 +202,9 @@ def settings_of(name: str, config: Config) -> dict:
     own = config_of(name, config).pick(*declared_for(stage.reads or name))
     if own.get(stage.start):
         own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
+    if name == "world":
+        # A folder whose files change is another world.
+        own |= world_stamp(config.whole().world_name)
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.whole().plugins:
         settings["plugins"] = _plugins(config.whole().plugins)

@@ -9,7 +9,9 @@ from drlib.worlds import tour
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.library import ENGINES, Library, read_facts
-from drlib.worlds.world import Entity, Hit, Page, World
+from drlib.worlds.selection import Selection, select
+from drlib.worlds.small import Entity, SmallWorld
+from drlib.worlds.world import Hit, Page, World
 
 __all__ = [
     "WORLDS",
@@ -20,10 +22,14 @@ __all__ = [
     "Names",
     "Node",
     "Page",
+    "Selection",
+    "SmallWorld",
     "World",
     "fictional_world",
     "load_world",
     "read_facts",
+    "select",
+    "world_stamp",
 ]
 
 # "NAME" or, where something stands after a colon in the world's name, "NAME:WHAT" ->
@@ -32,8 +38,8 @@ WORLDS = Registry("world")
 
 
 @WORLDS.register("tour")
-def _tour(_rest: str, index_path: Path | None = None, **options) -> World:
-    return World(tour.entities(), "cldr", index_path, **options)
+def _tour(_rest: str, index_path: Path | None = None, **options) -> SmallWorld:
+    return SmallWorld(tour.entities(), "cldr", index_path, **options)
 
 
 def _later(place: str) -> Callable[..., Library]:
@@ -55,7 +61,7 @@ WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
 
 def load_world(
     name: str, index_path: Path | None = None, *, engine: str = "fts5", **options
-) -> World | Library:
+) -> World:
     """A world by name; its index is kept at `index_path` and only updated by a later call.
 
     "tour": the tour's small world of one value a relation; "cldr": all that Unicode CLDR says;
@@ -76,3 +82,12 @@ def load_world(
     elif engine != "fts5":
         raise ValueError(f"engine {engine!r}: {name} has fts5 only")
     return world
+
+
+def world_stamp(name: str) -> dict[str, str]:
+    """What a world's files are like, for the name of a run: {"files": a hash} of a folder, {} of
+    what has no files of the user's. ValueError: there is no such folder."""
+    kind, _, rest = name.partition(":")
+    if kind != "folder":
+        return {}
+    return {"files": import_module("drlib.worlds.folder").stamp(rest)}

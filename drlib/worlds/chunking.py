@@ -6,7 +6,8 @@ the first chunk of a file is called like the file ("guide/intro.md"), a section 
 target without a look into the other file, and a change of one file is a change of one source.
 
 Facts: `link` (between chunks), `section` and `heading`, the front matter of a file, and clean
-tables: each row is a node, each column a relation.
+tables: each row is a node, of the kind that stands over the first cells; each other column is a
+relation.
 
 Left out: Markdown and rst links by name, :ref:, tables of rst.
 """
@@ -114,11 +115,11 @@ class _File:
             self.nodes.append(Node(name, "page" if name == self.source else "section"))
 
     def _add_tables(self, title: str, body: str) -> None:
-        for first, cells in _table_rows(self.source, body):
+        for kind, first, cells in _table_rows(self.source, body):
             name = self._fresh(f"{title}: {first}")
             text = f"{first}, in a table of [{title}](folder:{title})."
             self.documents.append(Document(name, text))
-            self.nodes.append(Node(name, "table row", (first,)))
+            self.nodes.append(Node(name, kind, (first,)))
             self.facts.append((name, "table", title))
             self.facts += [(name, column, cell) for column, cell in cells]
 
@@ -244,8 +245,9 @@ def _target(source: str, link: str) -> str | None:
 # ------------------------------------------------------------------------- tables and front matter
 
 
-def _table_rows(source: str, body: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(first cell, [(column, cell), ...]) of each row of the clean tables."""
+def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """(kind, first cell, [(column, cell), ...]) of each row of the clean tables; its kind is what
+    stands over the first cells."""
     for is_piped, lines in groupby(body.split("\n"), _is_piped):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
         rules = [number for number, line in enumerate(lines) if TABLE_RULE.fullmatch(f"|{line}|")]
@@ -257,7 +259,7 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, list[tuple[str, s
         columns = [relation_name(column) for column in head]
         if _is_clean(columns, rows):
             for first, *cells in rows:
-                yield first, list(zip(columns[1:], cells, strict=True))
+                yield columns[0].casefold(), first, list(zip(columns[1:], cells, strict=True))
 
 
 def _is_piped(line: str) -> bool:

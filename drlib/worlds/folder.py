@@ -8,6 +8,8 @@ The folder is never written to: the index lies at `index_path` or in memory. Lef
 links and hidden folders.
 """
 
+import hashlib
+import json
 import os
 import stat
 from contextlib import closing, suppress
@@ -19,7 +21,7 @@ from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require
 from drlib.worlds.store import Part, Skip, Store
 from drlib.worlds.triples import Endpoint
 
-VERSION = "2"  # of what `chunks` makes of a file: part of every stamp
+VERSION = "3"  # of what `chunks` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 MAX_TEXT = 5_000_000  # characters kept of its text
@@ -34,9 +36,7 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
     Give them again to load an index that was made with them: only new files are asked about.
     ValueError: no folder, or nothing in it can be read.
     """
-    path = Path(rest).expanduser()
-    if not path.is_dir():
-        raise ValueError(f"folder:{rest}: there is no such folder; give folder:PATH of one")
+    path = _existing(rest)
     store = Store(index_path, f"folder:{path.resolve()}")
     asked = Endpoint(endpoint, **options)
     try:
@@ -57,6 +57,20 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
     library = Library(f"folder:{rest}", store, "folder")
     library.extraction = asked.counts
     return library
+
+
+def stamp(rest: str) -> str:
+    """Ten hex digits that change with the names, sizes and times of the folder's files. ValueError:
+    there is no such folder."""
+    text = json.dumps(sorted(_stamps(_existing(rest)).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _existing(rest: str) -> Path:
+    path = Path(rest).expanduser()
+    if not path.is_dir():
+        raise ValueError(f"folder:{rest}: there is no such folder; give folder:PATH of one")
+    return path
 
 
 def _stamps(folder: Path) -> dict[str, str]:

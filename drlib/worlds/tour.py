@@ -16,7 +16,7 @@ from typing import NamedTuple
 from babel import Locale
 from babel.core import get_global
 
-from drlib.worlds.world import Entity, entities_of, only
+from drlib.worlds.small import Entity, entities_of, only
 
 TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6

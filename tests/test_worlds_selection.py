@@ -1,0 +1,162 @@
+"""Selections: which facts of a large world a small policy is asked about, and what they are called.
+
+Run: python -m pytest tests/test_worlds_selection.py
+"""
+
+from collections import Counter
+
+import pytest
+
+from drlib.synthesis.questions import SearchQuestions, chains
+from drlib.worlds import Names, fictional_world, load_world, select
+from drlib.worlds.small import Entity, SmallWorld
+from tests.folder_examples import island_folder
+
+ALL = dict(pages=1000, pieces=5000)
+
+
+@pytest.fixture(scope="module")
+def islands(tmp_path_factory):
+    return load_world(f"folder:{island_folder(tmp_path_factory.mktemp('islands'))}")
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return load_world("cldr")
+
+
+def test_a_folder_s_pages_are_called_by_their_headings_and_linked_by_name(islands):
+    world = select(islands, **ALL).world
+    island = world.entities["Isle Abba"]
+    assert island.kind == "island"
+    # front matter, a row of the table of lights that names the island, a link in a table's cell
+    assert island.facts == {"capital": "Port Abba", "light": "Abba Light"}
+    assert world.entities["Port Abba"].facts == {"island": "Isle Abba", "mayor": "Mayor Abba"}
+    assert world.entities["Mayor Abba"].facts == {"pet": "cat Abba", "town": "Port Abba"}
+    assert world.entities["Abba Light"].facts == {"Height": "10", "Island": "Isle Abba"}
+    assert world.entities["Abba Light"].kind == "light"
+    assert world.follow("Abba Light", ["Island", "capital", "mayor"])[-1] == "Mayor Abba"
+
+
+def test_what_tells_how_a_folder_is_built_and_headings_of_many_sections_are_no_knowledge(islands):
+    world = select(islands, **ALL).world
+    relations = {relation for entity in world.entities.values() for relation in entity.facts}
+    assert relations == {"capital", "light", "island", "mayor", "pet", "town", "Height", "Island"}
+    assert "History" not in world.entities
+
+
+def test_every_fact_is_the_only_value_that_the_large_world_has(cldr):
+    """Forward relations by their own name; backwards, by the kind of what they lead to."""
+    world = select(cldr, **ALL).world
+    graph = cldr.graph
+    forward = {relation for _, relation, _ in graph.facts}
+    for title, entity in world.entities.items():
+        for relation, value in entity.facts.items():
+            if relation in forward and graph.values(title, relation):
+                assert graph.values(title, relation) == {value}
+            else:
+                backwards = {
+                    source
+                    for inverse in graph.relations[title]
+                    if inverse.endswith(" of")
+                    for source in graph.values(title, inverse)
+                    if graph.nodes[source].kind == relation
+                }
+                assert backwards == {value}
+            assert value.casefold() not in title.casefold()
+    assert world.entities["Norwegian Krone"].facts["code"] == "NOK"
+    # Paid in three places: no answer to "the territory of Norwegian Krone"
+    assert len(graph.values("Norwegian Krone", "currency of")) > 1
+    assert "territory" not in world.entities["Norwegian Krone"].facts
+
+
+def test_what_does_not_fit_is_left_out_whole_and_counted(cldr):
+    selection = select(cldr, pages=200, pieces=400)
+    world = selection.world
+    everything = select(cldr, **ALL).world
+    assert len(world) <= 200 < selection.candidates
+    assert selection.too_long > 0
+    for title, entity in world.entities.items():
+        assert entity.facts == everything.entities[title].facts
+        for value in entity.facts.values():  # no chain ends where the selection does
+            assert value in world.entities or value not in everything.entities
+    assert {chain.hops for chain in chains(world)} == {1, 2, 3}
+
+
+def test_a_selection_is_the_same_again_and_starts_chains_of_every_length(cldr):
+    first = select(cldr, pages=300, pieces=900, seed=5).world
+    assert first.version == select(cldr, pages=300, pieces=900, seed=5).world.version
+    assert first.version != select(cldr, pages=300, pieces=900, seed=6).world.version
+    for split in ("train", "test"):
+        source = SearchQuestions(first, split)
+        assert all(len(source.answers(hops)) >= 8 for hops in (1, 2, 3))
+
+
+def test_a_world_without_facts_or_without_chains_is_refused_with_what_it_lacks(tmp_path):
+    (tmp_path / "a.md").write_text("# A\n\nText.")
+    with pytest.raises(ValueError, match="24 are needed.*front matter"):
+        select(load_world(f"folder:{tmp_path}"), **ALL)
+    (tmp_path / "b.md").write_text("---\ncolour: red\n---\n# B\n\nText.")
+    with pytest.raises(ValueError, match="1 pages with facts.*1 chains of 1 look-ups"):
+        select(load_world(f"folder:{tmp_path}"), **ALL)
+
+
+def test_a_small_world_is_kept_as_a_file(islands, tmp_path):
+    world = select(islands, **ALL).world
+    world.save(tmp_path / "world.json")
+    again = SmallWorld.load(tmp_path / "world.json")
+    assert again.version == world.version
+    assert (again.name, again.scheme, len(again)) == (world.name, "folder", len(world))
+    assert list(again.entities) == list(world.entities)
+    assert again.search("Port Abba", 1)[0].url == "folder:Port Abba"
+
+
+# ------------------------------------------------------------------------- invented worlds
+
+
+def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_facts(islands):
+    world = select(islands, **ALL).world
+    names = Names.of(world)
+    real = {(e.title, r, v) for e in world.entities.values() for r, v in e.facts.items()}
+    kinds = {}
+    counted = Counter()
+    for seed in range(20):
+        invented = fictional_world(seed, names)
+        assert invented.version == fictional_world(seed, names).version
+        assert invented.scheme == "folder"
+        for entity in invented.entities.values():
+            counted[entity.kind] += 1
+            for relation, value in entity.facts.items():
+                assert (entity.title, relation, value) not in real
+                target = invented.entities[value].kind if value in invented.entities else ""
+                kinds.setdefault((entity.kind, relation), set()).add(target)
+        assert {chain.hops for chain in chains(invented)} == {1, 2, 3}
+    assert kinds["island", "capital"] == {"town"}
+    assert kinds["town", "mayor"] == {"person"}
+    assert kinds["light", "Height"] == {""}
+    assert counted["town"] / counted.total() == pytest.approx(0.25, abs=0.05)
+
+
+def test_invented_numbers_have_the_form_of_real_ones(islands):
+    names = Names.of(select(islands, **ALL).world)
+    heights = [
+        entity.facts["Height"]
+        for seed in range(10)
+        for entity in fictional_world(seed, names).entities.values()
+        if "Height" in entity.facts
+    ]
+    assert len(heights) > 50
+    assert all(height.isdigit() and len(height) == 2 for height in heights)
+
+
+def test_invented_titles_are_joined_like_the_real_ones():
+    dotted = [
+        Entity(f"{package}.{name}", "function", {"raised exception": f"{package}.Error"})
+        for package in ("json", "csv", "zlib")
+        for name in ("read", "write", "reset")
+    ]
+    names = Names.of(SmallWorld(dotted))
+    assert set(names.joints) == {"."}
+    titles = [title for seed in range(5) for title in fictional_world(seed, names).entities]
+    assert any(title.count(".") == 1 for title in titles)
+    assert not any(" " in title for title in titles)
