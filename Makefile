@@ -2,7 +2,7 @@
 # make lab        set up .venv if needed, then JupyterLab on the notebooks
 # make test       set up .venv if needed, then the layout, all tests and every notebook
 # make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
-# make reference  set up .venv if needed, then the three-seed reference run of the tour (hours)
+# make reference  set up .venv if needed, then the five-seed reference run of the tour (hours)
 # make clean      remove .venv and everything that runs made
 #
 # Nothing outside this folder is touched; an active virtual environment is ignored. Another
@@ -88,7 +88,7 @@ mutants: $(STAMP)
 	exec $(PY) -m tests.mutants
 
 reference: $(STAMP)
-	@$(ALONE) echo "== the reference run: three seeds of the whole line, controls included (hours)"; \
+	@$(ALONE) echo "== the reference run: five seeds of the whole line, controls included (hours)"; \
 	exec $(PY) -m drlib.lab reference
 
 clean:

@@ -199,3 +199,13 @@ def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_comm
     made = origin([config], tmp_path, ["rl"])
     assert made["recipe"] == [f"{commit}-dirty"] == made["evaluation"]
     assert made["evaluation_seed"] == 7 and made["seed_written_down"] == ""
+
+
+def test_only_some_seeds_stand_beside_a_run_of_these(results):
+    """The sums too: a mean over other seeds would be another policy's."""
+    first = results.only([0])
+    assert first.seeds == [0] and results.seeds == [0, 1]
+    assert first.accuracy("rl", "search", "greedy")[0] == 1.0
+    assert results.accuracy("rl", "search", "greedy")[0] == 0.5
+    assert first.count("rl", "search", "greedy") == (2, 2)
+    assert first.command == results.command

@@ -8,6 +8,7 @@ Intervals are 95%, over seeds and questions (`evals.metrics`); a run of one seed
 its questions, and says so. Left out: tests of hypotheses, and everything that trains.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,15 @@ class TourRun:
             for decoding in ("greedy", "sampled")
         }
         return TourRun(results, curves, kept)
+
+    def only(self, seeds: Collection[int]) -> "TourRun":
+        """The same of some seeds, to stand beside a run that has no others; what was kept of
+        rollouts stays."""
+        curves = {
+            stage: {seed: rows for seed, rows in some.items() if seed in seeds}
+            for stage, some in self.curves.items()
+        }
+        return TourRun(self.results.only(seeds), curves, self.kept)
 
     def trajectories(self, stage: str, decoding: str = "greedy") -> list[Trajectory]:
         """The kept rollouts on held-out questions; ValueError names what there is."""

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +112,13 @@ class Results:
     @property
     def seeds(self) -> list[int]:
         return sorted({r["seed"] for r in self.rows})
+
+    def only(self, seeds: Iterable[int]) -> Results:
+        """The same of some seeds, to stand beside a run that has no others."""
+        seeds = {*seeds}
+        rows = [row for row in self.rows if row["seed"] in seeds]
+        outcomes = {at: some for at, some in self.outcomes.items() if at[1] in seeds}
+        return replace(self, rows=rows, outcomes=outcomes)
 
     def save(self, folder: Path) -> None:
         head = {"command": self.command, "profile": self.profile, "made": self.made}

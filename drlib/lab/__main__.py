@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         command(action, text).add_argument("numbers", nargs="*", metavar="NN", help="default: all")
     line = command(_reference, "the whole line for several seeds, with controls")
     line.add_argument("--profile", default="laptop")
-    line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
     line.add_argument("--out", type=Path, default=REFERENCE)
     line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
