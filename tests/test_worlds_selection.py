@@ -33,15 +33,15 @@ def test_a_folder_s_pages_are_called_by_their_headings_and_linked_by_name(island
     assert island.facts == {"capital": "Port Abba", "light": "Abba Light"}
     assert world.entities["Port Abba"].facts == {"island": "Isle Abba", "mayor": "Mayor Abba"}
     assert world.entities["Mayor Abba"].facts == {"pet": "cat Abba", "town": "Port Abba"}
-    assert world.entities["Abba Light"].facts == {"Height": "10", "Island": "Isle Abba"}
+    assert world.entities["Abba Light"].facts == {"height": "10", "island": "Isle Abba"}
     assert world.entities["Abba Light"].kind == "light"
-    assert world.follow("Abba Light", ["Island", "capital", "mayor"])[-1] == "Mayor Abba"
+    assert world.follow("Abba Light", ["island", "capital", "mayor"])[-1] == "Mayor Abba"
 
 
 def test_what_tells_how_a_folder_is_built_and_headings_of_many_sections_are_no_knowledge(islands):
     world = select(islands, **ALL).world
     relations = {relation for entity in world.entities.values() for relation in entity.facts}
-    assert relations == {"capital", "light", "island", "mayor", "pet", "town", "Height", "Island"}
+    assert relations == {"capital", "light", "island", "mayor", "pet", "town", "height"}
     assert "History" not in world.entities
 
 
@@ -133,17 +133,17 @@ def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_fa
         assert {chain.hops for chain in chains(invented)} == {1, 2, 3}
     assert kinds["island", "capital"] == {"town"}
     assert kinds["town", "mayor"] == {"person"}
-    assert kinds["light", "Height"] == {""}
+    assert kinds["light", "height"] == {""}
     assert counted["town"] / counted.total() == pytest.approx(0.25, abs=0.05)
 
 
 def test_invented_numbers_have_the_form_of_real_ones(islands):
     names = Names.of(select(islands, **ALL).world)
     heights = [
-        entity.facts["Height"]
+        entity.facts["height"]
         for seed in range(10)
         for entity in fictional_world(seed, names).entities.values()
-        if "Height" in entity.facts
+        if "height" in entity.facts
     ]
     assert len(heights) > 50
     assert all(height.isdigit() and len(height) == 2 for height in heights)

@@ -30,7 +30,7 @@ STRUCTURE = ("link", "section", "heading", "table", "mentioned in")  # of a fold
 KINDS = ("kind", "type", "category")  # relations whose value is a better kind than "page"
 BACKWARDS = {"subclass": "base class"}  # relation -> its name backwards, if a kind says too little
 MAX_HOPS = 3
-MAX_FACTS = 8  # of a page: a search shows them on one line
+MAX_FACTS = 5  # of a page, its own before those read backwards: a search shows them on one line
 MAX_PIECES = 12  # of a title or value: it is read, written and searched for
 MIN_CHAINS = 24  # of each number of look-ups; with fewer there is nothing to train on
 PIECE = re.compile(r"[^\W\d_]+ ?|\d|[^\w\s] ?|_")  # about what the tokenizer makes of a name
@@ -91,17 +91,21 @@ def _entities(graph: Graph) -> tuple[dict[str, Entity], int]:
         if name not in kinds or graph.nodes[title].kind == "page":
             kinds[name] = _kind(title, graph)
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    backwards: dict[str, set[str]] = defaultdict(set)
     for title, name in names.items():
         for relation in graph.relations.get(title, ()):
             for value in graph.values(title, relation):
                 asked = _asked(relation, title, value, graph)
                 if asked and (value in names or graph.is_value(value)):
                     found[name][asked].add(names.get(value, value))
+                    if relation.endswith(" of"):
+                        backwards[name].add(asked)
     entities = {}
     too_long = 0
     for name, relations in sorted(found.items()):
         facts = {}
-        for relation, values in sorted(relations.items()):
+        own_first = sorted(relations.items(), key=lambda row: (row[0] in backwards[name], row))
+        for relation, values in own_first:
             value = min(values)
             is_given_away = value.casefold() in name.casefold()
             if len(values) > 1 or is_given_away or len(facts) == MAX_FACTS:
@@ -153,9 +157,14 @@ def _asked(relation: str, title: str, value: str, graph: Graph) -> str:
     if base in STRUCTURE or base in KINDS:
         return ""
     if relation == base:
-        return base
-    name = BACKWARDS.get(base) or _kind(value, graph)
-    return "" if name == VALUE or name in graph.relations[title] else name
+        # "First lit" stands over a column: here it comes into the middle of a question
+        return base if base[1:2].isupper() else base[:1].lower() + base[1:]
+    if base in BACKWARDS:
+        return BACKWARDS[base]
+    name = _kind(value, graph)
+    # "The person of a person" would tell nobody what is meant
+    is_unclear = name in (VALUE, _kind(title, graph)) or name in graph.relations[title]
+    return "" if is_unclear else name
 
 
 # ------------------------------------------------------------------------------ which are kept
