@@ -113,7 +113,7 @@ def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
     with pytest.raises(AttributeError, match="rl_lr"):
         _ = some.rl_lr
     assert some.derive(rl_lr=0.25).rl_lr == 0.25
-    assert {*declared_for("world")} == {"world", "vocabulary"}
+    assert {*declared_for("world")} == {"world", "world_pages", "vocabulary"}
 
 
 # ---------------------------------------------------------------- the command

@@ -90,4 +90,6 @@ def world_stamp(name: str) -> dict[str, str]:
     kind, _, rest = name.partition(":")
     if kind != "folder":
         return {}
-    return {"files": import_module("drlib.worlds.folder").stamp(rest)}
+    from drlib.worlds.folder import stamp  # only here: the other worlds need no reader of files
+
+    return {"files": stamp(rest)}

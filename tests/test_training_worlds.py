@@ -1,0 +1,163 @@
+"""The line on other worlds than the tour's: what the stages make of a folder, and what they refuse.
+
+Run: python -m pytest tests/test_training_worlds.py
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT, Config
+from drlib.evals.evaluate import evaluate, held_out, read_outcomes
+from drlib.files import read_json_lines
+from drlib.rl.curriculum import Curriculum
+from drlib.sandbox import Sandbox
+from drlib.synthesis.actions import ActionData
+from drlib.synthesis.oracle import Oracle
+from drlib.synthesis.questions import chain_questions
+from drlib.tools import Toolbox
+from drlib.training import data, grpo, pretrain, sft, stages
+from drlib.training.run import Ranks, RunFolder, read_manifest
+from drlib.worlds import Names, SmallWorld, load_world, select
+from tests.folder_examples import island_folder
+
+TERN = "folder:notebooks/tern"
+SMALL = {
+    "hidden": 64,
+    "head_dim": 16,
+    "layers": 2,
+    "expert_hidden": 16,
+    "demonstrations": 60,
+    "eval_questions": 6,
+    "rl_start": "",
+    "rl_steps": 1,
+    "rl_questions": 4,
+    "processes": 1,
+}
+
+
+def build(name, function, config, runs, **arguments):
+    """The stage's folder, made in this process."""
+    path = stages.folder(name, config, runs)
+    function(config, path, Ranks(), **arguments)
+    assert RunFolder.complete(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return island_folder(tmp_path_factory.mktemp("islands of a user"))
+
+
+@pytest.fixture(scope="module")
+def line(folder, tmp_path_factory):
+    """(settings, runs, the folder of each stage) of the whole line on a user's folder."""
+    config = Config.load("ci", world=f"folder:{folder}", **SMALL)
+    runs = tmp_path_factory.mktemp("runs")
+    made = {
+        name: build(name, function, config, runs)
+        for name, function in (
+            ("world", data.build_world),
+            ("untrained", pretrain.build_untrained),
+            ("demonstrations", data.build_demonstrations),
+            ("cpt", pretrain.pretrain),
+            ("sft", sft.sft),
+            ("rl", grpo.grpo),
+        )
+    }
+    made["evaluate_rl"] = build("evaluate_rl", evaluate, config, runs, of="rl")
+    return config, runs, made
+
+
+def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
+    config, runs, made = line
+    world = SmallWorld.load(made["world"] / "world.json")
+    selection = select(load_world(f"folder:{folder}"), 800, 1000)
+    assert world.version == selection.world.version
+    counts = read_manifest(made["world"])["metrics"]
+    assert counts["pages"] == len(world) == 120
+    assert counts["facts_with_long_names"] == 0
+    # the teacher looked into this world
+    asked = read_json_lines(made["demonstrations"] / "episodes.jsonl")
+    shown = [m["content"] for row in asked for m in row["messages"] if m["role"] == "tool"]
+    assert any("](folder:Isle " in text for text in shown)
+    assert not any("](cldr:" in text for text in shown)
+    right = Counter((row["kind"], row["correct"]) for row in asked)
+    assert right["search", True] > 5
+    # and RL and the evaluation ask about it
+    drawn, invented = grpo.Questions(config, world, Names.of(world)).draw(
+        0, Curriculum(grpo.SKILLS)
+    )
+    searches = [task for task in drawn if task.kind == "search"]
+    assert {task.world for task in searches} <= {world.version, *invented}
+    outcomes = read_outcomes(made["evaluate_rl"])
+    assert {o.task for o in outcomes} == {task.id for task in held_out(world, config)}
+
+
+def test_its_names_are_tokens_and_the_invented_worlds_wear_them(line):
+    _, _, made = line
+    tokenizer = load_tokenizer(made["world"] / "tokenizer")
+    world = SmallWorld.load(made["world"] / "world.json")
+    chat = ChatIds(tokenizer)
+    assert all(len(chat.encode(title)) == len(title.split()) for title in world.entities)
+    names = Names.of(world)
+    documents = ActionData(names, chat).stream(0)
+    texts = [tokenizer.decode(next(documents).ids) for _ in range(60)]
+    assert any("](folder:" in text for text in texts)
+    assert not any("](cldr:" in text for text in texts)
+    facts = {
+        f"The {relation} of {title}: {value}."
+        for title, entity in world.entities.items()
+        for relation, value in entity.facts.items()
+    }
+    assert not any(fact in text for fact in facts for text in texts)
+
+
+def test_a_file_that_changes_makes_another_world_and_the_old_run_stays(line, folder):
+    config, runs, made = line
+    assert stages.folder("sft", config, runs) == made["sft"]
+    page = folder / "people" / "abba.md"
+    before = page.read_text()
+    page.write_text(before.replace("cat Abba", "goat Abba"))
+    try:
+        assert stages.folder("world", config, runs) != made["world"]
+        assert stages.folder("sft", config, runs) != made["sft"]
+        assert SmallWorld.load(made["world"] / "world.json").follow("Mayor Abba", ["pet"]) == [
+            "cat Abba"
+        ]
+    finally:
+        page.write_text(before)
+
+
+def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
+    for world, reason in (
+        ("wikidata", "unknown world 'wikidata'.*Known: "),
+        (f"folder:{tmp_path}/nowhere", "there is no such folder"),
+    ):
+        config = Config.load("ci", world=world)
+        with pytest.raises(ValueError, match=reason):
+            data.training_world(config)
+    (tmp_path / "a.md").write_text("# A\n\nOnly prose, and [a link](b.md).")
+    (tmp_path / "b.md").write_text("# B\n\nMore prose.")
+    config = Config.load("ci", world=f"folder:{tmp_path}")
+    path = stages.folder("world", config, tmp_path / "runs")
+    with pytest.raises(ValueError, match="Facts of a folder come from front matter"):
+        data.build_world(config, path, Ranks())
+    assert not RunFolder.complete(path)
+
+
+def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them():
+    config = Config.load("laptop", world=TERN)
+    world, counts = data.training_world(config)
+    assert config.world_name == f"folder:{ROOT / 'notebooks/tern'}"
+    assert counts["pages"] == counts["pages_with_facts"] > 90
+    tasks = [task for task in held_out(world, config) if task.kind == "search"]
+    assert len(tasks) == config.eval_questions
+    assert {task.hops for task in tasks} == {1, 2, 3}
+    train = chain_questions(world, 50, 0, "train")
+    assert not {task.answer for task in tasks} & {task.answer for task in train}
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+        played = [Oracle().play(task, toolbox, random.Random(0)) for task in tasks]
+    assert all(episode.correct for episode in played)
