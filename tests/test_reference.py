@@ -120,7 +120,9 @@ def test_what_the_run_is_said_to_show(results):
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
 
 
-def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
+def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training():
+    """In every seed. Of held-out questions notebook 07 says that three seeds disagree: where this
+    interval no longer holds one, its prose must say so."""
     roc = tour.TourRun.load(TOUR.parent / "resampling")
     plain = tour.TourRun.load(TOUR).only(roc.results.seeds)
     assert "--set=rl_oversample=2 --set=rl_resample=sample --only rl" in roc.results.command
@@ -131,8 +133,8 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done():
                 sum(row[key] for row in some[-50:]) for some in (rows, plain.curves["rl"][seed])
             )
             assert ours < theirs, (key, seed)
-    ratio, _, high = relative_rate_interval(*roc.results.calls("rl"), *plain.results.calls("rl"))
-    assert ratio < 0.75 and high < 1, "on held-out questions too, seed by seed"
+    ratio, low, high = relative_rate_interval(*roc.results.calls("rl"), *plain.results.calls("rl"))
+    assert ratio < 1 and low < 1 < high
 
 
 @pytest.mark.parametrize(
