@@ -218,7 +218,7 @@ PANELS = (
 
 def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
-    fig, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
+    fig, axes = plt.subplots(2, 3, figsize=(11.2, 6.4), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
