@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -335,27 +336,44 @@ def test_the_block_is_computed_from_the_results(results, tmp_path):
     assert "python, sampled (n=32)" in block and "40.0 [27.6, 53.8] (n=50)" in block
     assert "| `evaluate_rl` |" in block and "a command" in block
     page, folder = tmp_path / "README.md", tmp_path / "run"
-    page.write_text(f"before\n{readme.RESULTS_BEGIN}\nold\n{readme.RESULTS_END}\nafter\n")
+    page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     results.save(folder)
-    assert readme.refresh_readme(page, folder) is True
-    assert (
-        page.read_text()
-        == f"before\n{readme.RESULTS_BEGIN}\n{block}\n{readme.RESULTS_END}\nafter\n"
-    )
-    assert readme.refresh_readme(page, folder) is False
+    again = readme.results_block(Results.load(folder))
+    assert readme.refresh_readme(page, {"results": again}) is True
+    assert page.read_text() == f"before\n<!-- results -->\n{block}\n<!-- /results -->\nafter\n"
+    assert readme.refresh_readme(page, {"results": block}) is False
     assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
+
+
+def test_the_worlds_stand_beside_each_other_with_what_rl_adds(results, tmp_path):
+    made = {"world": {"name": "folder:notes", "pages": 93}}
+    replace(results, made=made).save(tmp_path / "notes")
+    results.save(tmp_path / "tour")  # from before runs told their world
+    *_, tour_row, notes_row = readme.worlds_block(
+        [tmp_path / "tour", tmp_path / "notes"]
+    ).splitlines()
+    assert tour_row.startswith("| `tour` |  | ")
+    cells = [cell.strip() for cell in notes_row.strip("|").split("|")]
+    assert cells[:2] == ["`folder:notes`", "93"]
+    # 30 of 48 samples against 8; greedily four questions of six against one
+    assert cells[2].startswith("62.5 [") and cells[3].startswith("16.7 [")
+    assert cells[4].startswith("+45.8 [")
+    assert cells[5].startswith("66.7 [") and cells[6].startswith("+50.0 [")
+    assert cells[8].startswith("0.0 [")
+    assert cells[9].startswith("[1 seed](")
 
 
 def test_a_readme_without_markers_or_a_missing_run_is_an_error(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("no markers")
     with pytest.raises(ValueError, match="the README needs <!-- results -->"):
-        readme.with_block(page.read_text(), "block")
+        readme.refresh_readme(page, {"results": "block"})
+    assert page.read_text() == "no markers"
     with pytest.raises(ValueError, match="no readable results"):
-        readme.refresh_readme(page, tmp_path / "none")
+        readme.worlds_block([tmp_path / "none"])
 
 
 def test_the_committed_readme_says_what_the_reference_run_gave():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = readme.results_block(Results.load(REFERENCE))
-    assert readme.with_block(text, block) == text, "run `python -m drlib.lab table`"
+    for name, block in readme.readme_blocks().items():
+        assert readme.with_block(text, block, name) == text, "run `python -m drlib.lab table`"

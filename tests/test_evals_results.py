@@ -162,11 +162,11 @@ def history(tmp_path, monkeypatch):
     return commit
 
 
-def finish(names, config, runs):
+def finish(names, config, runs, **metrics):
     for name in names:
         run.RunFolder(
             stages.folder(name, config, runs), stages.settings_of(name, config), run.Ranks()
-        ).finish({})
+        ).finish(metrics)
 
 
 def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_path):
@@ -175,6 +175,7 @@ def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_pat
     history("eval_seed = 5")
     written_down = history(f"eval_seed = {seed}")
     recipe = history(f"eval_seed = {seed}; rl_lr = 2")
+    finish(["world"], configs[0], tmp_path, pages=7)
     for config in configs:
         finish(["rl"], config, tmp_path)
     evaluation = history(f"eval_seed = {seed}; rl_lr = 2; asked in batches")
@@ -182,6 +183,7 @@ def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_pat
         finish(["evaluate_rl"], config, tmp_path)
     history("eval_seed = 6")
     assert origin(configs, tmp_path, ["rl"]) == {
+        "world": {"name": "tour", "pages": 7},
         "recipe": [recipe],
         "evaluation": [evaluation],
         "evaluation_seed": seed,
@@ -195,7 +197,7 @@ def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_comm
     commit = history("eval_seed = 5")
     config = Config(eval_seed=7)
     (run.ROOT / "drlib" / "config.py").write_text("not committed")
-    finish(["rl", "evaluate_rl"], config, tmp_path)
+    finish(["world", "rl", "evaluate_rl"], config, tmp_path)
     made = origin([config], tmp_path, ["rl"])
     assert made["recipe"] == [f"{commit}-dirty"] == made["evaluation"]
     assert made["evaluation_seed"] == 7 and made["seed_written_down"] == ""

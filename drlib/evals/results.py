@@ -70,7 +70,7 @@ def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command:
 
 
 def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
-    """The commits that made the policies and that asked the questions, and the seed of these.
+    """The world, the commits that made the policies and that asked the questions, and their seed.
 
     `seed_written_down` is the commit in which the evaluation seed became the default: an honest
     one is no later than the recipe's ("" where the seed was given by hand, or git is not there).
@@ -84,7 +84,9 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
     written = ""
     if seed == Config().eval_seed:
         written = git("log", "--reverse", "--format=%H", f"-S{seed}", "--", "drlib/config.py")
+    world = read_manifest(stages.folder("world", configs[0], runs))["metrics"]
     return {
+        "world": {"name": configs[0].world, **world},
         "recipe": sorted(policies),
         "evaluation": sorted(questions),
         "evaluation_seed": seed,

@@ -91,9 +91,9 @@ def _reference(args) -> None:
 
 
 def _table(args) -> None:
-    from drlib.lab.reference import refresh_readme
+    from drlib.lab.reference import readme_blocks, refresh_readme
 
-    changed = refresh_readme(ROOT / "README.md", REFERENCE)
+    changed = refresh_readme(ROOT / "README.md", readme_blocks())
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")
 
 

@@ -5,13 +5,17 @@ outcomes, learning curves, a few trajectories, and the policies of one seed afte
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
 `--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
 
-The README's numbers stand between two marker comments and are written here; a test compares them,
-so a number there can neither be typed nor grow old.
+The same line on another world: `--set world=folder:notebooks/tern`, into a folder of
+`figures/reference/worlds/`.
+
+The README's numbers stand between marker comments and are written here; a test compares them, so a
+number there can neither be typed nor grow old.
 """
 
 import itertools
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,8 +31,7 @@ from drlib.training import stages
 from drlib.training.run import read_metrics
 
 THIN = 10  # supervised curves keep every tenth step
-RESULTS_BEGIN = "<!-- results -->"
-RESULTS_END = "<!-- /results -->"
+WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
@@ -159,21 +162,62 @@ def _table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def with_block(text: str, block: str) -> str:
-    """`text` with `block` between the markers; ValueError when they are not there once each."""
-    once = text.count(RESULTS_BEGIN) == text.count(RESULTS_END) == 1
-    if not once or text.index(RESULTS_BEGIN) > text.index(RESULTS_END):
-        markers = f"{RESULTS_BEGIN} and, after it, {RESULTS_END}"
-        raise ValueError(f"the README needs {markers}, once each")
-    before = text.partition(RESULTS_BEGIN)[0]
-    after = text.partition(RESULTS_END)[2]
-    return f"{before}{RESULTS_BEGIN}\n{block}\n{RESULTS_END}{after}"
+def readme_blocks() -> dict[str, str]:
+    """Marker -> what the committed runs say there."""
+    others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
+    return {
+        "results": results_block(Results.load(REFERENCE)),
+        "worlds": worlds_block([REFERENCE, *others]),
+    }
 
 
-def refresh_readme(readme: Path, folder: Path) -> bool:
-    """Write the results of the run in `folder` into `readme`; whether the file changed."""
-    text = readme.read_text(encoding="utf-8")
-    new = with_block(text, results_block(Results.load(folder)))
+def worlds_block(folders: Sequence[Path]) -> str:
+    """The line on each world as a Markdown table: its search questions."""
+    lines = [
+        "| search questions, % right | pages | after RL, sampled | SFT continued, sampled | "
+        "RL adds | after RL, greedy | RL adds | three look-ups, greedy | closed book | made by |",
+        "|" + "---|" * 10,
+    ]
+    for folder in folders:
+        results = Results.load(folder)
+        world = results.made.get("world", {"name": "tour", "pages": ""})
+        gains = [
+            tour.percent(results.gain("rl", OVER, "search", decoding), "+")
+            for decoding in ("sample", "greedy")
+        ]
+        cells = [
+            f"`{world['name']}`",
+            str(world["pages"]),
+            tour.cell(results, "rl", "search", "sample", None),
+            tour.cell(results, OVER, "search", "sample", None),
+            gains[0],
+            tour.cell(results, "rl", "search", "greedy", None),
+            gains[1],
+            tour.cell(results, "rl", "search", "greedy", 3),
+            tour.cell(results, "closed_book", "search", "sample", None),
+            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT)})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_block(text: str, block: str, name: str) -> str:
+    """`text` with `block` between the markers of this name; ValueError when they are not there once
+    each."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    once = text.count(begin) == text.count(end) == 1
+    if not once or text.index(begin) > text.index(end):
+        raise ValueError(f"the README needs {begin} and, after it, {end}, once each")
+    before = text.partition(begin)[0]
+    after = text.partition(end)[2]
+    return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def refresh_readme(readme: Path, blocks: Mapping[str, str]) -> bool:
+    """Write each block between the markers of its name; whether the file changed."""
+    text = new = readme.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        new = with_block(new, block, name)
     if new == text:
         return False
     write_whole(readme, new)
