@@ -14,7 +14,6 @@ from drlib.evals.metrics import wilson_interval
 from drlib.evals.results import Results
 from drlib.lab import ROOT
 from drlib.lab import reference as readme
-from drlib.lab.display import REFERENCE
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
 
 K = 8
