@@ -61,13 +61,13 @@ lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
 	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
 
-# Every step runs even when one before it fails. Both cores work: three processes share them, since
-# a test that waits for a child, a server or a clock leaves its core idle. A file of tests stays in one process
+# Every step runs even when one before it fails. Both cores work (a third process made it slower, and
+# tests that wait for an answer failed); a file of tests stays in one process
 # (its fixtures are made once), and so does a notebook (its cells share a kernel). But what measures
 # the machine's memory or starts a cluster runs with nothing beside it: the neighbour would be
 # measured too (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the
 # kernels the environment of the tests: quiet, offline, one thread, private Jupyter folders.
-BOTH_CORES := -n 3 --dist loadfile
+BOTH_CORES := -n 2 --dist loadfile
 test: $(STAMP)
 	@$(ALONE) failed=""; \
 	echo "== 1/4 the layout: ruff format --check, ruff check"; \

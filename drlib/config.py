@@ -87,8 +87,11 @@ class Config:
     cpt_decay_share: float = setting(0.4, "of the steps, over which the rate falls to 0", "cpt")
 
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
-    demonstration_filter: Literal["correct", "none"] = setting(
-        "correct", "which attempts are trained on", "sft"
+    demonstration_filter: Literal["correct", "funnel", "none"] = setting(
+        "correct", 'which attempts are trained on ("funnel": drlib.synthesis.funnel)', "sft"
+    )
+    sft_loss_on: Literal["own", "all"] = setting(
+        "own", "tokens with loss: the policy's own, or questions and tool responses too", "sft"
     )
     sft_steps: int = setting(250, "steps of the cold start", "sft")
     sft_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "sft")

@@ -94,9 +94,9 @@ def test_a_wrong_python_is_named_with_the_remedy(clone):
 STEPS = {
     "layout": "ruff format --check .",
     "rules": "ruff check .",
-    "library": "pytest -n 3 --dist loadfile --durations=20 -m not alone tests",
+    "library": "pytest -n 2 --dist loadfile --durations=20 -m not alone tests",
     "alone": "pytest -m alone tests",
-    "notebooks": "pytest -n 3 --dist loadfile -p tests.conftest --nbval ",
+    "notebooks": "pytest -n 2 --dist loadfile -p tests.conftest --nbval ",
 }
 
 

@@ -65,6 +65,7 @@ def other(field):
         "rl_emergency_stop": False,
         "world": "cldr",
         "demonstration_filter": "none",
+        "sft_loss_on": "all",
     }
     if field.name in named:
         return named[field.name]

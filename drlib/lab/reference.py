@@ -163,12 +163,12 @@ def _table(results: Results) -> str:
 
 
 def readme_blocks() -> dict[str, str]:
-    """Marker -> what the committed runs say there."""
+    """Marker -> what the committed runs say there; the worlds as soon as there is a second one."""
+    blocks = {"results": results_block(Results.load(REFERENCE))}
     others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
-    return {
-        "results": results_block(Results.load(REFERENCE)),
-        "worlds": worlds_block([REFERENCE, *others]),
-    }
+    if others:
+        blocks["worlds"] = worlds_block([REFERENCE, *others])
+    return blocks
 
 
 def worlds_block(folders: Sequence[Path]) -> str:

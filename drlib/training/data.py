@@ -17,6 +17,7 @@ from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines
 from drlib.policy.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
+from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import (
     AGAIN,
     COMPUTE,
@@ -140,21 +141,25 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     tasks = demonstration_tasks(world, config.demonstrations, config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
+        funnel = Funnel()
         rows = []
         for i, task in enumerate(tasks):
             rng = random.Random(f"teacher-{config.seed}-{i}")
             episode = teacher.play(task, toolbox, rng)
-            rows.append(_pool_row(task, episode))
+            rows.append(_pool_row(task, episode, funnel))
     write_json_lines(run.path / "episodes.jsonl", rows)
-    return run.finish({"episodes": len(rows), "correct": sum(r["correct"] for r in rows)})
+    correct = sum(row["correct"] for row in rows)
+    passed = sum(row["fault"] is None for row in rows)
+    return run.finish({"episodes": len(rows), "correct": correct, "passed": passed})
 
 
-def _pool_row(task: Task, episode: Episode) -> dict:
+def _pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
     return {
         "kind": task.kind,
         "hops": task.hops,
         "task": task.id,
         "correct": episode.correct,
+        "fault": funnel.fault(episode),  # the stage that rejects it and why, or None
         "errors": sum(not result.ok for result in episode.tool_results),
         "calls": len(episode.tool_results),
         "messages": episode.messages,
@@ -162,9 +167,17 @@ def _pool_row(task: Task, episode: Episode) -> dict:
 
 
 def read_episodes(path: Path, keep: str) -> list[dict]:
-    """The pool's rows: all of them (`keep="none"` filters nothing) or the correct ones."""
+    """The pool's rows: the correct ones, those that pass the whole funnel, or all of them.
+
+    keep: as the setting `demonstration_filter`.
+    """
     rows = read_json_lines(path / "episodes.jsonl")
-    return [row for row in rows if row["correct"] or keep == "none"]
+    passes = {
+        "correct": lambda row: row["correct"],
+        "funnel": lambda row: row["fault"] is None,
+        "none": lambda row: True,
+    }
+    return [row for row in rows if passes[keep](row)]
 
 
 def policy_tools(config: Config, runs: Path):

@@ -1,7 +1,8 @@
 """Stages `sft` and `sft_continued`: the cold start by rejection sampling, and its control.
 
-The pool's correct attempts (Tongyi DeepResearch filters the same way before RL) are trained with
-loss on the assistant's tokens only, mixed with some pre-training text so that copying is not
+The pool's correct attempts (Tongyi DeepResearch filters the same way before RL; the setting
+`demonstration_filter` has the whole funnel, and no filter) are trained with loss on the assistant's
+tokens only (`sft_loss_on` has all tokens), mixed with some pre-training text so that copying is not
 forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
 logs for ever would be the endless good demonstrations that this stage does not have).
 `sft_continued` goes on from the cold start with the same data and rates for as many steps as
@@ -11,6 +12,7 @@ reinforcement learning has compute: the honest question is what RL adds over *th
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from drlib.config import Config
@@ -39,6 +41,8 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
     pool = [episode_sample(episode["messages"], chat) for episode in episodes]
+    if config.sft_loss_on == "all":
+        pool = [replace(sample, loss=(True,) * len(sample)) for sample in pool]
     data = ActionData(names, chat, config.search_results)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
