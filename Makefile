@@ -61,12 +61,12 @@ lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
 	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
 
-# Every step runs even when one before it fails. Both cores work (a third process made it slower, and
-# tests that wait for an answer failed); a file of tests stays in one process
-# (its fixtures are made once), and so does a notebook (its cells share a kernel). But what measures
-# the machine's memory or starts a cluster runs with nothing beside it: the neighbour would be
-# measured too (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the
-# kernels the environment of the tests: quiet, offline, one thread, private Jupyter folders.
+# Every step runs even when one before it fails. Both cores work (a third process was slower, and
+# tests that wait for an answer failed); a file of tests stays in one process (its fixtures are made
+# once), and so does a notebook (its cells share a kernel). But what measures the machine's memory or
+# starts a cluster runs with nothing beside it: the neighbour would be measured too
+# (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the kernels the
+# environment of the tests: quiet, offline, one thread, private Jupyter folders.
 BOTH_CORES := -n 2 --dist loadfile
 test: $(STAMP)
 	@$(ALONE) failed=""; \
