@@ -17,7 +17,8 @@ from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages
-from drlib.training.run import Ranks, RunFolder
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
 from drlib.worlds import Names, load_world
 
 SMALL = {

@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: a rank dropped",
-        "drlib/training/run.py",
+        "drlib/training/ranks.py",
         "    dist.all_reduce(flat)\n",
         "",
         (f"{STAGES}::test_two_processes_give_the_bits_of_one",),

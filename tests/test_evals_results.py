@@ -15,6 +15,7 @@ from drlib.evals.evaluate import Outcome, rows_of
 from drlib.evals.metrics import difference_interval, share_interval
 from drlib.evals.results import Results, origin
 from drlib.training import run, stages
+from drlib.training.ranks import Ranks
 
 
 def outcome(task, kind, hops, greedy, samples, calls=4, errors=1):
@@ -165,7 +166,7 @@ def history(tmp_path, monkeypatch):
 def finish(names, config, runs, **metrics):
     for name in names:
         run.RunFolder(
-            stages.folder(name, config, runs), stages.settings_of(name, config), run.Ranks()
+            stages.folder(name, config, runs), stages.settings_of(name, config), Ranks()
         ).finish(metrics)
 
 

@@ -58,6 +58,8 @@ LIGHT = (
     "drlib.tools",
     "drlib.synthesis",
     "drlib.evals.metrics",
+    "drlib.training.__main__",
+    "drlib.analysis.__main__",
 )
 
 

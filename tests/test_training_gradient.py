@@ -28,7 +28,8 @@ from drlib.training.data import PHRASES, world_texts
 from drlib.training.gradient import Share, check_switches, learn, loss_config, micro_batches, record
 from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
-from drlib.training.run import Interrupted, Ranks, RunFolder
+from drlib.training.ranks import Ranks
+from drlib.training.run import Interrupted, RunFolder
 from drlib.worlds import load_world
 
 PAD, CONTEXT = 0, 160

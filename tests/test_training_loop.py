@@ -16,7 +16,8 @@ from drlib.config import Config
 from drlib.training import grpo, stages
 from drlib.training.batches import pack, score, spread
 from drlib.training.gradient import Share, learn, micro_batches, record
-from drlib.training.run import Ranks, gradients, read_metrics
+from drlib.training.ranks import Ranks, gradients
+from drlib.training.run import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
 

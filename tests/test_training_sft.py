@@ -8,7 +8,8 @@ import pytest
 from drlib.config import Config
 from drlib.files import read_json_lines
 from drlib.training import data, pretrain, sft, stages
-from drlib.training.run import Ranks, RunFolder, read_manifest, read_metrics
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder, read_manifest, read_metrics
 
 FILTERS = ("correct", "funnel", "none")
 SMALL = {

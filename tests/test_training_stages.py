@@ -18,7 +18,8 @@ from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import WriteError, write_whole
 from drlib.training import build, data, grpo, pretrain, sft, stages
-from drlib.training.run import Ranks, RunFolder, RunFolderError, read_metrics
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
 from tests import loop_examples
 

@@ -11,7 +11,8 @@ import sys, time
 from pathlib import Path
 from drlib.config import Config
 from drlib.training import build, data
-from drlib.training.run import Ranks, RunFolder
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
 
 runs, name = Path(sys.argv[1]), sys.argv[2]
 

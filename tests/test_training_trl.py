@@ -19,7 +19,7 @@ from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.gradient import Share, learn, loss_config
 from drlib.training.grpo import advantages_of
-from drlib.training.run import Ranks
+from drlib.training.ranks import Ranks
 from drlib.training.trl import DeepResearchGRPOTrainer
 from drlib.trajectory import Segment, Termination, Trajectory
 

@@ -19,7 +19,8 @@ from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import chain_questions
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, pretrain, sft, stages
-from drlib.training.run import Ranks, RunFolder, read_manifest
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder, read_manifest
 from drlib.worlds import Names, SmallWorld, load_world, select
 from tests.folder_examples import island_folder
 

@@ -17,7 +17,7 @@ from drlib.rl.rewards import exact_match
 from drlib.synthesis.questions import Chain, search_task
 from drlib.training import grpo
 from drlib.training.gradient import Share, learn
-from drlib.training.run import Ranks
+from drlib.training.ranks import Ranks
 from tests.loop_examples import ColdStart, settings
 
 PAGE, TEXT = ROOT / "docs" / "trace.md", Path(__file__).with_name("trace_walk.md")

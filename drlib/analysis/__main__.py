@@ -2,12 +2,10 @@
 
 import argparse
 import sys
-
-import matplotlib
+from pathlib import Path
 
 from drlib.analysis.rendering import visible
-from drlib.analysis.report import report
-from drlib.policy.moe import load_any_model
+from drlib.analysis.report_options import check_report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,17 +24,37 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.2, help="of the thoughts that are forks")
     parser.add_argument("--viewed", type=int, default=50, help="trajectories of a file to show")
     args = parser.parse_args(argv)
-    matplotlib.use("Agg")
     try:
-        model = None if args.model is None else load_any_model(args.model)
-        options = {k: vars(args)[k] for k in ("temperature", "window", "share", "viewed")}
-        tokenizer = args.tokenizer or args.model
-        out = report(args.report, args.files, tokenizer, model=model, **options)
-        print(visible(str(out)))
+        check_report(args.report, args.files, args.window, args.share, args.viewed)
+        print(visible(str(_report(args))))
     except (ValueError, OSError) as fault:
         print(f"error: {visible(str(fault))}", file=sys.stderr)
         return 1
     return 0
+
+
+def _report(args: argparse.Namespace) -> Path:
+    """The report, by what takes seconds to import."""
+    import matplotlib
+
+    from drlib.analysis.report import report
+
+    matplotlib.use("Agg")
+    model = None
+    if args.model is not None:
+        from drlib.policy.moe import load_any_model
+
+        model = load_any_model(args.model)
+    return report(
+        args.report,
+        args.files,
+        args.tokenizer or args.model,
+        model=model,
+        temperature=args.temperature,
+        window=args.window,
+        share=args.share,
+        viewed=args.viewed,
+    )
 
 
 if __name__ == "__main__":

@@ -26,10 +26,9 @@ from drlib.analysis.entropy import entropy_bounds, summary
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.rendering import markup, visible
-from drlib.analysis.rescoring import rescore
+from drlib.analysis.report_options import check_report
 from drlib.analysis.token_table import TokenTable, token_statistics, token_texts
 from drlib.chat import load_any_tokenizer
-from drlib.checks import require
 from drlib.trajectory import Trajectory
 
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"
@@ -74,15 +73,7 @@ def report(
     FileNotFoundError: a file is not there. ValueError: it cannot be read (the message names row and
     reason), holds no sampled token, or an id twice; or `out` is no .html.
     """
-    require(
-        Path(out).suffix in (".html", ".htm"),
-        f"the report is a .html file, not {out}: name it before the trajectories",
-    )
-    require(
-        window >= 1 and 0 < share < 1 and viewed >= 0,
-        "need a window of at least 1, a share "
-        f"between 0 and 1 and no negative viewed; got {window}, {share}, {viewed}",
-    )
+    check_report(out, files, window, share, viewed)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
     wanted = _Wanted(tokenizer, model, temperature, window, share, viewed)
@@ -122,6 +113,8 @@ def _trajectories(path: Path, wanted: _Wanted) -> Iterable[Trajectory]:
     found = read_rollouts(path, wanted.tokenizer)
     if wanted.model is None:
         return found
+    from drlib.analysis.rescoring import rescore  # it brings torch, which the rest does without
+
     return rescore(wanted.model, found, temperature=wanted.temperature, top_k=5)
 
 

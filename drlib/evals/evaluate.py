@@ -17,9 +17,9 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training.data import begin
 from drlib.training.grpo import limits_of
-from drlib.training.run import Ranks
+from drlib.training.policies import begin
+from drlib.training.ranks import Ranks
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
 

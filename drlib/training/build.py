@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -18,18 +19,23 @@ from drlib.config import ROOT, Config
 from drlib.files import WriteError
 from drlib.registry import load_plugins
 from drlib.training import stages
-from drlib.training.run import Interrupted, Ranks, RunFolder, RunFolderError
+from drlib.training.run import Interrupted, RunFolder, RunFolderError
+
+if TYPE_CHECKING:
+    from drlib.training.ranks import Ranks
 
 MODULE = "drlib.training.build"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 
 
-def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> Path:
+def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -> Path:
     """Build the stage from its finished inputs; returns its folder.
 
     Raises ValueError and RunFolderError for what cannot be built, naming it; AttributeError where
     the stage reads a setting that is not declared for it.
     """
+    from drlib.training.ranks import Ranks  # only here: who asks for help waits for no torch
+
     path = stages.folder(name, config, runs)
     stage, ranks = stages.STAGES[name], ranks or Ranks()
     with sole_builder(path, ranks) as built_meanwhile:
@@ -39,7 +45,7 @@ def build(name: str, config: Config, runs: Path, ranks: Ranks | None = None) -> 
 
 
 @contextmanager
-def sole_builder(path: Path, ranks: Ranks) -> Iterator[bool]:
+def sole_builder(path: Path, ranks: "Ranks") -> Iterator[bool]:
     """Nobody else builds this stage inside the block; whether somebody did while we waited for it.
 
     Two notebooks may need the same stage at the same time: the second waits, then uses it. The lock
@@ -85,6 +91,8 @@ def main() -> None:
     args = stage_arguments("build one stage whose inputs are there").parse_args()
     try:
         config = config_from(args)
+        from drlib.training.ranks import Ranks
+
         ranks = Ranks()
         path = build(args.stage, config, args.runs.resolve(), ranks)
         if ranks.first:

@@ -24,7 +24,7 @@ from drlib.checks import require
 from drlib.config import Config
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
-from drlib.training.run import Ranks, gradients
+from drlib.training.ranks import Ranks, gradients
 from drlib.trajectory import Trajectory
 
 MICRO_BATCH_ROWS = 6

@@ -38,10 +38,11 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training.data import begin, finish
 from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import SHARDS, Ranks, RunFolder
+from drlib.training.policies import begin, finish
+from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.run import RunFolder
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import Names, SmallWorld, fictional_world
 

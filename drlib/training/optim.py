@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drlib.training.run import all_sum
+from drlib.training.ranks import all_sum
 
 
 def orthogonalise(g_NMK: Tensor) -> Tensor:

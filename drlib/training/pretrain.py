@@ -25,9 +25,10 @@ from drlib.policy.moe import PolicyShape, build_policy
 from drlib.synthesis.actions import ActionData, Sample
 from drlib.training import stages
 from drlib.training.batches import FILL, pack, portions, score, spread
-from drlib.training.data import begin, finish, policy_tools
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import SHARDS, Ranks, RunFolder
+from drlib.training.policies import begin, finish, policy_tools
+from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.run import RunFolder
 
 ROW_TOKENS = 160
 

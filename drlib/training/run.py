@@ -1,4 +1,4 @@
-"""Run folders, ranks and the loop over steps: what every stage needs around its own work.
+"""Run folders and the loop over steps: what every stage needs around its own work.
 
 A stage is built in `<name>.partial` and renamed when it is complete, so a killed stage is never
 mistaken for a finished one. Inside it keeps one checkpoint (written under a temporary name, then
@@ -6,11 +6,10 @@ renamed) and `metrics.jsonl`, a line a step. Started again, it goes on from its 
 lines after that checkpoint are dropped and made again. Nothing a stage draws depends on anything
 but (seed, step), so the resumed run reaches the same weights bit for bit.
 
-Ranks are processes started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any
-number of processes: two take one each, one takes both, and the losses are the same.
+Whoever only asks what is finished (the stage graph, a command's help, a misspelled setting) needs
+no torch: it is imported where a checkpoint is read or written.
 """
 
-import atexit
 import json
 import os
 import shutil
@@ -19,15 +18,14 @@ import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from drlib.config import ROOT
 from drlib.files import append_json_line, read_json_lines, write_whole
 
-SHARDS = 2
+if TYPE_CHECKING:
+    from drlib.training.ranks import Ranks
+
 MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt"
 
 
@@ -39,62 +37,6 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C or a polite kill: the stage stops at a step's end and can be resumed."""
 
 
-def all_sum(tensors: list[Tensor]) -> list[Tensor]:
-    """Each summed over all ranks, in one message."""
-    if not dist.is_initialized():
-        return tensors
-    flat = torch.cat([t.reshape(-1) for t in tensors])
-    dist.all_reduce(flat)
-    return [p.view_as(t) for p, t in zip(flat.split([t.numel() for t in tensors]), tensors)]
-
-
-def gradients(model: torch.nn.Module) -> list[Tensor]:
-    """One gradient a parameter, zeros where there is none."""
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-
-
-class Ranks:
-    """This process among its siblings. One process without torchrun is rank 0 of 1."""
-
-    def __init__(self):
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
-        if SHARDS % self.size:
-            raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
-        self.first, self.shards = self.rank == 0, range(self.rank, SHARDS, self.size)
-        torch.set_num_threads(1)
-        if self.size > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")
-            atexit.register(dist.destroy_process_group)
-
-    def sum_gradients(self, model: torch.nn.Module) -> float:
-        """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""
-        params = list(model.parameters())
-        for p, total in zip(params, all_sum(gradients(model))):
-            p.grad = total
-        return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
-
-    def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """The same numbers, in the same order on every rank, summed over ranks (in float64)."""
-        total = all_sum([torch.tensor([*values.values()], dtype=torch.float64)])[0]
-        return dict(zip(values, total.tolist()))
-
-    def gather(self, rows: list) -> list:
-        """All ranks' rows, in the order of ranks."""
-        return [row for part in self.gather_parts(rows) for row in part]
-
-    def gather_parts(self, rows: list) -> list[list]:
-        """Each rank's rows."""
-        parts = [rows] * self.size
-        if self.size > 1:
-            dist.all_gather_object(parts, rows)
-        return parts
-
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
-
-
 class RunFolder:
     """The folder of one stage while it is being built.
 
@@ -102,8 +44,12 @@ class RunFolder:
     that name was begun with the same ones. settings: all that the stage depends on (manifest).
     """
 
-    def __init__(self, final: Path, settings: dict, ranks: Ranks | None = None):
-        self.final, self.settings, self.ranks = final, settings, ranks or Ranks()
+    def __init__(self, final: Path, settings: dict, ranks: "Ranks | None" = None):
+        if ranks is None:
+            from drlib.training.ranks import Ranks
+
+            ranks = Ranks()
+        self.final, self.settings, self.ranks = final, settings, ranks
         self.path = final.with_name(final.name + ".partial")
         if self.complete(final):
             raise RunFolderError(f"{final} is already complete: delete it to build it again")
@@ -122,6 +68,8 @@ class RunFolder:
         path, log = self.path / CHECKPOINT, self.path / METRICS
         self._trained, self._done, extra = (model, optimizers), 0, {}
         if path.exists():
+            import torch
+
             try:
                 state = torch.load(path, weights_only=True)
             except (RuntimeError, EOFError, OSError, ValueError) as fault:
@@ -167,6 +115,8 @@ class RunFolder:
 
     def _save(self, step: int, extra: dict) -> None:
         if self.ranks.first:
+            import torch
+
             model, optimizers = (part.state_dict() for part in self._trained)
             state = {"step": step, "model": model, "extra": extra, "optimizers": optimizers}
             write_whole(self.path / CHECKPOINT, lambda p: torch.save(state, p))

@@ -18,9 +18,10 @@ from pathlib import Path
 from drlib.config import Config
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.training import stages
-from drlib.training.data import begin, finish, read_episodes
+from drlib.training.data import read_episodes
+from drlib.training.policies import begin, finish
 from drlib.training.pretrain import train_supervised
-from drlib.training.run import Ranks
+from drlib.training.ranks import Ranks
 
 WARMUP_STEPS = 10
 

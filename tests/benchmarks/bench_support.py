@@ -33,7 +33,7 @@ from drlib.tools import Toolbox
 from drlib.training.gradient import Share, learn
 from drlib.training.grpo import FINAL_LR, SKILLS, Questions, advantages_of, limits_of, rollout
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.run import Ranks
+from drlib.training.ranks import Ranks
 from drlib.worlds import Names, load_world
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,47 @@
+"""How a stage that trains or asks a policy begins and ends: its tools, its start, its result.
+
+Apart from `data`, whose stages need no model library and should not wait for one.
+"""
+
+from pathlib import Path
+
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import Config
+from drlib.policy.moe import load_policy, save_policy
+from drlib.training import stages
+from drlib.training.data import WORLD_FILE
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
+from drlib.worlds import Names, SmallWorld
+
+
+def policy_tools(config: Config, runs: Path):
+    """(tokenizer, chat ids, world, names) that every training stage begins with."""
+    folder = stages.input_folder("a policy", "world", config, runs)
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    world = SmallWorld.load(folder / WORLD_FILE)
+    return tokenizer, ChatIds(tokenizer), world, Names.of(world)
+
+
+def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
+    """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
+    run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
+    tokenizer, *others = policy_tools(config, runs)
+    if before in stages.inputs_of(name, config):
+        model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
+        return run, model, *others
+    start = stages.start_folder(name, config)
+    model, own = load_policy(start)
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the policy in {start} has another vocabulary than the world {config.world!r}: "
+            "start from one that was trained on this world"
+        )
+    return run, model, *others
+
+
+def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
+    """How it ends: the policy saved, the folder complete; returns `metrics`."""
+    if run.ranks.first:
+        save_policy(model, chat.tokenizer, run.path / "policy")
+    return run.finish(metrics)

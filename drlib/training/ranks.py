@@ -1,0 +1,70 @@
+"""Ranks: the processes among which a stage's work is cut, and sums over them.
+
+They are started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any number of
+processes: two take one each, one takes both, and the losses are the same.
+"""
+
+import atexit
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SHARDS = 2
+
+
+def all_sum(tensors: list[Tensor]) -> list[Tensor]:
+    """Each summed over all ranks, in one message."""
+    if not dist.is_initialized():
+        return tensors
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    return [p.view_as(t) for p, t in zip(flat.split([t.numel() for t in tensors]), tensors)]
+
+
+def gradients(model: torch.nn.Module) -> list[Tensor]:
+    """One gradient a parameter, zeros where there is none."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+class Ranks:
+    """This process among its siblings. One process without torchrun is rank 0 of 1."""
+
+    def __init__(self):
+        self.rank = int(os.environ.get("RANK", 0))
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        if SHARDS % self.size:
+            raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
+        self.first, self.shards = self.rank == 0, range(self.rank, SHARDS, self.size)
+        torch.set_num_threads(1)
+        if self.size > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+            atexit.register(dist.destroy_process_group)
+
+    def sum_gradients(self, model: torch.nn.Module) -> float:
+        """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""
+        params = list(model.parameters())
+        for p, total in zip(params, all_sum(gradients(model))):
+            p.grad = total
+        return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
+
+    def sum(self, values: dict[str, float]) -> dict[str, float]:
+        """The same numbers, in the same order on every rank, summed over ranks (in float64)."""
+        total = all_sum([torch.tensor([*values.values()], dtype=torch.float64)])[0]
+        return dict(zip(values, total.tolist()))
+
+    def gather(self, rows: list) -> list:
+        """All ranks' rows, in the order of ranks."""
+        return [row for part in self.gather_parts(rows) for row in part]
+
+    def gather_parts(self, rows: list) -> list[list]:
+        """Each rank's rows."""
+        parts = [rows] * self.size
+        if self.size > 1:
+            dist.all_gather_object(parts, rows)
+        return parts
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
