@@ -67,7 +67,7 @@ lab: $(STAMP)
 # starts a cluster runs with nothing beside it: the neighbour would be measured too
 # (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the kernels the
 # environment of the tests: quiet, offline, one thread, private Jupyter folders.
-BOTH_CORES := -n 2 --dist loadfile
+BOTH_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	@$(ALONE) failed=""; \
 	echo "== 1/4 the layout: ruff format --check, ruff check"; \

@@ -5,7 +5,7 @@ of each for every process of pytest-xdist. MPLBACKEND is never set: with it, the
 kernel would be lost.
 
 Files of tests that a neighbour would disturb are marked `alone` here, with the reason; `make test`
-runs them after the others, one at a time.
+runs them after the others, one at a time. Files that take long come first.
 """
 
 import os
@@ -23,6 +23,28 @@ ALONE = {
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
     "test_sandbox_ray.py": "Ray starts a cluster of its own, as large as the machine",
 }
+
+# Files that take long, the longest first: one that begins last keeps one core busy and the other
+# waiting (pytest-xdist would begin with the files of many tests, and these are of few).
+LONG = (
+    "test_sandbox_walls.py",
+    "test_training_stages.py",
+    "test_training_loop.py",
+    "test_notebooks.py",
+    "test_training_switches.py",
+    "test_contributing.py",
+    "test_analysis_report.py",
+    "test_training_registry.py",
+    "test_sandbox_agreement.py",
+    "test_training_worlds.py",
+    "test_sandbox_fuzz.py",
+    "test_sandbox_bricks.py",
+    "test_training_together.py",
+    "00_tour.ipynb",
+    "10_stability.ipynb",
+    "06_agentic_rl.ipynb",
+    "16_reasoning_as_descent.ipynb",
+)
 
 settings.register_profile("drlib", derandomize=True, deadline=None)
 
@@ -49,3 +71,5 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in ALONE:
             item.add_marker("alone")
+    place = {name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))

@@ -91,12 +91,13 @@ def test_a_wrong_python_is_named_with_the_remedy(clone):
     assert not (folder / ".venv").exists()
 
 
+BOTH_CORES = "-n 2 --dist loadfile --no-loadscope-reorder"
 STEPS = {
     "layout": "ruff format --check .",
     "rules": "ruff check .",
-    "library": "pytest -n 2 --dist loadfile --durations=20 -m not alone tests",
+    "library": f"pytest {BOTH_CORES} --durations=20 -m not alone tests",
     "alone": "pytest -m alone tests",
-    "notebooks": "pytest -n 2 --dist loadfile -p tests.conftest --nbval ",
+    "notebooks": f"pytest {BOTH_CORES} -p tests.conftest --nbval ",
 }
 
 
