@@ -227,7 +227,17 @@ def test_a_deleted_file_that_is_mapped_alone_counts_as_the_largest(tmp_path):
 
 
 def test_a_look_takes_no_longer_where_the_tree_is_deep(tmp_path, monkeypatch):
-    """Each folder opened from the top again would take some 0.4 s."""
+    """Counted in names that are walked, not in seconds: each folder opened from the top again would
+    walk some 800,000."""
+    walked = []
+    open_below = bounds.layers.open_below
+
+    def counted(above, path):
+        walked.append(path.count("/") + 1)
+        return open_below(above, path)
+
+    monkeypatch.setattr(bounds.layers, "open_below", counted)
+    monkeypatch.setattr(bounds, "LOOK_SECONDS", 60.0)
     top = os.getcwd()
     try:
         os.chdir(tmp_path)
@@ -237,7 +247,9 @@ def test_a_look_takes_no_longer_where_the_tree_is_deep(tmp_path, monkeypatch):
             os.chdir("n" * 20)
         assert bounds.holds_too_much(os.getpid(), str(tmp_path))  # 1,800 entries
         monkeypatch.setattr(bounds, "WORK_ENTRIES", 2000)
+        walked.clear()
         assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
+        assert len(walked) == 1801 and max(walked) <= bounds.KEPT_APART + 1
         before = len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr(bounds, "LOOK_SECONDS", 0.0)
         assert bounds.holds_too_much(os.getpid(), str(tmp_path))
