@@ -1,7 +1,5 @@
 """What a report is asked for, checked before anything is imported that takes seconds."""
 
-import errno
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,4 +22,4 @@ def check_report(
     )
     for path in files:
         if not Path(path).exists():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            raise FileNotFoundError(f"there is no file {path}")
