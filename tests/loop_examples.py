@@ -65,6 +65,16 @@ def build_world(runs: Path) -> None:
     data.build_world(config, stages.folder("world", config, runs), Ranks())
 
 
+def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
+    """Each stage built in this process, in this order: name -> its folder."""
+    made = {}
+    for name in names:
+        stage = stages.STAGES[name]
+        made[name] = stages.folder(name, config, runs)
+        stage.function(config, made[name], Ranks(), **stage.arguments)
+    return made
+
+
 def flat(model) -> torch.Tensor:
     """All weights in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])

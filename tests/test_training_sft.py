@@ -7,9 +7,10 @@ import pytest
 
 from drlib.config import Config
 from drlib.files import read_json_lines
-from drlib.training import data, pretrain, sft, stages
+from drlib.training import data, sft, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, read_manifest, read_metrics
+from tests.loop_examples import build_stages
 
 FILTERS = ("correct", "funnel", "none")
 SMALL = {
@@ -29,14 +30,8 @@ SMALL = {
 def runs(tmp_path_factory):
     """The stages before the cold start, built in this process."""
     runs = tmp_path_factory.mktemp("runs")
-    for name, function in (
-        ("world", data.build_world),
-        ("untrained", pretrain.build_untrained),
-        ("demonstrations", data.build_demonstrations),
-        ("cpt", pretrain.pretrain),
-    ):
-        config = Config.load("ci", **SMALL)
-        function(config, stages.folder(name, config, runs), Ranks())
+    names = ("world", "untrained", "demonstrations", "cpt")
+    build_stages(names, Config.load("ci", **SMALL), runs)
     return runs
 
 

@@ -17,7 +17,7 @@ import torch
 from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import WriteError, write_whole
-from drlib.training import build, data, grpo, pretrain, sft, stages
+from drlib.training import build, grpo, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
@@ -57,15 +57,9 @@ def live(**changes) -> Config:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Stages up to the cold start, built in this process."""
-    runs, ranks = tmp_path_factory.mktemp("a folder with runs"), Ranks()
-    for name, function in (
-        ("world", data.build_world),
-        ("untrained", pretrain.build_untrained),
-        ("demonstrations", data.build_demonstrations),
-        ("cpt", pretrain.pretrain),
-        ("sft", sft.sft),
-    ):
-        function(config(), stages.folder(name, config(), runs), ranks)
+    runs = tmp_path_factory.mktemp("a folder with runs")
+    names = ("world", "untrained", "demonstrations", "cpt", "sft")
+    loop_examples.build_stages(names, config(), runs)
     return runs
 
 

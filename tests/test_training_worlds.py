@@ -10,7 +10,7 @@ import pytest
 
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
-from drlib.evals.evaluate import evaluate, held_out, read_outcomes
+from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import read_json_lines
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
@@ -18,11 +18,12 @@ from drlib.synthesis.actions import ActionData
 from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import chain_questions
 from drlib.tools import Toolbox
-from drlib.training import data, grpo, pretrain, sft, stages
+from drlib.training import data, grpo, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, read_manifest
 from drlib.worlds import Names, SmallWorld, load_world, select
 from tests.folder_examples import island_folder
+from tests.loop_examples import build_stages
 
 TERN = "folder:notebooks/tern"
 SMALL = {
@@ -39,14 +40,6 @@ SMALL = {
 }
 
 
-def build(name, function, config, runs, **arguments):
-    """The stage's folder, made in this process."""
-    path = stages.folder(name, config, runs)
-    function(config, path, Ranks(), **arguments)
-    assert RunFolder.complete(path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return island_folder(tmp_path_factory.mktemp("islands of a user"))
@@ -57,18 +50,9 @@ def line(folder, tmp_path_factory):
     """(settings, runs, the folder of each stage) of the whole line on a user's folder."""
     config = Config.load("ci", world=f"folder:{folder}", **SMALL)
     runs = tmp_path_factory.mktemp("runs")
-    made = {
-        name: build(name, function, config, runs)
-        for name, function in (
-            ("world", data.build_world),
-            ("untrained", pretrain.build_untrained),
-            ("demonstrations", data.build_demonstrations),
-            ("cpt", pretrain.pretrain),
-            ("sft", sft.sft),
-            ("rl", grpo.grpo),
-        )
-    }
-    made["evaluate_rl"] = build("evaluate_rl", evaluate, config, runs, of="rl")
+    names = ("world", "untrained", "demonstrations", "cpt", "sft", "rl", "evaluate_rl")
+    made = build_stages(names, config, runs)
+    assert all(RunFolder.complete(path) for path in made.values())
     return config, runs, made
 
 

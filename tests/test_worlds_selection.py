@@ -92,6 +92,20 @@ def test_a_selection_is_the_same_again_and_starts_chains_of_every_length(cldr):
         assert all(len(source.answers(hops)) >= 8 for hops in (1, 2, 3))
 
 
+@pytest.mark.parametrize("head", ["Value", "Page", "Section"])
+def test_a_row_is_no_value_and_no_page_whatever_stands_over_its_first_column(tmp_path, head):
+    table = [
+        f"| {head} | Colour |",
+        "|---|---|",
+        *(f"| Rank {n} | colour {n} |" for n in range(40)),
+    ]
+    (tmp_path / "list.md").write_text("# A list\n\n" + "\n".join(table) + "\n")
+    graph = load_world(f"folder:{tmp_path}").graph
+    rows = [node for node in graph.nodes.values() if node.aliases == ("Rank 7",)]
+    assert [node.kind for node in rows] == ["table row"]
+    assert not graph.is_value(rows[0].title)
+
+
 def test_a_world_without_facts_or_without_chains_is_refused_with_what_it_lacks(tmp_path):
     (tmp_path / "a.md").write_text("# A\n\nText.")
     with pytest.raises(ValueError, match="24 are needed.*front matter"):

@@ -90,7 +90,7 @@ def main() -> None:
     """One stage, on the ranks that torchrun started."""
     args = stage_arguments("build one stage whose inputs are there").parse_args()
     try:
-        config = config_from(args)
+        config = config_from(args)  # what is misspelled is said before torch is imported
         from drlib.training.ranks import Ranks
 
         ranks = Ranks()

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import yaml
 
-from drlib.worlds.graph import Fact, Node
+from drlib.worlds.graph import VALUE, Fact, Node
 from drlib.worlds.reading import OUTLINES, clean, fenced
 from drlib.worlds.store import Document, Part, one_line
 from drlib.worlds.triples import relation_name
@@ -258,8 +258,11 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
         ]
         columns = [relation_name(column) for column in head]
         if _is_clean(columns, rows):
+            kind = columns[0].casefold()
+            if kind in (VALUE, "page", "section"):  # these say something else of a node
+                kind = "table row"
             for first, *cells in rows:
-                yield columns[0].casefold(), first, list(zip(columns[1:], cells, strict=True))
+                yield kind, first, list(zip(columns[1:], cells, strict=True))
 
 
 def _is_piped(line: str) -> bool:

@@ -168,7 +168,14 @@ def _drawn(rng: random.Random, names: Names, pages: int) -> list[Entity]:
     return entities_of(rows)
 
 
-def _value(rng, relation: Relation, members, pool: list[str], names: Names, taken) -> str:
+def _value(
+    rng: random.Random,
+    relation: Relation,
+    members: dict[str, list[str]],
+    pool: list[str],
+    names: Names,
+    taken: set[str],
+) -> str:
     """A value of `relation`: a page of a kind that it leads to, a number of the form of a real one,
     or a name."""
     target = rng.choice(relation.targets)

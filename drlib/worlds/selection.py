@@ -62,6 +62,8 @@ def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
             f"{REMEDY}"
         )
     entities, too_long = _entities(graph)
+
+    # What fits is taken whole: a page with all that its facts lead to, or nothing.
     kept: dict[str, Entity] = {}
     known: set[str] = set()
     for title in _in_turn(entities, random.Random(f"selection-{seed}")):
@@ -70,6 +72,7 @@ def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
         if len(kept) + len(group) <= pages and len(known | needed) <= pieces:
             kept |= group
             known |= needed
+
     small = SmallWorld(kept.values(), world.name, scheme=world.scheme)
     for hops, found in enumerate(_chains(kept), 1):
         if found < MIN_CHAINS:
@@ -86,25 +89,13 @@ def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
 def _entities(graph: Graph) -> tuple[dict[str, Entity], int]:
     """Every page with its facts of one value, by name, and how many facts have too long a name."""
     names = _names(graph)
-    kinds: dict[str, str] = {}
-    for title, name in names.items():
-        if name not in kinds or graph.nodes[title].kind == "page":
-            kinds[name] = _kind(title, graph)
-    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    backwards: dict[str, set[str]] = defaultdict(set)
-    for title, name in names.items():
-        for relation in graph.relations.get(title, ()):
-            for value in graph.values(title, relation):
-                asked = _asked(relation, title, value, graph)
-                if asked and (value in names or graph.is_value(value)):
-                    found[name][asked].add(names.get(value, value))
-                    if relation.endswith(" of"):
-                        backwards[name].add(asked)
+    kinds = _kinds(graph, names)
+    found, backwards = _values(graph, names)
     entities = {}
     too_long = 0
     for name, relations in sorted(found.items()):
-        facts = {}
         own_first = sorted(relations.items(), key=lambda row: (row[0] in backwards[name], row))
+        facts = {}
         for relation, values in own_first:
             value = min(values)
             is_given_away = value.casefold() in name.casefold()
@@ -117,6 +108,32 @@ def _entities(graph: Graph) -> tuple[dict[str, Entity], int]:
         if facts:
             entities[name] = Entity(name, kinds[name], facts)
     return entities, too_long
+
+
+def _kinds(graph: Graph, names: Mapping[str, str]) -> dict[str, str]:
+    """Name -> kind; where a page and rows of tables share a name, the page's."""
+    kinds: dict[str, str] = {}
+    for title, name in names.items():
+        if name not in kinds or graph.nodes[title].kind == "page":
+            kinds[name] = _kind(title, graph)
+    return kinds
+
+
+def _values(
+    graph: Graph, names: Mapping[str, str]
+) -> tuple[dict[str, dict[str, set[str]]], dict[str, set[str]]]:
+    """(name -> relation as it is asked for -> all its values, name -> relations read backwards)."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    backwards: dict[str, set[str]] = defaultdict(set)
+    for title, name in names.items():
+        for relation in graph.relations.get(title, ()):
+            for value in graph.values(title, relation):
+                asked = _asked(relation, title, value, graph)
+                if asked and (value in names or graph.is_value(value)):
+                    found[name][asked].add(names.get(value, value))
+                    if relation.endswith(" of"):
+                        backwards[name].add(asked)
+    return found, backwards
 
 
 def _names(graph: Graph) -> dict[str, str]:
@@ -147,8 +164,8 @@ def _names(graph: Graph) -> dict[str, str]:
 
 def _kind(title: str, graph: Graph) -> str:
     """The kind of a node: what its page says, or that of its graph."""
-    told = [value for relation in KINDS for value in graph.values(title, relation)]
-    return told[0].casefold() if len(told) == 1 else graph.nodes[title].kind
+    told = [value.casefold() for relation in KINDS for value in graph.values(title, relation)]
+    return told[0] if len(told) == 1 and told[0] != VALUE else graph.nodes[title].kind
 
 
 def _asked(relation: str, title: str, value: str, graph: Graph) -> str:
