@@ -12,7 +12,8 @@ from drlib.chat import ChatIds
 from drlib.format import Answer, ToolCall, parse
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
-from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Oracle, read_fact
+from drlib.synthesis.lookups import pages_shown, value_of
+from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Oracle
 from drlib.synthesis.questions import PYTHON_KINDS, chains, python_task, search_task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, demonstration_tasks, world_texts
@@ -64,12 +65,13 @@ def test_oracle_reads_the_tools_and_not_the_graph(cldr):
         Oracle().play(search_task(chain, cldr, 0), closed, random.Random(0))
 
 
-def test_read_fact_tells_a_relation_from_one_that_contains_it():
+def test_a_value_is_read_of_its_relation_and_not_of_one_that_contains_it():
     text = "1. [A](cldr:A)\ncurrency X; former currency Y; language Z.\n2. [B](cldr:B)\ncode Q."
-    assert read_fact(text, "A", "currency") == "X"
-    assert read_fact(text, "A", "former currency") == "Y"
-    assert read_fact(text, "b", "code") == "Q"
-    assert read_fact(text, "A", "code") is None
+    pages = pages_shown(text)
+    assert value_of("currency", "A", pages) == "X"
+    assert value_of("former currency", "A", pages) == "Y"
+    assert value_of("code", "b", pages) == "Q"
+    assert value_of("code", "A", pages) is None
 
 
 @pytest.mark.parametrize(

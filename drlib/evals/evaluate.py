@@ -43,10 +43,12 @@ class Outcome:
 
 
 def held_out(world: SmallWorld, config: Config) -> list[Task]:
-    """`eval_questions` of each kind, drawn with `eval_seed`; no search question has a shortcut."""
+    """`eval_questions` of each kind, or as many as the world has, drawn with `eval_seed`; no search
+    question has a shortcut."""
     drawn = (config.eval_questions, config.eval_seed, "test")
     python = chain_questions(world, *drawn, "python")
-    search = chain_questions(world, *drawn, "search", results=config.search_results)
+    results = config.search_results
+    search = chain_questions(world, *drawn, "search", results=results, at_least=1)
     return python + search
 
 

@@ -8,22 +8,23 @@ A fixed pool of its attempts, kept where they are right, is the cold start (reje
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drlib.format import render_answer, render_call
+from drlib.synthesis.lookups import look_ups, pages_shown
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
 CALLS_OF_A_LOOP = 6
-_RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
 # Thoughts: {r} is a relation, {v} its value.
 FIRST = ("Look up the {r}.", "First the {r}.", "I need the {r}.")
 NEXT = ("Now the {r}.", "Next the {r}.", "Then the {r}.")
 LAST = ("The {r} is {v}.", "I have the {r}: {v}.")
+HOLDER = ("What has this {r}?", "Find what has this {r}.")
+FOUND = ("It is {v}.", "I have it: {v}.")
 COMPUTE = ("Compute it.", "Run the numbers.", "Use python.")
 COMPUTED = ("That is the result.", "The output is the answer.")
 AGAIN = ("That failed. Try again.", "An error. Fix it.")
@@ -60,18 +61,6 @@ class Episode:
         self.messages.append({"role": "assistant", "content": content})
         self.answer = answer
         return self
-
-
-def read_fact(observation: str, title: str, relation: str) -> str | None:
-    """The value of `relation` that a search observation gives for `title`, or None."""
-    head = f"{relation} "
-    for hit in _RESULT.finditer(observation):
-        if hit["title"].casefold() != title.casefold():
-            continue
-        for fact in hit["facts"].rstrip(".").split("; "):
-            if fact.startswith(head):
-                return fact.removeprefix(head)
-    return None
 
 
 @dataclass(frozen=True)
@@ -122,21 +111,27 @@ class Demonstrator:
         return episode.finish(rng.choice(COMPUTED), output)
 
     def _search(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
-        here = task.start
-        for hop, relation in enumerate(task.relations):
-            thought = rng.choice(NEXT if hop else FIRST).format(r=relation)
+        found: list[str] = []
+        steps = look_ups(task)
+        for number, step in enumerate(steps):
+            titles = step.titles(found)
+            asked = " and ".join(step.relations)
+            wordings = HOLDER if step.is_holder else NEXT if number else FIRST
+            thought = rng.choice(wordings).format(r=asked)
+            query = step.query(titles)
             if _happens(self.faults.bad_query, rng):
-                wrong = rng.choice(({"query": here}, {"query": [""]}))
+                wrong = rng.choice(({"query": query}, {"query": [""]}))
                 episode.call(thought, "search", wrong)
                 thought = rng.choice(AGAIN)
-            shown = episode.call(thought, "search", {"query": [here]})
-            value = read_fact(shown, here, relation)
+            shown = episode.call(thought, "search", {"query": [query]})
+            value = step.read(pages_shown(shown), titles)
             if value is None:
-                raise LookupError(f"search for {here!r} shows no {relation!r}")
-            here = value
-            if hop + 1 < task.hops and _happens(self.faults.stop_early, rng):
+                raise LookupError(f"search for {query!r} shows no {asked!r}")
+            found.append(value)
+            if number + 1 < len(steps) and _happens(self.faults.stop_early, rng):
                 break
-        return episode.finish(rng.choice(LAST).format(r=relation, v=here), here)
+        wordings = FOUND if step.is_holder else LAST
+        return episode.finish(rng.choice(wordings).format(r=asked, v=found[-1]), found[-1])
 
 
 class Oracle(Demonstrator):

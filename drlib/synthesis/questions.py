@@ -204,17 +204,19 @@ def chain_questions(
     kind: str = "search",
     hops: dict[int, float] | None = None,
     results: int = 2,
+    at_least: int | None = None,
 ) -> list[Task]:
     """`n` different questions of `kind`; the same seed gives the same list.
 
-    hops: the share of each number of look-ups. results: pages that a search shows; a question with
-    a shortcut (`has_shortcut`) is drawn again. ValueError when the world cannot give `n`.
+    hops: the share of each number of look-ups; when one has run out, the others take its place.
+    results: pages that a search shows; a question with a shortcut (`has_shortcut`) is drawn again.
+    at_least: how many will do where the world cannot give `n`. ValueError: it gives fewer.
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None
-    shares = hops or HELD_OUT_HOPS
+    shares = dict(hops or HELD_OUT_HOPS) if source else {0: 1.0}
     tasks: dict[str, Task] = {}
-    while len(tasks) < n:
+    while len(tasks) < n and shares:
         wanted = rng.choices(list(shares), list(shares.values()))[0] if source else 0
         for _ in range(MAX_MISSES):  # a rejected question is replaced by one of as many look-ups
             drawn = source.draw(wanted, rng) if source else python_task(rng)
@@ -222,9 +224,7 @@ def chain_questions(
                 tasks[drawn.id] = drawn
                 break
         else:
-            which = f"those of {wanted} look-ups" if wanted else "they"
-            raise ValueError(
-                f"{world.name}: only about {len(tasks)} different {kind} questions of {n} exist; "
-                f"{which} have run out"
-            )
+            del shares[wanted]
+    if len(tasks) < (n if at_least is None else at_least):
+        raise ValueError(f"{world.name} has only {len(tasks)} different {kind} questions of {n}")
     return list(tasks.values())
