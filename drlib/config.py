@@ -58,6 +58,13 @@ class Config:
     )
     world_pages: int = setting(800, "pages kept of a larger world", "world")
     vocabulary: int = setting(2048, "tokens of the tokenizer", "world", POLICY)
+    questions: Literal["chains", "engine"] = setting(
+        "chains",
+        'search questions ("engine": those of several conditions too, drlib.synthesis.conditions)',
+        "world",
+        "cpt",
+        *ROLLOUTS,
+    )
 
     hidden: int = setting(128, "width of the residual stream", POLICY)
     layers: int = setting(4, "layers", POLICY)
@@ -87,6 +94,11 @@ class Config:
     cpt_decay_share: float = setting(0.4, "of the steps, over which the rate falls to 0", "cpt")
 
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
+    teacher: Literal["flawed", "solver"] = setting(
+        "flawed",
+        "who demonstrates: one that guesses and gives up, or one that does not",
+        "demonstrations",
+    )
     demonstration_filter: Literal["correct", "funnel", "none"] = setting(
         "correct", 'which attempts are trained on ("funnel": drlib.synthesis.funnel)', "sft"
     )
@@ -110,6 +122,9 @@ class Config:
     rl_warmup_steps: int = setting(3, "steps of linear warm-up", "rl")
     rl_python_share: float = setting(0.25, "of the questions: sums for the sandbox", "rl")
     rl_fictional_share: float = setting(0.5, "of the search questions: invented worlds", "rl")
+    rl_conditions: int = setting(
+        3, "of a question at most, where the engine makes them (1: chains alone)", "rl"
+    )
     rl_overlong: Literal["exclude", "keep"] = setting(
         "exclude", 'unanswered over-long failures in the loss ("exclude": Tongyi\'s rule)', "rl"
     )

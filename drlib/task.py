@@ -33,11 +33,19 @@ class Task:
     code: str = ""  # a correct program
     aliases: tuple[str, ...] = ()
     query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
+    conditions: int = 1  # things that it names, each of which narrows the answer
 
     @property
     def skill(self) -> str:
-        """What the curriculum counts by: `h1`..`h3`, or the kind of sum."""
-        return f"h{self.hops}" if self.kind == "search" else self.id.split("-")[1]
+        """What the curriculum counts by: look-ups (`h1`), conditions (`c2`), or the kind of sum."""
+        if self.kind == "python":
+            return self.id.split("-")[1]
+        return f"c{self.conditions}" if self.conditions > 1 else f"h{self.hops}"
+
+    @property
+    def counted_as(self) -> str:
+        """What tables count it among: `python`, `search` (a chain), `2 conditions`, ..."""
+        return f"{self.conditions} conditions" if self.conditions > 1 else self.kind
 
 
 def is_correct(answer: str | None, task: Task) -> bool:

@@ -17,6 +17,7 @@ from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages
+from drlib.training.questions import Questions
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.worlds import Names, load_world
@@ -55,7 +56,7 @@ class ColdStart:
         """The loop, about to take its first step (or the one after the folder's checkpoint)."""
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
-        questions = grpo.Questions(config, self.world, Names.of(self.world))
+        questions = Questions(config, self.world, Names.of(self.world))
         return grpo.Step(config, run, model, self.chat, self.toolbox, questions)
 
 

@@ -22,6 +22,7 @@ from drlib.synthesis.expansion import can_be_asked_for
 from drlib.synthesis.queries import (
     SqlEngine,
     canonical,
+    constants,
     depth,
     evaluate_query,
     from_text,
@@ -52,7 +53,8 @@ def test_questions_are_verified_by_two_engines(world, tasks):
         assert faults(query, world.graph) == [] == faults(query, world.graph, engine)
         assert effort(query, world.graph) <= 60
         assert query == canonical(query)
-        assert task.hops == depth(query) and task.skill == f"h{task.hops}"
+        assert task.hops == depth(query) and task.skill == f"c{task.conditions}"
+        assert task.conditions == len(constants(query)) > 1
         assert task.kind == "search" and task.world == world.version
         assert task.aliases == world.graph.nodes[task.answer].aliases
         assert task.start == "" and task.relations == ()

@@ -77,8 +77,25 @@ def test_same_seed_same_questions_and_all_different(cldr):
     assert a == b != chain_questions(cldr, 60, 8)
     assert len({t.id for t in a}) == 60
     assert all(t.question.endswith((f"{t.start}?", f"{t.start}.")) for t in a)
-    with pytest.raises(ValueError, match="different search questions"):
+    with pytest.raises(ValueError, match=r"cldr has only \d+ different search questions of 100000"):
         chain_questions(cldr, 100_000, 0)
+
+
+def test_when_a_number_of_look_ups_runs_out_the_others_take_its_place(cldr):
+    world = fictional_world(3, Names.of(cldr), territories=2)
+    side = split_answers(world)
+    asked = [
+        search_task(chain, world, wording)
+        for chain in chains(world)
+        if side[chain.answer] == "test"
+        for wording in range(3)
+    ]
+    brute = {task.id for task in asked if not has_shortcut(task, world, 2)}
+    assert len(brute) > 5 and len({task.hops for task in asked}) == 3
+    every = chain_questions(world, 500, 0, at_least=1)
+    assert {task.id for task in every} == brute
+    with pytest.raises(ValueError, match=f"only {len(brute)} different"):
+        chain_questions(world, 500, 0, at_least=len(brute) + 1)
 
 
 def test_a_question_of_three_look_ups_needs_three(cldr):

@@ -18,7 +18,7 @@ from drlib.synthesis.actions import ActionData
 from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import chain_questions
 from drlib.tools import Toolbox
-from drlib.training import data, grpo, stages
+from drlib.training import data, questions, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, read_manifest
 from drlib.worlds import Names, SmallWorld, load_world, select
@@ -72,8 +72,8 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     right = Counter((row["kind"], row["correct"]) for row in asked)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
-    drawn, invented = grpo.Questions(config, world, Names.of(world)).draw(
-        0, Curriculum(grpo.SKILLS)
+    drawn, invented = questions.Questions(config, world, Names.of(world)).draw(
+        0, Curriculum(questions.SKILLS)
     )
     searches = [task for task in drawn if task.kind == "search"]
     assert {task.world for task in searches} <= {world.version, *invented}
@@ -146,3 +146,58 @@ def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them()
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         played = [Oracle().play(task, toolbox, random.Random(0)) for task in tasks]
     assert all(episode.correct for episode in played)
+
+
+def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
+    config = Config.load("ci", world=TERN, questions="engine", teacher="solver", **SMALL)
+    names = ("world", "untrained", "demonstrations", "evaluate_untrained")
+    made = build_stages(names, config, tmp_path)
+    counts = read_manifest(made["world"])["metrics"]
+    assert min(counts[name] for name in ("train_c2", "train_c3", "test_c2", "test_c3")) >= 40
+    # the solver's attempts: right, though not without mistakes; two conditions and never three
+    pool = read_json_lines(made["demonstrations"] / "episodes.jsonl")
+    kinds = Counter(row["kind"] for row in pool)
+    assert kinds["2 conditions"] == round(0.3 * len(pool)) and "3 conditions" not in kinds
+    assert all(row["correct"] for row in pool) and sum(row["errors"] for row in pool) > 3
+    # the evaluation asks as many of several conditions as chains, half of them of three
+    asked = Counter(outcome.kind for outcome in read_outcomes(made["evaluate_untrained"]))
+    assert asked == {"python": 6, "search": 6, "2 conditions": 3, "3 conditions": 3}
+
+
+def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
+    config = Config.load("ci", world=TERN, questions="engine", rl_questions=40)
+    world, _ = data.training_world(config)
+
+    def drawn(most):
+        source = questions.Questions(config.derive(rl_conditions=most), world, Names.of(world))
+        tasks, invented = source.draw(0, Curriculum(questions.SKILLS))
+        several = [task for task in tasks if task.conditions > 1]
+        assert {task.world for task in several} <= {world.version, *invented}
+        if most > 1:
+            assert {task.world == world.version for task in several} == {True, False}
+        train = data.engine_questions(world, config, "train")
+        real = {task.id for task in several if task.world == world.version}
+        assert real <= {task.id for task in train.all()}
+        return {task.conditions for task in tasks}
+
+    assert drawn(1) == {1} and drawn(2) == {1, 2} and drawn(3) == {1, 2, 3}
+
+
+def test_a_policy_that_masters_two_conditions_is_asked_for_three():
+    config = Config.load("ci", world=TERN, questions="engine", rl_questions=60)
+    world, _ = data.training_world(config)
+    source = questions.Questions(config, world, Names.of(world))
+    mastered = dict.fromkeys(questions.SKILLS, 1.0) | {"c3": 0.5}
+    tasks, _ = source.draw(0, Curriculum(questions.SKILLS, mastered))
+    several = Counter(task.conditions for task in tasks if task.kind == "search")
+    assert several[3] > several[2] + several[1]
+
+
+def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(folder, tmp_path):
+    config = Config.load("ci", world=f"folder:{folder}", questions="engine")
+    path = stages.folder("world", config, tmp_path)
+    with pytest.raises(
+        ValueError, match="no question of two conditions on its train side: .*shares"
+    ):
+        data.build_world(config, path, Ranks())
+    assert not RunFolder.complete(path)

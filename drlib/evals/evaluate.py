@@ -6,6 +6,7 @@ tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` 
 """
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
+from drlib.training.data import engine_questions
 from drlib.training.grpo import limits_of
 from drlib.training.policies import begin
 from drlib.training.ranks import Ranks
@@ -44,12 +46,21 @@ class Outcome:
 
 def held_out(world: SmallWorld, config: Config) -> list[Task]:
     """`eval_questions` of each kind, or as many as the world has, drawn with `eval_seed`; no search
-    question has a shortcut."""
+    question has a shortcut. With the engine also as many of several conditions, in equal parts."""
     drawn = (config.eval_questions, config.eval_seed, "test")
     python = chain_questions(world, *drawn, "python")
     results = config.search_results
     search = chain_questions(world, *drawn, "search", results=results, at_least=1)
-    return python + search
+    conditions = engine_questions(world, config, "test")
+    if conditions is None:
+        return python + search
+    rng = random.Random(f"conditions-{config.eval_seed}")
+    share = config.eval_questions // len(conditions.skills)
+    several = []
+    for skill in conditions.skills:
+        pool = conditions.all(skill)
+        several += rng.sample(pool, min(share, len(pool)))
+    return python + search + several
 
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
@@ -65,7 +76,7 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
         outcomes.append(
             Outcome(
                 task=task.id,
-                kind=task.kind,
+                kind=task.counted_as,
                 hops=task.hops,
                 greedy=is_correct(first.answer, task),
                 samples=[is_correct(t.answer, task) for t in tries],

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from drlib.chat import ChatIds
+from drlib.synthesis.conditions import DRAWN_AT_ONCE, ConditionQuestions
+from drlib.synthesis.lookups import facts_of
 from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.task import Task
@@ -34,6 +36,7 @@ REPLAY = {kind: SHARES[kind] for kind in ("copy", "read")}  # of later stages: n
 QUESTION_SHARE = 0.6  # of the logs; the others begin with a goal
 DOCUMENTS_PER_WORLD = 16
 CPT_MAX_HOPS = 2
+CONDITIONS_SHARE = 0.5  # of the search logs, where there are questions of two conditions
 ONE_HOP_SHARE = 0.35  # of the search logs; the others have two look-ups
 NAMES_COPIED = (3, 12)  # of a copy document, least and most
 CODE_SHARE = 0.1  # of these names
@@ -80,12 +83,16 @@ def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
 
 
 class ActionData:
-    """Endless documents with names of the words of `names`; a search shows `results` hits."""
+    """Endless documents with names of the words of `names`; a search shows `results` hits.
 
-    def __init__(self, names: Names, chat: ChatIds, results: int = 2):
+    conditions: whether the logs are of questions of two conditions, too.
+    """
+
+    def __init__(self, names: Names, chat: ChatIds, results: int = 2, conditions: bool = False):
         self.names = names
         self.chat = chat
         self.results = results
+        self.conditions = conditions
 
     def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
         """The same for the same seed; `shares`: kind of document -> its weight in the mixture."""
@@ -93,12 +100,19 @@ class ActionData:
         while True:
             world = fictional_world(rng.getrandbits(60), self.names)
             questions = SearchQuestions(world, None, CPT_MAX_HOPS)
+            several = []
+            if self.conditions:
+                asked = ConditionQuestions(world, None, self.results, drawn=DRAWN_AT_ONCE)
+                several = asked.all("c2")
             for _ in range(DOCUMENTS_PER_WORLD):
                 kind = rng.choices(list(shares), list(shares.values()))[0]
                 if kind == "copy":
                     yield self._copy(rng)
                 elif kind == "read":
                     yield self._read(world, rng)
+                elif kind == "search" and several and rng.random() < CONDITIONS_SHARE:
+                    task = rng.choice(several)
+                    yield self._log(task, task.question, world, rng)
                 elif kind == "search":
                     task = questions.draw(1 if rng.random() < ONE_HOP_SHARE else 2, rng)
                     goal = "; ".join([task.start, *task.relations]) + "."
@@ -143,9 +157,13 @@ class ActionData:
         if rng.random() >= QUESTION_SHARE:
             opening = self.chat.encode(f"Goal: {goal}\n") + self.chat.assistant_start
 
-        def search(title: str) -> str:  # as for an exact title: the page, then distractors
-            others = [t for t in rng.sample(sorted(world.entities), self.results) if t != title]
-            shown = [title, *others][: self.results]
+        def search(query: str) -> str:  # for an exact title: the page, then distractors
+            others = rng.sample(sorted(world.entities), self.results)
+            if query in world.entities:
+                shown = [query, *(title for title in others if title != query)][: self.results]
+            else:  # for facts: the page that has them all among those that have some
+                shown = _most_of(query.split("; "), world, others)[: self.results]
+                rng.shuffle(shown)
             return "\n".join(f"{i}. {_page(world, t)}" for i, t in enumerate(shown, 1))
 
         def call(name: str, arguments: dict, *, world: None) -> ToolResult:
@@ -156,6 +174,15 @@ class ActionData:
         *log, last = episode.messages[1:]
         thought = self.chat.encode(last["content"].partition("<answer>")[0])
         return join_pieces([(opening, False), *turns(log, self.chat), (thought, True)])
+
+
+def _most_of(facts: list[str], world: SmallWorld, others: list[str]) -> list[str]:
+    """Pages in order of how many of the `facts` they have, then `others`."""
+    found = {}
+    for title, entity in world.entities.items():
+        found[title] = len({*facts} & {*facts_of(snippet(entity))})
+    some = [title for title in sorted(found, key=found.get, reverse=True) if found[title]]
+    return [*some, *(title for title in others if title not in some)]
 
 
 def _page(world: SmallWorld, title: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from drlib.synthesis.checks import effort, first_fault
 from drlib.synthesis.expansion import can_be_asked_for, draft
-from drlib.synthesis.queries import Query, canonical, depth, to_text
+from drlib.synthesis.queries import Query, canonical, constants, depth, to_text
 from drlib.synthesis.questions import Split, short_digest
 from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
@@ -169,4 +169,5 @@ def _task(world, answer: str, query: Query, text: str, template: int) -> Task:
         hops,
         aliases=aliases,
         query=text,
+        conditions=len(constants(query)),
     )

@@ -13,7 +13,7 @@ that several things fit): `look_ups` refuses the first three, `solves` finds the
 import re
 from typing import NamedTuple
 
-from drlib.synthesis.queries import And, Proj, Query, from_text
+from drlib.synthesis.queries import And, Proj, Query, evaluate_query, from_text, walk
 from drlib.task import Task
 from drlib.worlds import SmallWorld
 
@@ -78,13 +78,15 @@ def _plan(query: Query, steps: list[LookUp]) -> str | int:
 
 
 def solves(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
-    """Whether searches that show `results` pages answer `task` in `max_calls` at most, and only the
-    last of them shows the answer's page."""
+    """Whether searches that show `results` pages answer `task` in `max_calls` at most: each step
+    finds the one thing that it can be, and only the last shows the answer's page."""
     try:
         steps = look_ups(task)
     except ValueError:
         return False
-    if len(steps) > max_calls:
+    on_the_way = [part.of for part in walk(from_text(task.query)) if isinstance(part, Proj)]
+    is_straight = all(len(evaluate_query(query, world.graph)) == 1 for query in on_the_way)
+    if not is_straight or len(steps) > max_calls:
         return False
     found: list[str] = []
     for number, step in enumerate(steps, 1):

@@ -16,19 +16,28 @@ from drlib.chat import train_tokenizer
 from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines
 from drlib.sandbox import Sandbox
+from drlib.synthesis.conditions import CONDITIONS, DRAWN, DRAWN_AT_ONCE, ConditionQuestions
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import (
     AGAIN,
     COMPUTE,
     COMPUTED,
     FIRST,
+    FOUND,
+    HOLDER,
     LAST,
     NEXT,
     Demonstrator,
     DemonstratorFaults,
     Episode,
 )
-from drlib.synthesis.questions import PYTHON_KINDS, SEARCH_WORDINGS, SearchQuestions, python_task
+from drlib.synthesis.questions import (
+    PYTHON_KINDS,
+    SEARCH_WORDINGS,
+    SearchQuestions,
+    Split,
+    python_task,
+)
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
@@ -62,9 +71,17 @@ PHRASES = (
     "x=",
     ")[0])",
 )
-DEMONSTRATION_MIX = ((0, 0.36), (1, 0.37), (2, 0.27))  # look-ups (0: a sum), share
-
-
+# Skill ("sum": of any kind) -> its share; what is harder is left to reinforcement learning.
+DEMONSTRATION_MIX = {
+    "chains": {"sum": 0.36, "h1": 0.37, "h2": 0.27},
+    "engine": {"sum": 0.28, "h1": 0.22, "h2": 0.20, "c2": 0.30},
+}
+# How the teachers go wrong; what the solver does wrong, its next call mends.
+TEACHERS = {
+    "flawed": DemonstratorFaults(),
+    "solver": DemonstratorFaults(guess=0, stop_early=0, bad_code=0, bad_query=0.1, loop=0),
+}
+INVENTED = 40  # worlds whose questions show the tokenizer how the engine words them
 # Of the vocabulary: bytes, tags, phrases and common words; the rest may be pieces of names.
 PIECES_NOT_OF_NAMES = 1000
 WORLD_FILE = "world.json"
@@ -104,6 +121,33 @@ def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
     return texts * 20 + [*errors] * 4
 
 
+def engine_texts(world: SmallWorld) -> list[str]:
+    """How the engine words its questions of invented worlds, and what a hand thinks about them."""
+    names = Names.of(world)
+    texts = []
+    for seed in range(INVENTED):
+        invented = fictional_world(f"wordings-{seed}", names)
+        asked = ConditionQuestions(invented, None, drawn=DRAWN_AT_ONCE, seed=seed)
+        texts += [task.question for task in asked.all()]
+    relations = sorted({r for e in world.entities.values() for r in e.facts})
+    return texts + [t.format(r=r, v="X") for t in (*HOLDER, *FOUND) for r in relations] * 4
+
+
+def _count_conditions(world: SmallWorld) -> dict[str, int]:
+    """How many questions of several conditions each side has. ValueError: a side has none."""
+    counts = {}
+    for split in ("train", "test"):
+        asked = ConditionQuestions(world, split)
+        counts |= {f"{split}_{skill}": len(asked.all(skill)) for skill in asked.skills}
+        if not asked.skills:
+            raise ValueError(
+                f"world {world.name!r} has no question of two conditions on its {split} side: a "
+                "page can be asked for when it shares two facts with other pages and is the only "
+                "one that has both. Add such pages, or train with questions=chains"
+            )
+    return counts
+
+
 def build_world(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `world`: `world.json` and the tokenizer's folder."""
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
@@ -111,6 +155,9 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
     names = Names.of(world)
+    if config.questions == "engine":
+        counts |= _count_conditions(world)
+        texts += engine_texts(world)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     phrases = (*PHRASES, f"]({world.scheme}:")
     tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=phrases)
@@ -119,15 +166,36 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     return run.finish({"version": world.version, **counts})
 
 
-def demonstration_tasks(world: SmallWorld, n: int, seed: int) -> list[Task]:
-    """`n` easy questions with train answers, in the pool's fixed mix."""
+def engine_questions(
+    world: SmallWorld, config: Config, split: Split | None
+) -> ConditionQuestions | None:
+    """What the engine asks of a side of the world, or a few questions of an invented one (`split`
+    None); None where the setting `questions` has chains alone."""
+    if config.questions == "chains":
+        return None
+    drawn = DRAWN if split else DRAWN_AT_ONCE
+    return ConditionQuestions(world, split, config.search_results, config.max_calls, drawn)
+
+
+def demonstration_tasks(
+    world: SmallWorld, n: int, seed: int, conditions: ConditionQuestions | None = None
+) -> list[Task]:
+    """`n` easy questions with train answers, in the pool's fixed mix.
+
+    conditions: the engine's questions, where it makes some of them.
+    """
     rng = random.Random(f"demonstrations-{seed}")
     source = SearchQuestions(world, "train", max_hops=2)
-    tasks = [
-        source.draw(hops, rng) if hops else python_task(rng)
-        for hops, share in DEMONSTRATION_MIX
-        for _ in range(round(n * share))
-    ]
+
+    def draw(skill: str) -> Task:
+        if skill == "sum":
+            return python_task(rng)
+        if skill in CONDITIONS:
+            return conditions.draw(skill, rng)
+        return source.draw(int(skill.removeprefix("h")), rng)
+
+    mix = DEMONSTRATION_MIX["engine" if conditions else "chains"]
+    tasks = [draw(skill) for skill, share in mix.items() for _ in range(round(n * share))]
     rng.shuffle(tasks)
     return tasks
 
@@ -137,9 +205,10 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)
-    tasks = demonstration_tasks(world, config.demonstrations, config.seed)
+    conditions = engine_questions(world, config, "train")
+    tasks = demonstration_tasks(world, config.demonstrations, config.seed, conditions)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
+        teacher = Demonstrator(TEACHERS[config.teacher], sorted(world.entities))
         funnel = Funnel()
         rows = []
         for i, task in enumerate(tasks):
@@ -154,7 +223,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
 
 def _pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
     return {
-        "kind": task.kind,
+        "kind": task.counted_as,
         "hops": task.hops,
         "task": task.id,
         "correct": episode.correct,

@@ -9,7 +9,8 @@ sampled it, the ratio is 1 and clipping does nothing. The relatives of the recip
 the configuration (`rl_...`), all off by default; `drlib.training.gradient` has the update itself.
 
 Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
-fictional ones made on the spot, so that what is learned is looking up and not the facts.
+fictional ones made on the spot, so that what is learned is looking up and not the facts; with the
+setting `questions=engine` also proven questions of several conditions.
 
 Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
 the engine's weights grow old).
@@ -17,7 +18,6 @@ the engine's weights grow old).
 
 import copy
 import hashlib
-import random
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -35,49 +35,23 @@ from drlib.rl.resampling import drop_equal_groups, resample_on_correct
 from drlib.rl.rewards import make_reward
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
+from drlib.synthesis.conditions import CHAINS, CONDITIONS
+from drlib.synthesis.questions import PYTHON_KINDS
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.policies import begin, finish
+from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
 from drlib.trajectory import Termination, Trajectory, save_trajectories
-from drlib.worlds import Names, SmallWorld, fictional_world
+from drlib.worlds import SmallWorld
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
 FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # rollouts left out, and why
 COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
-CHAINS = ("h1", "h2", "h3")  # one to three look-ups
-SKILLS = (*sorted(PYTHON_KINDS), *CHAINS)
-
-
-class Questions:
-    """Sums, and chains of one to three look-ups in the real world (train answers) and in fictional
-    ones made on the spot, so that what is learned is looking up and not the facts."""
-
-    def __init__(self, config: Config, world: SmallWorld, names: Names):
-        self.config, self.names = config, names
-        self.real = SearchQuestions(world, "train")
-
-    def draw(self, step: int, curriculum: Curriculum) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds."""
-        rng = random.Random(f"rl-{self.config.seed}-{step}")
-        tasks, worlds = [], {}
-        for _ in range(self.config.rl_questions):
-            if rng.random() < self.config.rl_python_share:
-                tasks.append(python_task(rng, curriculum.draw(sorted(PYTHON_KINDS), rng)))
-                continue
-            hops = int(curriculum.draw(CHAINS, rng)[1])
-            source = self.real
-            if rng.random() < self.config.rl_fictional_share:
-                world = fictional_world(rng.getrandbits(60), self.names)
-                source, worlds[world.version] = SearchQuestions(world, None), world
-                hops = min(hops, max(h for h in (1, 2, 3) if source.answers(h)))
-            tasks.append(source.draw(hops, rng))
-        return tasks, worlds
 
 
 def limits_of(config: Config) -> Limits:
@@ -222,7 +196,8 @@ def _ratio(top: str, bottom: str, facts: list[dict]) -> float:
 
 def _accuracies(facts: list[dict]) -> dict[str, float]:
     """Accuracy of each kind of question that was asked, and of each number of look-ups."""
-    kinds = {"python": PYTHON_KINDS, "search": CHAINS} | {name: (name,) for name in CHAINS}
+    kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
+    kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS)}
     asked = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
     return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in asked.items() if some}
 

@@ -111,7 +111,7 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
     run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
-    data = ActionData(names, chat, config.search_results)
+    data = ActionData(names, chat, config.search_results, config.questions == "engine")
     metrics = train_supervised(
         run,
         model,

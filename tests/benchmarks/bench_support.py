@@ -31,8 +31,9 @@ from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.gradient import Share, learn
-from drlib.training.grpo import FINAL_LR, SKILLS, Questions, advantages_of, limits_of, rollout
+from drlib.training.grpo import FINAL_LR, advantages_of, limits_of, rollout
 from drlib.training.optim import Optimizers, schedule
+from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import Ranks
 from drlib.worlds import Names, load_world
 
