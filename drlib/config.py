@@ -93,6 +93,13 @@ class Config:
     cpt_warmup_steps: int = setting(20, "steps of linear warm-up", "cpt")
     cpt_decay_share: float = setting(0.4, "of the steps, over which the rate falls to 0", "cpt")
 
+    cpt_fas_share: float = setting(
+        0.0,
+        "of the documents: AgentFounder's first-order rows (drlib.synthesis.action_rows)",
+        "cpt",
+    )
+    cpt_has_share: float = setting(0.0, "of the documents: its higher-order rows", "cpt")
+
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
     teacher: Literal["flawed", "solver"] = setting(
         "flawed",
@@ -104,6 +111,15 @@ class Config:
     )
     sft_loss_on: Literal["own", "all"] = setting(
         "own", "tokens with loss: the policy's own, or questions and tool responses too", "sft"
+    )
+    sft_rounds: bool = setting(
+        False, "each attempt also as rounds with a managed context (Tongyi DeepResearch)", "sft"
+    )
+    sft_short_tokens: int = setting(
+        0, "of an attempt of the first of two length stages (0: one stage)", "sft"
+    )
+    sft_tool_use_share: float = setting(
+        0.0, "of the samples: AgentScaler's tool use in made environments", "sft"
     )
     sft_steps: int = setting(250, "steps of the cold start", "sft")
     sft_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "sft")

@@ -3,13 +3,20 @@
 Run: python -m pytest tests/test_training_sft.py
 """
 
+import itertools
+import random
+
 import pytest
 
+from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.files import read_json_lines
-from drlib.training import data, sft, stages
+from drlib.synthesis.actions import ActionData
+from drlib.training import data, pretrain, sft, stages
+from drlib.training.batches import mixed
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, read_manifest, read_metrics
+from drlib.worlds import Names, load_world
 from tests.loop_examples import build_stages
 
 FILTERS = ("correct", "funnel", "none")
@@ -79,3 +86,88 @@ def test_loss_on_all_tokens_is_loss_on_those_of_questions_and_tools_too(runs):
     assert own["loss_tokens"] < 0.6 * own["tokens"]
     # all but each sample's first, which nothing before it predicts
     assert 0.95 * everything["tokens"] < everything["loss_tokens"] < everything["tokens"]
+
+
+@pytest.fixture(scope="module")
+def attempts(runs):
+    """(the pool's right attempts, the ids of a conversation)."""
+    config = Config.load("ci", **SMALL)
+    tokenizer = load_tokenizer(stages.folder("world", config, runs) / "tokenizer")
+    pool = stages.folder("demonstrations", config, runs)
+    return data.read_episodes(pool, "correct"), ChatIds(tokenizer)
+
+
+def test_rounds_are_added_to_the_attempts_each_with_its_state(attempts):
+    episodes, chat = attempts
+    plain, _ = sft.length_pools(episodes, chat, Config.load("ci"))
+    pool, same = sft.length_pools(episodes, chat, Config.load("ci", sft_rounds=True))
+    assert pool == same and pool[: len(plain)] == plain
+    turns = sum(m["role"] == "assistant" for e in episodes for m in e["messages"])
+    rounds = pool[len(plain) :]
+    assert len(rounds) == turns
+    texts = [chat.tokenizer.decode(sample.ids) for sample in rounds]
+    assert all("Last observation: " in text and "<report>" in text for text in texts)
+    # loss on thought, report and action alone: not on the state that is given
+    told = [[i for i, loss in zip(s.ids, s.loss) if loss] for s in rounds]
+    assert all(chat.tokenizer.decode(ids).startswith("<think>") for ids in told)
+    assert not any("Last observation" in chat.tokenizer.decode(ids) for ids in told)
+
+
+def test_two_length_stages_show_short_attempts_first(attempts):
+    episodes, chat = attempts
+    (plain, _), short = sft.length_pools(episodes, chat, Config.load("ci")), 110
+    early, late = sft.length_pools(episodes, chat, Config.load("ci", sft_short_tokens=short))
+    assert early == [sample for sample in plain if len(sample) <= short]
+    longer = [sample for sample in plain if len(sample) > short]
+    assert late[: len(longer)] == longer and len(longer) > 20
+    again = late[len(longer) :]
+    assert len(again) == round(0.1 * len(longer)) and all(sample in early for sample in again)
+    with pytest.raises(ValueError, match="sft_short_tokens=9: attempts have .* tokens"):
+        sft.length_pools(episodes, chat, Config.load("ci", sft_short_tokens=9))
+
+
+def test_the_stage_trains_on_each_length_in_its_time(runs):
+    changes = {"sft_steps": 5, "sft_short_tokens": 110, "sft_loss_on": "all"}
+    config = Config.load("ci", **SMALL | changes)
+    path = stages.folder("sft", config, runs)
+    sft.sft(config, path, Ranks())
+    # with loss on all tokens but the first of each sample, what is left are the samples
+    lengths = [r["tokens"] / (r["tokens"] - r["loss_tokens"]) for r in read_metrics(path)]
+    assert max(lengths[:3]) < 110 < min(lengths[3:])
+
+
+def test_tool_use_passes_its_filters_and_is_mixed_in_by_its_share(attempts):
+    _, chat = attempts
+    samples = sft.tool_use_samples(chat)
+    texts = [chat.tokenizer.decode(sample.ids) for sample in samples]
+    assert len(samples) > 100 and all("<tool_call>" in text for text in texts)
+    assert {text.split()[1] for text in texts} == {"Please"}
+    streams = [itertools.repeat(name) for name in ("replay", "used", "own")]
+    drawn = list(itertools.islice(mixed(random.Random(0), streams, (0.3, 0.2)), 4000))
+    shares = [drawn.count(name) / 4000 for name in ("replay", "used", "own")]
+    assert shares == pytest.approx([0.3, 0.2, 0.5], abs=0.03)
+
+
+def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
+    _, chat = attempts
+    names = Names.of(load_world("tour"))
+
+    def texts(n=300, **shares):
+        documents = pretrain.documents(Config.load("ci", **shares), names, chat)("k")
+        return [chat.tokenizer.decode(next(documents).ids) for _ in range(n)]
+
+    plain = [
+        chat.tokenizer.decode(s.ids)
+        for s in itertools.islice(ActionData(names, chat, 2).stream("k"), 300)
+    ]
+    assert texts() == plain, "without a share nothing changes"
+    mixture = texts(cpt_fas_share=0.2, cpt_has_share=0.3)
+    widened = sum("I will choose option" in text for text in mixture)
+    assert widened / 300 == pytest.approx(0.3, abs=0.08)
+    assert sum("My decision is" in text for text in mixture) == widened
+    left = [text for text in mixture if text in plain]
+    assert len(left) / 300 == pytest.approx(0.5, abs=0.08)
+    everything = texts(60, cpt_has_share=1.0)
+    assert all("My decision is" in text for text in everything)
+    with pytest.raises(ValueError, match="more than all documents"):
+        texts(cpt_fas_share=0.6, cpt_has_share=0.5)

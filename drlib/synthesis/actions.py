@@ -18,7 +18,6 @@ what a laptop can train. The recipe itself is in `drlib.synthesis.families.agent
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from drlib.chat import ChatIds
 from drlib.synthesis.conditions import DRAWN_AT_ONCE, ConditionQuestions
@@ -80,6 +79,40 @@ def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
     """A whole conversation, from its question on."""
     question, *rest = messages
     return join_pieces([(chat.prompt(question["content"]), False), *turns(rest, chat)])
+
+
+class InventedTools:
+    """What tools would show in an invented world, made up and not executed: a right program prints
+    `task`'s answer, a search shows `results` pages."""
+
+    def __init__(self, task: Task, world: SmallWorld, results: int, rng: random.Random):
+        self.task = task
+        self.world = world
+        self.results = results
+        self.rng = rng
+
+    def call(self, name: str, arguments: dict, *, world: None) -> ToolResult:
+        """The result of one call, as of a `Toolbox`."""
+        if name == "python":
+            return ToolResult(name, arguments, self.task.answer, True, None)
+        query = arguments["query"]
+        if not isinstance(query, list):
+            refused = "Error: query must be a list of strings."
+            return ToolResult(name, arguments, refused, False, "bad_arguments")
+        if not query[0]:
+            return ToolResult(name, arguments, "No results.", False, "empty")
+        return ToolResult(name, arguments, self._search(query[0]), True, None)
+
+    def _search(self, query: str) -> str:
+        """For an exact title: the page, then distractors. For facts: among the pages that have some
+        of them the one that has them all."""
+        others = self.rng.sample(sorted(self.world.entities), self.results)
+        if query in self.world.entities:
+            shown = [query, *(title for title in others if title != query)][: self.results]
+        else:
+            shown = _most_of(query.split("; "), self.world, others)[: self.results]
+            self.rng.shuffle(shown)
+        return "\n".join(f"{i}. {_page(self.world, t)}" for i, t in enumerate(shown, 1))
 
 
 class ActionData:
@@ -157,20 +190,8 @@ class ActionData:
         if rng.random() >= QUESTION_SHARE:
             opening = self.chat.encode(f"Goal: {goal}\n") + self.chat.assistant_start
 
-        def search(query: str) -> str:  # for an exact title: the page, then distractors
-            others = rng.sample(sorted(world.entities), self.results)
-            if query in world.entities:
-                shown = [query, *(title for title in others if title != query)][: self.results]
-            else:  # for facts: the page that has them all among those that have some
-                shown = _most_of(query.split("; "), world, others)[: self.results]
-                rng.shuffle(shown)
-            return "\n".join(f"{i}. {_page(world, t)}" for i, t in enumerate(shown, 1))
-
-        def call(name: str, arguments: dict, *, world: None) -> ToolResult:
-            shown = task.answer if name == "python" else search(arguments["query"][0])
-            return ToolResult(name, arguments, shown, True, None)
-
-        episode = Oracle().play(task, SimpleNamespace(call=call), rng)
+        tools = InventedTools(task, world, self.results, rng)
+        episode = Oracle().play(task, tools, rng)
         *log, last = episode.messages[1:]
         thought = self.chat.encode(last["content"].partition("<answer>")[0])
         return join_pieces([(opening, False), *turns(log, self.chat), (thought, True)])

@@ -8,6 +8,9 @@ is about 95% real tokens where a padded one is 65%.
 Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """
 
+import bisect
+import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,3 +123,12 @@ def balance_loss(router_logits: Sequence[Tensor], real_RT: Tensor, k: int) -> Te
         f_E = torch.bincount(top.reshape(-1), minlength=p_NE.size(-1)) / top.numel()
         losses.append(p_NE.size(-1) * (f_E * p_NE.mean(0)).sum())
     return torch.stack(losses).mean()
+
+
+def mixed(
+    rng: random.Random, streams: Sequence[Iterator[Any]], shares: Sequence[float]
+) -> Iterator[Any]:
+    """Samples of each stream by its share, and of the last one what is left, for ever."""
+    bounds = list(itertools.accumulate(shares))
+    while True:
+        yield next(streams[bisect.bisect(bounds, rng.random())])

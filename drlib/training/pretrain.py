@@ -14,21 +14,25 @@ alone, and the loss is divided by the number of loss tokens of all shards, so th
 processes changes nothing but the time.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.moe import PolicyShape, build_policy
+from drlib.synthesis.action_rows import ActionRows
 from drlib.synthesis.actions import ActionData, Sample
 from drlib.training import stages
-from drlib.training.batches import FILL, pack, portions, score, spread
+from drlib.training.batches import FILL, mixed, pack, portions, score, spread
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.policies import begin, finish, policy_tools
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
+from drlib.worlds import Names
 
 ROW_TOKENS = 160
 
@@ -111,12 +115,12 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
     run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
-    data = ActionData(names, chat, config.search_results, config.questions == "engine")
+    draw = documents(config, names, chat)
     metrics = train_supervised(
         run,
         model,
         config,
-        lambda step, shard: data.stream(f"{config.seed}-{step}-{shard}"),
+        lambda step, shard: draw(f"{config.seed}-{step}-{shard}"),
         chat.tokenizer.pad_token_id,
         steps=config.cpt_steps,
         batch_tokens=config.cpt_batch_tokens,
@@ -125,3 +129,21 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         decay_share=config.cpt_decay_share,
     )
     return finish(run, model, chat, metrics)
+
+
+def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], Iterator[Sample]]:
+    """key -> endless documents: the tour's, with a share of AgentFounder's rows where it is set.
+    ValueError: the shares are more than all documents."""
+    shares = config.cpt_fas_share, config.cpt_has_share
+    if sum(shares) > 1:
+        raise ValueError(f"cpt_fas_share and cpt_has_share are more than all documents: {shares}")
+    own = ActionData(names, chat, config.search_results, config.questions == "engine")
+    if sum(shares) == 0:
+        return own.stream
+    rows = ActionRows(names, chat, config.search_results)
+
+    def stream(key: str) -> Iterator[Sample]:
+        streams = rows.stream(key, "fas"), rows.stream(key, "has"), own.stream(key)
+        return mixed(random.Random(f"documents-{key}"), streams, shares)
+
+    return stream

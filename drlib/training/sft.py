@@ -5,6 +5,9 @@ The pool's correct attempts (Tongyi DeepResearch filters the same way before RL;
 tokens only (`sft_loss_on` has all tokens), mixed with some pre-training text so that copying is not
 forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
 logs for ever would be the endless good demonstrations that this stage does not have).
+Three settings more come from the sources: the attempts also as rounds with a managed context
+(`sft_rounds`), two stages by length (`sft_short_tokens`; both Tongyi DeepResearch, section 3), and
+tool use in environments that were made by rule (`sft_tool_use_share`; AgentScaler).
 `sft_continued` goes on from the cold start with the same data and rates for as many steps as
 reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
@@ -15,15 +18,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
+from drlib.synthesis.databases import Domain
+from drlib.synthesis.demonstrations import length_stages, managed
+from drlib.synthesis.families.agentscaler import (
+    find_domains,
+    play,
+    rejection,
+    sample_task,
+    toy_apis,
+)
+from drlib.synthesis.oracle import Episode
+from drlib.task import Task
 from drlib.training import stages
+from drlib.training.batches import mixed
 from drlib.training.data import read_episodes
 from drlib.training.policies import begin, finish
 from drlib.training.pretrain import train_supervised
 from drlib.training.ranks import Ranks
 
 WARMUP_STEPS = 10
+SHORT_SHARE = 0.6  # of the steps, the first of two length stages
+TOOL_TASKS = 40  # of each domain of AgentScaler's,
+TOOL_CALLS = 3  # calls of one at most,
+TOOL_TOKENS = 400  # and tokens
 
 
 def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
@@ -41,18 +61,21 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     run, model, chat, _, names = begin(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
-    pool = [episode_sample(episode["messages"], chat) for episode in episodes]
-    if config.sft_loss_on == "all":
-        pool = [replace(sample, loss=(True,) * len(sample)) for sample in pool]
+    pools = length_pools(episodes, chat, config)
+    tool_use = tool_use_samples(chat) if config.sft_tool_use_share > 0 else []
     data = ActionData(names, chat, config.search_results)
+    steps = getattr(config, stages.STAGES[name].steps)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
-        """Pool samples with a share of replay, for ever."""
         key = f"{name}-{config.seed}-{step}-{shard}"
-        rng, own = random.Random(f"mix-{key}"), shuffled(pool, key)
-        replay = data.stream(key, REPLAY)
-        while True:
-            yield next(replay) if rng.random() < config.sft_replay_share else next(own)
+        is_late = step >= SHORT_SHARE * steps
+        streams = (
+            data.stream(key, REPLAY),
+            shuffled(tool_use, key),
+            shuffled(pools[is_late], key),
+        )
+        shares = (config.sft_replay_share, config.sft_tool_use_share)
+        return mixed(random.Random(f"mix-{key}"), streams, shares)
 
     metrics = train_supervised(
         run,
@@ -60,10 +83,61 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         config,
         draw,
         chat.tokenizer.pad_token_id,
-        steps=getattr(config, stages.STAGES[name].steps),
+        steps=steps,
         batch_tokens=config.sft_batch_tokens,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),
         warmup=WARMUP_STEPS,
         decay_share=1.0,
     )
-    return finish(run, model, chat, metrics | {"pool": len(pool)})
+    held = {id(sample) for pool in pools for sample in pool}
+    return finish(run, model, chat, metrics | {"pool": len(held)})
+
+
+def length_pools(episodes: list[dict], chat: ChatIds, config: Config) -> list[list[Sample]]:
+    """The samples of the early steps and those of the late ones, the same where there is one stage.
+
+    ValueError: a stage would have none.
+    """
+    react = [episode_sample(episode["messages"], chat) for episode in episodes]
+    rounds = []
+    if config.sft_rounds:
+        attempts = map(_attempt, episodes)
+        rounds = [episode_sample(one, chat) for each in attempts for one in managed(each)]
+    if config.sft_loss_on == "all":
+        react, rounds = (
+            [replace(sample, loss=(True,) * len(sample)) for sample in some]
+            for some in (react, rounds)
+        )
+    short = config.sft_short_tokens
+    if short == 0:
+        return [react + rounds] * 2
+    longest = max(map(len, react))
+    early, late = length_stages(react, rounds, len, short, longest, seed=config.seed)
+    if not (early and late):
+        raise ValueError(
+            f"sft_short_tokens={short}: attempts have {min(map(len, react))} to {longest} tokens, "
+            "and each of the two stages needs some"
+        )
+    return [early, late]
+
+
+def _attempt(row: dict) -> Episode:
+    """A row of the pool as the episode that it was."""
+    question, *_ = row["messages"]
+    task = Task(row["task"], question["content"], "", "search", "")
+    episode = Episode(task, None, None)
+    episode.messages = row["messages"]
+    return episode
+
+
+def tool_use_samples(chat: ChatIds) -> list[Sample]:
+    """AgentScaler's attempts that pass its filters, in environments that know nothing of the world;
+    those that a row can hold."""
+    domains = [Domain(apis) for apis in find_domains(toy_apis())]
+    tasks = [
+        sample_task(domain, seed, TOOL_CALLS) for domain in domains for seed in range(TOOL_TASKS)
+    ]
+    played = [play(task) for task in tasks]
+    kept = [messages for task, messages in zip(tasks, played) if not rejection(task, messages)]
+    samples = [episode_sample(messages, chat) for messages in kept]
+    return [sample for sample in samples if len(sample) <= TOOL_TOKENS]
