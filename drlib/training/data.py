@@ -97,13 +97,8 @@ def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
     pieces = config.vocabulary - PIECES_NOT_OF_NAMES
-    small, candidates, too_long = select(world, config.world_pages, pieces)
-    counts = {
-        "pages": len(small),
-        "pages_with_facts": candidates,
-        "facts_with_long_names": too_long,
-    }
-    return small, counts
+    small, candidates, left_out = select(world, config.world_pages, pieces, config.world_relations)
+    return small, {"pages": len(small), "pages_with_facts": candidates, **left_out}
 
 
 def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:

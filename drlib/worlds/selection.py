@@ -46,12 +46,14 @@ class Selection(NamedTuple):
 
     world: SmallWorld
     candidates: int  # pages of the large world that have a fact to ask for
-    too_long: int  # facts left out because the title or the value has too many pieces
+    left_out: dict[str, int]  # why -> facts: too long a name, or too rare a relation
 
 
-def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
-    """At most `pages` pages of `world`, whose names need at most `pieces` different pieces; the
-    same arguments give the same selection.
+def select(
+    world: World, pages: int, pieces: int, relations: int | None = None, seed: int = 0
+) -> Selection:
+    """At most `pages` pages of `world`, whose names need at most `pieces` different pieces, with
+    facts of at most `relations` relations; the same arguments give the same selection.
 
     ValueError: the world has no graph, or no chains of look-ups; it says what is missing.
     """
@@ -61,7 +63,7 @@ def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
             f"world {world.name!r} has texts and no facts, and questions are made from facts. "
             f"{REMEDY}"
         )
-    entities, too_long = _entities(graph)
+    entities, left_out = _entities(graph, relations)
 
     # What fits is taken whole: a page with all that its facts lead to, or nothing.
     kept: dict[str, Entity] = {}
@@ -80,34 +82,48 @@ def select(world: World, pages: int, pieces: int, seed: int = 0) -> Selection:
                 f"world {world.name!r} has {len(kept)} pages with facts that have one value, and "
                 f"{found} chains of {hops} look-ups; {MIN_CHAINS} are needed. {REMEDY}"
             )
-    return Selection(small, len(entities), too_long)
+    return Selection(small, len(entities), dict(left_out))
 
 
 # ------------------------------------------------------------------------------ pages with facts
 
 
-def _entities(graph: Graph) -> tuple[dict[str, Entity], int]:
-    """Every page with its facts of one value, by name, and how many facts have too long a name."""
+def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counter[str]]:
+    """Every page with its facts of one value, by name; and how many facts were left out, why.
+
+    most: how many relations there are at all, the most frequent.
+    """
     names = _names(graph)
     kinds = _kinds(graph, names)
     found, backwards = _values(graph, names)
-    entities = {}
-    too_long = 0
+    left_out: Counter[str] = Counter()
+    facts: dict[str, dict[str, str]] = {}
     for name, relations in sorted(found.items()):
+        facts[name] = {}
         own_first = sorted(relations.items(), key=lambda row: (row[0] in backwards[name], row))
-        facts = {}
         for relation, values in own_first:
             value = min(values)
             is_given_away = value.casefold() in name.casefold()
-            if len(values) > 1 or is_given_away or len(facts) == MAX_FACTS:
+            if len(values) > 1 or is_given_away:
                 continue
             if max(len(PIECE.findall(text)) for text in (name, value)) > MAX_PIECES:
-                too_long += 1
+                left_out["facts_with_long_names"] += 1
             else:
-                facts[relation] = value
-        if facts:
-            entities[name] = Entity(name, kinds[name], facts)
-    return entities, too_long
+                facts[name][relation] = value
+
+    # Relations are words, too: what a small policy has seen a few times it does not tell apart.
+    uses = Counter(relation for some in facts.values() for relation in some)
+    kept = {
+        relation for relation, _ in sorted(uses.items(), key=lambda row: (-row[1], row[0]))[:most]
+    }
+    left_out["facts_of_rare_relations"] = sum(n for name, n in uses.items() if name not in kept)
+
+    entities = {}
+    for name, some in facts.items():
+        shown = [(relation, value) for relation, value in some.items() if relation in kept]
+        if shown:
+            entities[name] = Entity(name, kinds[name], dict(shown[:MAX_FACTS]))
+    return entities, left_out
 
 
 def _kinds(graph: Graph, names: Mapping[str, str]) -> dict[str, str]:
