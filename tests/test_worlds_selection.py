@@ -75,12 +75,35 @@ def test_what_does_not_fit_is_left_out_whole_and_counted(cldr):
     world = selection.world
     everything = select(cldr, **ALL).world
     assert len(world) <= 200 < selection.candidates
-    assert selection.too_long > 0
+    assert selection.left_out["facts_with_long_names"] > 0
+    assert selection.left_out["facts_of_rare_relations"] == 0
     for title, entity in world.entities.items():
         assert entity.facts == everything.entities[title].facts
         for value in entity.facts.values():  # no chain ends where the selection does
             assert value in world.entities or value not in everything.entities
     assert {chain.hops for chain in chains(world)} == {1, 2, 3}
+
+
+def test_the_most_frequent_relations_are_kept_and_the_others_counted(cldr):
+    everything, few = (select(cldr, **ALL, relations=most) for most in (None, 8))
+    facts = [
+        (title, relation, value)
+        for title, entity in everything.world.entities.items()
+        for relation, value in entity.facts.items()
+    ]
+    uses = Counter(relation for _, relation, _ in facts)
+    leads_on = {r for _, r, value in facts if value in everything.world.entities}
+    kept = {relation for _, relation, _ in few.world.graph.facts}
+    assert len(kept) == 8 < len(uses)
+    # of the values the most frequent stay, and so do all that lead on but the rarest
+    values = [relation for relation, _ in uses.most_common() if relation not in leads_on]
+    assert {r for r in kept if r not in leads_on} < set(values[:6])
+    assert {"currency", "territory", "script", "time zone"} & leads_on <= kept
+    assert everything.left_out["facts_of_rare_relations"] == 0
+    assert few.left_out["facts_of_rare_relations"] > 100
+    # a page keeps what it says of them, and of the others nothing
+    norway = {r: v for r, v in everything.world.entities["Norway"].facts.items() if r in kept}
+    assert norway.items() <= few.world.entities["Norway"].facts.items()
 
 
 def test_a_selection_is_the_same_again_and_starts_chains_of_every_length(cldr):

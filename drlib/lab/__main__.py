@@ -1,4 +1,4 @@
-"""`python -m drlib.lab run|refresh|check|reference|table|papers`: notebooks, runs, pages."""
+"""`python -m drlib.lab run|refresh|check|reference|finding|table|papers`: notebooks and runs."""
 
 import argparse
 import sys
@@ -53,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--out", type=Path, default=REFERENCE)
     line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
+    one = command(_finding, "a claim about learning against its control, for several seeds")
+    one.add_argument("name", metavar="NAME", help="of drlib/lab/findings.yaml")
+    one.add_argument("--profile", default="laptop")
+    one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    one.add_argument("--runs", type=Path, default=ROOT / "runs")
     command(_table, "write the reference run's results into README.md")
     command(_papers, "write docs/papers.md from its table")
     return parser
@@ -88,6 +93,12 @@ def _reference(args) -> None:
     changes = parse_pairs([pair.partition("=")[::2] for pair in args.set])
     config = Config.load(args.profile, **changes)
     print(reference(config, args.seeds, args.runs, args.out, args.only))
+
+
+def _finding(args) -> None:
+    from drlib.lab.findings import measure  # lazily, as in _table
+
+    print(measure(args.name, args.profile, args.seeds, args.runs))
 
 
 def _table(args) -> None:

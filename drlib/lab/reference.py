@@ -25,6 +25,7 @@ from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import REFERENCE, ROOT
+from drlib.lab.findings import FINDINGS, findings_block
 from drlib.lab.launching import ensure
 from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages
@@ -163,11 +164,13 @@ def _table(results: Results) -> str:
 
 
 def readme_blocks() -> dict[str, str]:
-    """Marker -> what the committed runs say there; the worlds as soon as there is a second one."""
+    """Marker -> what the committed runs say there; worlds and findings once there are some."""
     blocks = {"results": results_block(Results.load(REFERENCE))}
     others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
     if others:
         blocks["worlds"] = worlds_block([REFERENCE, *others])
+    if [*FINDINGS.glob("*.json")]:
+        blocks["findings"] = findings_block()
     return blocks
 
 

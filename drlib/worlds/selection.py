@@ -96,7 +96,7 @@ def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counte
     names = _names(graph)
     kinds = _kinds(graph, names)
     found, backwards = _values(graph, names)
-    left_out: Counter[str] = Counter()
+    left_out = Counter(facts_with_long_names=0)
     facts: dict[str, dict[str, str]] = {}
     for name, relations in sorted(found.items()):
         facts[name] = {}
@@ -112,11 +112,15 @@ def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counte
                 facts[name][relation] = value
 
     # Relations are words, too: what a small policy has seen a few times it does not tell apart.
-    uses = Counter(relation for some in facts.values() for relation in some)
-    kept = {
-        relation for relation, _ in sorted(uses.items(), key=lambda row: (-row[1], row[0]))[:most]
-    }
-    left_out["facts_of_rare_relations"] = sum(n for name, n in uses.items() if name not in kept)
+    # A fact that leads on counts half as much again, for chains are made of them.
+    uses: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for some in facts.values():
+        uses.update(some.keys())
+        weights.update({relation: 3 if facts.get(value) else 2 for relation, value in some.items()})
+    kept = sorted(weights, key=lambda relation: (-weights[relation], relation))[:most]
+    rare = uses.keys() - kept
+    left_out["facts_of_rare_relations"] = sum(uses[relation] for relation in rare)
 
     entities = {}
     for name, some in facts.items():

@@ -1,0 +1,166 @@
+"""`python -m drlib.lab finding NAME`: a claim about learning, measured with its control.
+
+The claims are in `findings.yaml`, beside this file: two arms that differ in one setting. Both are
+trained from the same seeds and asked the same held-out questions, so their difference is paired by
+seed and question, and its interval is over both. What came out is written to
+`figures/reference/findings/NAME.json`, reproduced or refuted, and the rows to the folder NAME; the
+README's table is made from these files.
+
+Left out: a correction for the number of claims. Of twenty without any effect one would seem to have
+some.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from drlib.checks import require
+from drlib.config import Config
+from drlib.evals.metrics import Interval
+from drlib.evals.results import Results, gather
+from drlib.files import write_whole
+from drlib.lab.display import ROOT
+from drlib.lab.launching import ensure
+
+CLAIMS = Path(__file__).with_name("findings.yaml")
+FINDINGS = ROOT / "figures" / "reference" / "findings"
+ARMS = ("on", "off")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An entry of `findings.yaml`: its fields are told there."""
+
+    name: str
+    claim: str
+    source: str
+    expected: str
+    stage: str
+    kind: str
+    decoding: str
+    on: Mapping
+    off: Mapping
+    common: Mapping = field(default_factory=dict)
+
+    def config(self, arm: str, profile: str, seed: int) -> Config:
+        """The settings of one arm."""
+        return Config.load(profile, **{**self.common, **getattr(self, arm), "seed": seed})
+
+
+def claims(table: Path = CLAIMS) -> dict[str, Claim]:
+    """By name. ValueError: an entry compares nothing, or expects neither higher nor lower."""
+    found = {}
+    for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
+        claim = Claim(**entry)
+        require(claim.on.keys() == claim.off.keys(), f"{claim.name}: arms of other settings")
+        require(claim.on != claim.off, f"{claim.name}: both arms are the same")
+        require(
+            claim.expected in ("higher", "lower"), f"{claim.name}: expected: {claim.expected!r}"
+        )
+        found[claim.name] = claim
+    return found
+
+
+def measure(
+    name: str, profile: str, seeds: Sequence[int], runs: Path, out: Path = FINDINGS
+) -> Path:
+    """Train both arms where they are missing, compare, write; returns the finding's file."""
+    known = claims()
+    require(name in known, f"unknown finding {name!r}: there are {sorted(known)}")
+    claim = known[name]
+    arms = {arm: [claim.config(arm, profile, seed) for seed in seeds] for arm in ARMS}
+    for seed in range(len(seeds)):
+        for configs in arms.values():
+            ensure("demonstrations", configs[seed], runs=runs)
+            ensure(f"evaluate_{claim.stage}", configs[seed], runs=runs)
+    command = f"python -m drlib.lab finding {name} --profile {profile} --seeds "
+    command += " ".join(map(str, seeds))
+    for arm, configs in arms.items():
+        gather(configs, runs, [claim.stage], command).save(out / name / arm)
+    return write_whole(
+        out / f"{name}.json", json.dumps(finding(claim, out / name), indent=1) + "\n"
+    )
+
+
+def finding(claim: Claim, rows: Path) -> dict:
+    """What the rows of both arms say of the claim; effects are shares, `on` less `off`."""
+    on, off = (Results.load(rows / arm) for arm in ARMS)
+    effect, *interval = _effect(claim, claim.kind, claim.decoding, on, off)
+    first = on.outcomes[claim.stage, on.seeds[0]]
+    others = [
+        (kind, decoding)
+        for kind in sorted({outcome.kind for outcome in first})
+        for decoding in ("sample", "greedy")
+        if (kind, decoding) != (claim.kind, claim.decoding)
+    ]
+    return {
+        "claim": claim.claim,
+        "source": claim.source,
+        "expected": claim.expected,
+        "outcome": outcome_of(claim.expected, *interval),
+        "command": on.command,
+        "n": sum(outcome.kind == claim.kind for outcome in first),
+        "seeds": on.seeds,
+        "asked": {"stage": claim.stage, "kind": claim.kind, "decoding": claim.decoding},
+        "setting": dict(claim.on),
+        "control": dict(claim.off),
+        "common": dict(claim.common),
+        "accuracy": _shares(claim, claim.kind, claim.decoding, on, off),
+        "effect": effect,
+        "interval": interval,
+        "also": [
+            {
+                "kind": kind,
+                "decoding": decoding,
+                "accuracy": _shares(claim, kind, decoding, on, off),
+                "effect": _effect(claim, kind, decoding, on, off)[0],
+                "interval": _effect(claim, kind, decoding, on, off)[1:],
+            }
+            for kind, decoding in others
+        ],
+    }
+
+
+def _effect(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> Interval:
+    gain = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
+    return tuple(round(float(value), 5) for value in gain)
+
+
+def _shares(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> list[float]:
+    """The accuracies of `on` and of `off`."""
+    arms = (on.accuracy(claim.stage, kind, decoding), off.accuracy(claim.stage, kind, decoding))
+    return [round(float(share), 5) for share, _, _ in arms]
+
+
+def outcome_of(expected: str, low: float, high: float) -> str:
+    """`reproduced` or `refuted` where the interval excludes zero, else `open`."""
+    if low <= 0 <= high:
+        return "open"
+    return "reproduced" if (low > 0) == (expected == "higher") else "refuted"
+
+
+def findings_block(folder: Path = FINDINGS) -> str:
+    """The committed findings as a Markdown table."""
+    lines = [
+        "| claim | source | on and off, % right | effect, points [95%] | outcome | made by |",
+        "|" + "---|" * 6,
+    ]
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        on, off = (f"{100 * share:.1f}" for share in found["accuracy"])
+        low, high = (f"{100 * end:+.1f}" for end in found["interval"])
+        asked = found["asked"]
+        cells = [
+            found["claim"],
+            found["source"],
+            f"{on}, {off} ({asked['kind']}, {asked['decoding']}, n={found['n']}, "
+            f"{len(found['seeds'])} seeds)",
+            f"{100 * found['effect']:+.1f} [{low}, {high}]",
+            f"**{found['outcome']}**",
+            f"`{found['command']}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
