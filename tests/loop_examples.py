@@ -67,12 +67,13 @@ def build_world(runs: Path) -> None:
 
 
 def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
-    """Each stage built in this process, in this order: name -> its folder."""
+    """Each stage built in this process, in this order, where it is missing: name -> its folder."""
     made = {}
     for name in names:
         stage = stages.STAGES[name]
         made[name] = stages.folder(name, config, runs)
-        stage.function(config, made[name], Ranks(), **stage.arguments)
+        if not RunFolder.complete(made[name]):
+            stage.function(config, made[name], Ranks(), **stage.arguments)
     return made
 
 

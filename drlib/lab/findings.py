@@ -27,7 +27,7 @@ from drlib.lab.launching import ensure
 
 CLAIMS = Path(__file__).with_name("findings.yaml")
 FINDINGS = ROOT / "figures" / "reference" / "findings"
-ARMS = ("on", "off")
+ARMS = ("setting", "control")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Claim:
     stage: str
     kind: str
     decoding: str
-    on: Mapping
-    off: Mapping
+    setting: Mapping
+    control: Mapping
     common: Mapping = field(default_factory=dict)
 
     def config(self, arm: str, profile: str, seed: int) -> Config:
@@ -55,8 +55,10 @@ def claims(table: Path = CLAIMS) -> dict[str, Claim]:
     found = {}
     for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
         claim = Claim(**entry)
-        require(claim.on.keys() == claim.off.keys(), f"{claim.name}: arms of other settings")
-        require(claim.on != claim.off, f"{claim.name}: both arms are the same")
+        require(
+            claim.setting.keys() == claim.control.keys(), f"{claim.name}: arms of other settings"
+        )
+        require(claim.setting != claim.control, f"{claim.name}: both arms are the same")
         require(
             claim.expected in ("higher", "lower"), f"{claim.name}: expected: {claim.expected!r}"
         )
@@ -65,10 +67,15 @@ def claims(table: Path = CLAIMS) -> dict[str, Claim]:
 
 
 def measure(
-    name: str, profile: str, seeds: Sequence[int], runs: Path, out: Path = FINDINGS
+    name: str,
+    profile: str,
+    seeds: Sequence[int],
+    runs: Path,
+    out: Path = FINDINGS,
+    table: Path = CLAIMS,
 ) -> Path:
     """Train both arms where they are missing, compare, write; returns the finding's file."""
-    known = claims()
+    known = claims(table)
     require(name in known, f"unknown finding {name!r}: there are {sorted(known)}")
     claim = known[name]
     arms = {arm: [claim.config(arm, profile, seed) for seed in seeds] for arm in ARMS}
@@ -86,7 +93,8 @@ def measure(
 
 
 def finding(claim: Claim, rows: Path) -> dict:
-    """What the rows of both arms say of the claim; effects are shares, `on` less `off`."""
+    """What the rows of both arms say of the claim; effects are shares, the setting's less its
+    control's."""
     on, off = (Results.load(rows / arm) for arm in ARMS)
     effect, *interval = _effect(claim, claim.kind, claim.decoding, on, off)
     first = on.outcomes[claim.stage, on.seeds[0]]
@@ -105,8 +113,8 @@ def finding(claim: Claim, rows: Path) -> dict:
         "n": sum(outcome.kind == claim.kind for outcome in first),
         "seeds": on.seeds,
         "asked": {"stage": claim.stage, "kind": claim.kind, "decoding": claim.decoding},
-        "setting": dict(claim.on),
-        "control": dict(claim.off),
+        "setting": dict(claim.setting),
+        "control": dict(claim.control),
         "common": dict(claim.common),
         "accuracy": _shares(claim, claim.kind, claim.decoding, on, off),
         "effect": effect,
@@ -130,7 +138,7 @@ def _effect(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -
 
 
 def _shares(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> list[float]:
-    """The accuracies of `on` and of `off`."""
+    """The accuracies of the setting and of its control."""
     arms = (on.accuracy(claim.stage, kind, decoding), off.accuracy(claim.stage, kind, decoding))
     return [round(float(share), 5) for share, _, _ in arms]
 
@@ -145,7 +153,7 @@ def outcome_of(expected: str, low: float, high: float) -> str:
 def findings_block(folder: Path = FINDINGS) -> str:
     """The committed findings as a Markdown table."""
     lines = [
-        "| claim | source | on and off, % right | effect, points [95%] | outcome | made by |",
+        "| claim | source | % right: setting, control | effect, points [95%] | outcome | made by |",
         "|" + "---|" * 6,
     ]
     for path in sorted(folder.glob("*.json")):
