@@ -79,7 +79,8 @@ class ConditionQuestions:
     def all(self, skill: str | None = None) -> list[Task]:
         """All questions, or those of one skill."""
         skills = self.skills if skill is None else [skill]
-        return [task for name in skills for some in self._tasks[name].values() for task in some]
+        by_answer = [self._tasks.get(name, {}) for name in skills]
+        return [task for some in by_answer for tasks in some.values() for task in tasks]
 
     def draw(self, skill: str, rng: random.Random) -> Task:
         """One question: an answer, then a question for it."""
