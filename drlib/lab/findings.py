@@ -21,12 +21,15 @@ from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.metrics import Interval
 from drlib.evals.results import Results, gather
-from drlib.files import write_whole
+from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import ROOT
 from drlib.lab.launching import ensure
+from drlib.training import stages
+from drlib.training.run import read_metrics
 
 CLAIMS = Path(__file__).with_name("findings.yaml")
 FINDINGS = ROOT / "figures" / "reference" / "findings"
+THIN = 10  # supervised curves keep every tenth step
 ARMS = ("setting", "control")
 
 
@@ -87,9 +90,25 @@ def measure(
     command += " ".join(map(str, seeds))
     for arm, configs in arms.items():
         gather(configs, runs, [claim.stage], command).save(out / name / arm)
+        for config in configs:
+            copy_curve(claim.stage, config, runs, out / name / arm)
     return write_whole(
         out / f"{name}.json", json.dumps(finding(claim, out / name), indent=1) + "\n"
     )
+
+
+def copy_curve(stage: str, config: Config, runs: Path, out: Path) -> None:
+    """The metrics of a stage's steps, rounded, as `seedN_STAGE.jsonl`, where it has steps."""
+    if not stages.STAGES[stage].steps:
+        return
+    rows = read_metrics(stages.folder(stage, config, runs))
+    if not stage.startswith("rl"):
+        rows = [row for row in rows if row["step"] % THIN == 0 or row["step"] == 1]
+    rounded = [
+        {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+        for row in rows
+    ]
+    write_json_lines(out / f"seed{config.seed}_{stage}.jsonl", rounded)
 
 
 def finding(claim: Claim, rows: Path) -> dict:

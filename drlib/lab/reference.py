@@ -23,15 +23,13 @@ import torch
 from drlib.analysis import tour
 from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
-from drlib.files import write_json_lines, write_whole
+from drlib.files import write_whole
 from drlib.lab.display import REFERENCE, ROOT
-from drlib.lab.findings import FINDINGS, findings_block
+from drlib.lab.findings import FINDINGS, copy_curve, findings_block
 from drlib.lab.launching import ensure
 from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages
-from drlib.training.run import read_metrics
 
-THIN = 10  # supervised curves keep every tenth step
 WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
@@ -55,7 +53,7 @@ def reference(
         ensure(name, each, runs=runs)
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each, name in itertools.product(configs, set(tour.CURVES) & set(only or tour.CURVES)):
-        _copy_curve(name, each, runs, out)
+        copy_curve(name, each, runs, out)
     if only is None:
         _copy_policies(configs[0], runs, out)
     return out
@@ -68,17 +66,6 @@ def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None
     words += ["--only", *only] if only else []
     words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != REFERENCE else []
     return " ".join(words)
-
-
-def _copy_curve(name: str, config: Config, runs: Path, out: Path) -> None:
-    rows = read_metrics(stages.folder(name, config, runs))
-    if not name.startswith("rl"):
-        rows = [r for r in rows if r["step"] % THIN == 0 or r["step"] == 1]
-    rounded = [
-        {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
-        for row in rows
-    ]
-    write_json_lines(out / f"seed{config.seed}_{name}.jsonl", rounded)
 
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:
