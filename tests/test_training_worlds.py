@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_training_worlds.py
 """
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -24,6 +25,7 @@ from drlib.training.run import RunFolder, read_manifest
 from drlib.worlds import Names, SmallWorld, load_world, select
 from tests.folder_examples import island_folder
 from tests.loop_examples import build_stages
+from tests.triples_examples import model_server
 
 TERN = "folder:notebooks/tern"
 SMALL = {
@@ -203,3 +205,45 @@ def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(fol
     ):
         data.build_world(config, path, Ranks())
     assert not RunFolder.complete(path)
+
+
+def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DRLIB_API_KEY", "secret")
+    notes = tmp_path / "prose"
+    notes.mkdir()
+    sentences = [
+        f"{thing} {name} has the {relation} {other} {target}."
+        for i in range(40)
+        for thing, relation, other, step in (
+            ("Town", "mayor", "Mayor", 3),
+            ("Mayor", "pet", "Cat", 7),
+            ("Cat", "home", "Town", 11),
+        )
+        for name, target in [(f"Nr{i}", f"Nr{(i + step) % 40}")]
+    ]
+    for i in range(0, len(sentences), 12):
+        (notes / f"day {i}.md").write_text("\n\n".join(sentences[i : i + 12]))
+
+    def replies(text):
+        """A reader that quotes."""
+        said = re.findall(r"((\w+ Nr\d+) has the (\w+) (\w+ Nr\d+))", text)
+        return [(subject, relation, value, whole) for whole, subject, relation, value in said]
+
+    with model_server(replies) as model:
+        settings = {"world": f"folder:{notes}", "world_endpoint": model.url}
+        config = Config.load("ci", **settings, world_model="reader")
+        world, counts = data.training_world(config)
+    assert {(asked, key) for _, asked, key, _ in model.seen} == {("reader", "Bearer secret")}
+    assert counts["triples_kept"] == 120 == len(world.graph.facts)
+    assert world.follow("Town Nr1", ["mayor", "pet", "home"]) == [
+        "Mayor Nr4",
+        "Cat Nr11",
+        "Town Nr22",
+    ]
+    assert len(chain_questions(world, 12, 0, hops={3: 1.0})) == 12
+    with pytest.raises(
+        ValueError, match="world_endpoint reads the sentences of a folder, not .*cldr"
+    ):
+        data.training_world(Config.load("ci", world="cldr", world_endpoint="http://localhost:1/v1"))

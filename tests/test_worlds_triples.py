@@ -1,14 +1,12 @@
 """Triples of a model: a real server on loopback that answers rightly, lies, hangs and breaks."""
 
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from drlib.worlds import load_world, read_facts, triples
 from drlib.worlds.triples import Endpoint, relation_name
+from tests.triples_examples import Model, model_server
 
 ADA = "Ada Lovelace wrote the first program. It ran on the Analytical Engine of Charles Babbage."
 BABBAGE = "# Engine\n\nThe Analytical Engine was designed by Charles Babbage in 1837."
@@ -34,52 +32,14 @@ RIGHT = {
 }
 
 
-class Model(BaseHTTPRequestHandler):
-    """Answers `server.replies(text)`: rows, or bytes as the whole body, or a number as the status,
-    or None for no answer at all."""
-
-    def do_POST(self):
-        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = order["messages"][-1]["content"]
-        self.server.seen.append((self.path, order["model"], self.headers["Authorization"], text))
-        reply = self.server.replies(text)
-        if reply is None:
-            self.server.over.wait(20)
-            return
-        if isinstance(reply, int):
-            self.send_error(reply)
-            return
-        if isinstance(reply, list):
-            rows = [
-                dict(zip(triples.KEYS, row, strict=True)) if isinstance(row, tuple) else row
-                for row in reply
-            ]
-            content = f"Here you are:\n```json\n{json.dumps(rows)}\n```"
-            reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *_):
-        pass
-
-
 def right(text):
     return [row for word, rows in RIGHT.items() if word in text for row in rows]
 
 
 @pytest.fixture
 def model():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    server.daemon_threads, server.seen, server.over = True, [], threading.Event()
-    server.replies = right
-    server.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.over.set()
-    server.shutdown()
-    server.server_close()
+    with model_server(right) as server:
+        yield server
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ question, query and answer. Demonstrations are a fixed pool of an imperfect teac
 pool's own success rate can be reported.
 """
 
+import os
 import random
 from pathlib import Path
 
@@ -90,15 +91,27 @@ WORLD_FILE = "world.json"
 def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
     """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
 
-    A path in `config.world` is relative to the repository unless absolute. ValueError: there is no
-    such world, or it lacks what questions are made from; the message says what.
+    A path in `config.world` is relative to the repository unless absolute; an endpoint's key is
+    taken from the environment (`DRLIB_API_KEY`). ValueError: there is no such world, or it lacks
+    what questions are made from; the message says what.
     """
-    world = load_world(config.world_name)
+    options = {}
+    if config.world_endpoint:
+        if not config.world.startswith("folder:"):
+            raise ValueError(
+                f"world_endpoint reads a folder's sentences, not world={config.world!r}"
+            )
+        key = os.environ.get("DRLIB_API_KEY", "")
+        options = dict(endpoint=config.world_endpoint, model=config.world_model, api_key=key)
+    world = load_world(config.world_name, **options)
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
     pieces = config.vocabulary - PIECES_NOT_OF_NAMES
     small, candidates, left_out = select(world, config.world_pages, pieces, config.world_relations)
-    return small, {"pages": len(small), "pages_with_facts": candidates, **left_out}
+    counts = {"pages": len(small), "pages_with_facts": candidates, **left_out}
+    if config.world_endpoint:
+        counts |= {f"triples_{name}": n for name, n in world.extraction.items()}
+    return small, counts
 
 
 def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:

@@ -1,0 +1,55 @@
+"""A real server on loopback in the place of a language model that lists the facts of a text."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from drlib.worlds import triples
+
+
+class Model(BaseHTTPRequestHandler):
+    """Answers `server.replies(text)`: rows, or bytes as the whole body, or a number as the status,
+    or None for no answer at all."""
+
+    def do_POST(self):
+        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = order["messages"][-1]["content"]
+        self.server.seen.append((self.path, order["model"], self.headers["Authorization"], text))
+        reply = self.server.replies(text)
+        if reply is None:
+            self.server.over.wait(20)
+            return
+        if isinstance(reply, int):
+            self.send_error(reply)
+            return
+        if isinstance(reply, list):
+            rows = [
+                dict(zip(triples.KEYS, row, strict=True)) if isinstance(row, tuple) else row
+                for row in reply
+            ]
+            content = f"Here you are:\n```json\n{json.dumps(rows)}\n```"
+            reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def model_server(replies):
+    """A server whose model answers `replies(text)`; `seen` holds what it was asked."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    server.daemon_threads = True
+    server.seen = []
+    server.over = threading.Event()
+    server.replies = replies
+    server.url = f"http://127.0.0.1:{server.server_port}/v1"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    server.server_close()
