@@ -98,9 +98,8 @@ def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
     options = {}
     if config.world_endpoint:
         if not config.world.startswith("folder:"):
-            raise ValueError(
-                f"world_endpoint reads a folder's sentences, not world={config.world!r}"
-            )
+            asked = f"not those of world={config.world!r}"
+            raise ValueError(f"world_endpoint reads the sentences of a folder, {asked}")
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world_endpoint, model=config.world_model, api_key=key)
     world = load_world(config.world_name, **options)
