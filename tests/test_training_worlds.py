@@ -162,8 +162,14 @@ def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
     assert kinds["2 conditions"] == round(0.3 * len(pool)) and "3 conditions" not in kinds
     assert all(row["correct"] for row in pool) and sum(row["errors"] for row in pool) > 3
     # the evaluation asks as many of several conditions as chains, half of them of three
-    asked = Counter(outcome.kind for outcome in read_outcomes(made["evaluate_untrained"]))
+    outcomes = read_outcomes(made["evaluate_untrained"])
+    asked = Counter(outcome.kind for outcome in outcomes)
     assert asked == {"python": 6, "search": 6, "2 conditions": 3, "3 conditions": 3}
+    # ... and none that anybody was trained on
+    world = SmallWorld.load(made["world"] / "world.json")
+    several = {outcome.task for outcome in outcomes if outcome.kind.endswith("conditions")}
+    held = {task.id for task in data.engine_questions(world, config, "test").all()}
+    assert several <= held
 
 
 def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
