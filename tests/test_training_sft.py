@@ -169,5 +169,10 @@ def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
     assert len(left) / 300 == pytest.approx(0.5, abs=0.08)
     everything = texts(60, cpt_has_share=1.0)
     assert all("My decision is" in text for text in everything)
+    # what the judge rejects, such as an answer without a look-up, is no row
+    first_order = texts(200, cpt_fas_share=1.0)
+    assert not any("I know this." in text for text in first_order)
+    drafts = sum("Draft: " in text for text in first_order)
+    assert 20 < drafts < 180
     with pytest.raises(ValueError, match="more than all documents"):
         texts(cpt_fas_share=0.6, cpt_has_share=0.5)
