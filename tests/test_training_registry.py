@@ -66,6 +66,10 @@ def other(field):
         "world": "cldr",
         "demonstration_filter": "none",
         "sft_loss_on": "all",
+        "questions": "engine",
+        "teacher": "solver",
+        "world_endpoint": "http://localhost:1/v1",
+        "world_model": "another",
     }
     if field.name in named:
         return named[field.name]
@@ -114,7 +118,8 @@ def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
     with pytest.raises(AttributeError, match="rl_lr"):
         _ = some.rl_lr
     assert some.derive(rl_lr=0.25).rl_lr == 0.25
-    assert {*declared_for("world")} == {"world", "world_pages", "vocabulary"}
+    of_the_world = {"world", "world_pages", "world_relations", "world_endpoint", "world_model"}
+    assert {*declared_for("world")} == {*of_the_world, "vocabulary", "questions"}
 
 
 # ---------------------------------------------------------------- the command

@@ -51,7 +51,7 @@ ROLLING = {
     "rl_reward": {"rl_reward": "random"},
     "rl_temperature": {"rl_temperature": 1.5},
 }
-ELSEWHERE = {"rl_steps", "rl_start", "rl_staleness", "rl_emergency_stop"}
+ELSEWHERE = {"rl_steps", "rl_start", "rl_staleness", "rl_emergency_stop", "rl_conditions"}
 
 
 def test_every_switch_has_its_test():
