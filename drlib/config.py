@@ -57,11 +57,11 @@ class Config:
         "tour", "what can be looked up (a path in it: from the repository unless absolute)", "world"
     )
     world_pages: int = setting(800, "pages kept of a larger world", "world")
+    world_relations: int = setting(12, "relations kept of it, those of most facts", "world")
     world_endpoint: str = setting(
         "", "an OpenAI-compatible server that reads the facts in a folder's sentences", "world"
     )
     world_model: str = setting("", "the model that it is asked for", "world")
-    world_relations: int = setting(12, "relations kept of it, those of most facts", "world")
     vocabulary: int = setting(2048, "tokens of the tokenizer", "world", POLICY)
     questions: Literal["chains", "engine"] = setting(
         "chains",

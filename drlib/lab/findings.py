@@ -19,7 +19,6 @@ import yaml
 
 from drlib.checks import require
 from drlib.config import Config
-from drlib.evals.metrics import Interval
 from drlib.evals.results import Results, gather
 from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import ROOT
@@ -58,13 +57,11 @@ def claims(table: Path = CLAIMS) -> dict[str, Claim]:
     found = {}
     for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
         claim = Claim(**entry)
-        require(
-            claim.setting.keys() == claim.control.keys(), f"{claim.name}: arms of other settings"
-        )
+        same_names = claim.setting.keys() == claim.control.keys()
+        is_a_direction = claim.expected in ("higher", "lower")
+        require(same_names, f"{claim.name}: arms of other settings")
         require(claim.setting != claim.control, f"{claim.name}: both arms are the same")
-        require(
-            claim.expected in ("higher", "lower"), f"{claim.name}: expected: {claim.expected!r}"
-        )
+        require(is_a_direction, f"{claim.name}: expected: {claim.expected!r}")
         found[claim.name] = claim
     return found
 
@@ -92,9 +89,8 @@ def measure(
         gather(configs, runs, [claim.stage], command).save(out / name / arm)
         for config in configs:
             copy_curve(claim.stage, config, runs, out / name / arm)
-    return write_whole(
-        out / f"{name}.json", json.dumps(finding(claim, out / name), indent=1) + "\n"
-    )
+    found = finding(claim, out / name)
+    return write_whole(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
 
 
 def copy_curve(stage: str, config: Config, runs: Path, out: Path) -> None:
@@ -115,7 +111,7 @@ def finding(claim: Claim, rows: Path) -> dict:
     """What the rows of both arms say of the claim; effects are shares, the setting's less its
     control's."""
     on, off = (Results.load(rows / arm) for arm in ARMS)
-    effect, *interval = _effect(claim, claim.kind, claim.decoding, on, off)
+    measured = _compared(claim, claim.kind, claim.decoding, on, off)
     first = on.outcomes[claim.stage, on.seeds[0]]
     others = [
         (kind, decoding)
@@ -127,7 +123,7 @@ def finding(claim: Claim, rows: Path) -> dict:
         "claim": claim.claim,
         "source": claim.source,
         "expected": claim.expected,
-        "outcome": outcome_of(claim.expected, *interval),
+        "outcome": outcome_of(claim.expected, *measured["interval"]),
         "command": on.command,
         "n": sum(outcome.kind == claim.kind for outcome in first),
         "seeds": on.seeds,
@@ -135,31 +131,23 @@ def finding(claim: Claim, rows: Path) -> dict:
         "setting": dict(claim.setting),
         "control": dict(claim.control),
         "common": dict(claim.common),
-        "accuracy": _shares(claim, claim.kind, claim.decoding, on, off),
-        "effect": effect,
-        "interval": interval,
+        **measured,
         "also": [
-            {
-                "kind": kind,
-                "decoding": decoding,
-                "accuracy": _shares(claim, kind, decoding, on, off),
-                "effect": _effect(claim, kind, decoding, on, off)[0],
-                "interval": _effect(claim, kind, decoding, on, off)[1:],
-            }
+            {"kind": kind, "decoding": decoding, **_compared(claim, kind, decoding, on, off)}
             for kind, decoding in others
         ],
     }
 
 
-def _effect(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> Interval:
-    gain = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
-    return tuple(round(float(value), 5) for value in gain)
-
-
-def _shares(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> list[float]:
-    """The accuracies of the setting and of its control."""
-    arms = (on.accuracy(claim.stage, kind, decoding), off.accuracy(claim.stage, kind, decoding))
-    return [round(float(share), 5) for share, _, _ in arms]
+def _compared(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> dict:
+    """The accuracies of the setting and of its control, their difference and its interval."""
+    shares = [arm.accuracy(claim.stage, kind, decoding)[0] for arm in (on, off)]
+    effect, *interval = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
+    return {
+        "accuracy": [round(float(share), 5) for share in shares],
+        "effect": round(float(effect), 5),
+        "interval": [round(float(end), 5) for end in interval],
+    }
 
 
 def outcome_of(expected: str, low: float, high: float) -> str:

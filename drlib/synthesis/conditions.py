@@ -31,7 +31,7 @@ MAX_SHARE = 0.02  # of a whole world's questions may have the same answer
 MAX_EFFORT = 30  # pages
 
 
-def side(title: str, of_value: dict[str, Split]) -> Split:
+def _side(title: str, of_value: dict[str, Split]) -> Split:
     """The side on which `title` is an answer: that of chains, or where no chain ends, its own."""
     return of_value.get(title) or side_of(title)
 
@@ -50,7 +50,7 @@ class ConditionQuestions:
         seed: int | str = 0,
     ):
         of_value = split_answers(world) if split else {}
-        asked = {title for title in world.entities if side(title, of_value) == split}
+        asked = {title for title in world.entities if _side(title, of_value) == split}
         with warnings.catch_warnings():
             # that there are fewer is no news: as many are wanted as there are
             warnings.simplefilter("ignore")

@@ -6,8 +6,8 @@ tokens only (`sft_loss_on` has all tokens), mixed with some pre-training text so
 forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
 logs for ever would be the endless good demonstrations that this stage does not have).
 Three settings more come from the sources: the attempts also as rounds with a managed context
-(`sft_rounds`), two stages by length (`sft_short_tokens`; both Tongyi DeepResearch, section 3), and
-tool use in environments that were made by rule (`sft_tool_use_share`; AgentScaler).
+(`sft_rounds`), two stages by length (`sft_short_tokens`; both Tongyi DeepResearch's), and tool use
+in environments that were made by rule (`sft_tool_use_share`; AgentScaler).
 `sft_continued` goes on from the cold start with the same data and rates for as many steps as
 reinforcement learning has compute: the honest question is what RL adds over *that*.
 """

@@ -41,6 +41,7 @@ from drlib.files import write_whole
 from drlib.lab import ensure
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
+from drlib.synthesis.action_rows import memory_of
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.synthesis.families.agentfounder import (
     KEPT,
@@ -53,7 +54,6 @@ from drlib.synthesis.families.agentfounder import (
     sample_of,
     with_replay,
 )
-from drlib.synthesis.memory import EntityMemory
 from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Episode
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.tools import Toolbox
@@ -115,16 +115,6 @@ class Material:
     pool: list[Sample]  # of the cold start
     held_out: list[Sample]  # demonstrations that are not in the pool
     general: list[Sample]  # text that nothing was trained on
-
-
-def memory_of(world) -> EntityMemory:
-    """Its facts, and what its pages say about each entity."""
-    memory = EntityMemory(world.entities)
-    for entity in world.entities.values():
-        for relation, value in entity.facts.items():
-            memory.fact(entity.title, relation, value, f"{world.name}/{entity.title}")
-        memory.read(f"{entity.title} is a {entity.kind}.", f"{world.name}/{entity.title}")
-    return memory
 
 
 def agentic_rows(names, seed: int, toolbox) -> list[CptRow]:
