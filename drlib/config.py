@@ -103,6 +103,9 @@ class Config:
         "of the documents: AgentFounder's first-order rows (drlib.synthesis.action_rows)",
         "cpt",
     )
+    cpt_fas_questions: Literal["graph", "memory"] = setting(
+        "graph", "first-order rows are of all facts, or of what attempts have seen", "cpt"
+    )
     cpt_has_share: float = setting(0.0, "of the documents: its higher-order rows", "cpt")
 
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")

@@ -64,6 +64,7 @@ def other(field):
         "rl_reward": "random",
         "rl_emergency_stop": False,
         "world": "cldr",
+        "cpt_fas_questions": "memory",
         "demonstration_filter": "none",
         "sft_loss_on": "all",
         "questions": "engine",

@@ -11,12 +11,13 @@ import pytest
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.files import read_json_lines
+from drlib.synthesis.action_rows import ActionRows, memory_of_attempts, recalled
 from drlib.synthesis.actions import ActionData
 from drlib.training import data, pretrain, sft, stages
 from drlib.training.batches import mixed
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, read_manifest, read_metrics
-from drlib.worlds import Names, load_world
+from drlib.worlds import Names, fictional_world, load_world
 from tests.loop_examples import build_stages
 
 FILTERS = ("correct", "funnel", "none")
@@ -176,3 +177,49 @@ def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
     assert 20 < drafts < 180
     with pytest.raises(ValueError, match="more than all documents"):
         texts(cpt_fas_share=0.6, cpt_has_share=0.5)
+
+
+def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
+    _, chat = attempts
+    names = Names.of(load_world("tour"))
+    world = fictional_world(7, names)
+    rows = ActionRows(names, chat, 2, from_memory=True)
+    tried = list(rows._attempts(world, random.Random(7)))
+    assert any(not episode.correct for episode in tried), "what discarded attempts saw counts too"
+    shown = {
+        title
+        for episode in tried
+        for result in episode.tool_results
+        for title in world.entities
+        if f"[{title}](" in result.text
+    }
+    memory = memory_of_attempts(world, tried)
+    known = recalled(memory, world)
+    assert set(known.entities) == shown and len(shown) < len(world.entities)
+    for title in shown:
+        assert known.entities[title].facts == world.entities[title].facts
+    sources = {source for title in shown for said in memory.about(title) for source in said.sources}
+    with_calls = [number for number, episode in enumerate(tried) if "[" in told(episode)]
+    assert sources == {f"{world.name}/attempt-{number}" for number in with_calls}
+    # a value that was told twice over, and differently, is asked for no more
+    title, relation = next((t, r) for t in sorted(shown) for r in world.entities[t].facts)
+    memory.fact(title, relation, "Another", "rumour")
+    asked_for = recalled(memory, world).entities.get(title)
+    assert asked_for is None or relation not in asked_for.facts
+    # the setting: no row names an entity that no attempt has seen as the start of its question
+    made = list(rows._first_order(world, random.Random(7)))
+    assert made and {row.entity_ids[0] for row in made} <= shown
+    assert {row.entity_ids[0] for row in made} < set(world.entities)
+    of_graph = documents_of(chat, names, cpt_fas_share=1.0)
+    of_memory = documents_of(chat, names, cpt_fas_share=1.0, cpt_fas_questions="memory")
+    assert of_graph != of_memory
+    assert documents_of(chat, names, cpt_fas_questions="memory") == documents_of(chat, names)
+
+
+def told(episode):
+    return "".join(result.text for result in episode.tool_results)
+
+
+def documents_of(chat, names, **settings):
+    documents = pretrain.documents(Config.load("ci", **settings), names, chat)("k")
+    return [next(documents).ids for _ in range(40)]

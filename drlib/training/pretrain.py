@@ -140,7 +140,8 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     own = ActionData(names, chat, config.search_results, config.questions == "engine")
     if sum(shares) == 0:
         return own.stream
-    rows = ActionRows(names, chat, config.search_results)
+    from_memory = config.cpt_fas_questions == "memory"
+    rows = ActionRows(names, chat, config.search_results, from_memory)
 
     def stream(key: str) -> Iterator[Sample]:
         streams = rows.stream(key, "fas"), rows.stream(key, "has"), own.stream(key)
