@@ -204,12 +204,34 @@ def test_the_report_is_written_whole_or_not_at_all(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1} and len(list(path.parent.iterdir())) == 1
 
 
+FOUND = {"effect": 0.05, "interval": [0.01, 0.09], "outcome": "reproduced"}
+
+
+def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
+    refuted = {"effect": -0.2, "interval": [-0.3, -0.1], "outcome": "refuted"}
+    unclear = {"effect": 0.0, "interval": [-0.1, 0.1], "outcome": "open"}
+    found = {"funnel": FOUND, "mask": refuted, "has": unclear}
+    ax = data_plots.findings_figure(found).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(found)
+    spans = [tuple(line.get_xdata()) for line in ax.lines[1::2]]
+    assert spans == [(1.0, 9.0), (-30.0, -10.0), (-10.0, 10.0)]
+    assert [line.get_xdata()[0] for line in ax.lines[2::2]] == [5.0, -20.0, 0.0]
+    colors = [to_hex(line.get_color()) for line in ax.lines[2::2]]
+    assert len(set(colors)) == 3 and colors[2] == to_hex(data_plots.CONTROL)
+    assert [text.get_text().strip() for text in ax.texts] == [
+        "+5.0, reproduced",
+        "-20.0, refuted",
+        "+0.0, open",
+    ]
+
+
 def test_figures_are_the_same_bytes_twice(cldr, tasks):
     reports = [quality_report(tasks, cldr), quality_report(tasks[:20], cldr)]
     for draw in (
         lambda: data_plots.quality_figure(reports),
         lambda: data_plots.question_graph(from_text(tasks[0].query), tasks[0].answer),
         lambda: data_plots.funnel_figure({"sampled": 30, "valid": 20, "kept": 5}),
+        lambda: data_plots.findings_figure({"funnel": FOUND, "mask": FOUND}),
     ):
         assert png_bytes(draw()) == png_bytes(draw())
 

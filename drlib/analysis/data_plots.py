@@ -4,7 +4,7 @@ Colours: C0 what is asked for, C1 what a question names, grey what lies between;
 colour in every picture (`WORLD_COLORS`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import matplotlib.pyplot as plt
@@ -159,4 +159,27 @@ def funnel_figure(counts: dict[str, int]) -> Figure:
         ax.text(value, y, f" {value:,}", va="center", fontsize=9)
     ax.invert_yaxis()
     ax.set(xlabel="attempts left", xlim=(0, 1.12 * max(values)))
+    return fig
+
+
+OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}
+
+
+def findings_figure(found: Mapping[str, dict]) -> Figure:
+    """The effect of each finding and its interval, by name: the file's contents, as
+    `python -m drlib.lab finding` writes it; coloured by its outcome."""
+    fig, ax = plt.subplots(figsize=(7.6, 0.9 + 0.4 * len(found)), layout="constrained")
+    ax.axvline(0, color=CONTROL, lw=1, ls="--")
+    for y, one in enumerate(found.values()):
+        color = OUTCOME_COLORS[one["outcome"]]
+        low, high = (100 * end for end in one["interval"])
+        ax.plot([low, high], [y, y], color=color, lw=2.5, solid_capstyle="round")
+        ax.plot(100 * one["effect"], y, "o", color=color, ms=8, mec="white")
+        words = f"  {100 * one['effect']:+.1f}, {one['outcome']}"
+        ax.annotate(words, (high, y), va="center", fontsize=9, color=color)
+    ax.set_yticks(range(len(found)), list(found))
+    ax.set(xlabel="right answers, points: the setting less its control")
+    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.margins(x=0.25)
+    ax.grid(False, axis="y")
     return fig
