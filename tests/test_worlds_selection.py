@@ -3,12 +3,15 @@
 Run: python -m pytest tests/test_worlds_selection.py
 """
 
+import string
 from collections import Counter
 
 import pytest
 
 from drlib.synthesis.questions import SearchQuestions, chains
 from drlib.worlds import Names, fictional_world, load_world, select
+from drlib.worlds.graph import Graph, Node
+from drlib.worlds.selection import _short_names
 from drlib.worlds.small import Entity, SmallWorld
 from tests.folder_examples import island_folder
 
@@ -197,3 +200,32 @@ def test_invented_titles_are_joined_like_the_real_ones():
     titles = [title for seed in range(5) for title in fictional_world(seed, names).entities]
     assert any(title.count(".") == 1 for title in titles)
     assert not any(" " in title for title in titles)
+
+
+class Dotted:
+    """A world whose titles are dotted names, of classes in modules."""
+
+    name, scheme = "dotted", "dotted"
+
+    def __init__(self):
+        facts = []
+        for letter in string.ascii_lowercase:
+            start, middle, end = f"p.{letter}.Start", f"p.{letter}.mid{letter}", f"q.end{letter}"
+            facts += [(start, "base class", middle), (middle, "base class", end)]
+            facts += [(end, "author", f"x.author{letter}")]
+        titles = sorted({end for fact in facts for end in (fact[0], fact[2])})
+        self.graph = Graph([Node(title, "class") for title in titles], facts)
+
+
+def test_a_dotted_name_is_as_short_as_it_names_one_thing():
+    world = select(Dotted(), **ALL).world
+    # "Start" names 26 classes; "mida" names one
+    assert world.entities["a.Start"].facts == {"base class": "mida"}
+    assert world.follow("b.Start", ["base class", "base class", "author"])[-1] == "authorb"
+    assert all(title.count(".") == title.endswith("Start") for title in world.entities)
+
+
+def test_a_name_that_is_the_end_of_another_stays_with_the_one_it_is():
+    titles = ["json", "my.json", "a.b", "c.a.b", "Mt. Everest", "3.14", "f.g.h"]
+    short = _short_names(titles)
+    assert short == {"my.json": "my.json", "a.b": "a.b", "c.a.b": "c.a.b", "f.g.h": "h"}

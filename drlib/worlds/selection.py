@@ -9,7 +9,10 @@ and three look-ups start come in turn. What is left out is counted.
 
 A relation read backwards is called by the kind of its values ("currency of" is a "territory"). In a
 folder a page is called by its heading and a row of a table by its first cell; a page and rows of
-one name are one entity, and a value that is such a name is a link to it.
+one name are one entity, and a value that is such a name is a link to it. What has a dotted name is
+called as people call it who know where they are: `HTMLParser`, not `html.parser.HTMLParser`, as far
+as that names one thing only. A small policy copies a name by looking where its last word stood
+before, and names that begin alike lead it astray.
 
 Left out: relations that say how a folder is built, values that stand in the title (the module of
 `json.loads`), whatever has several values, and the pages' texts.
@@ -18,7 +21,7 @@ Left out: relations that say how a folder is built, values that stand in the tit
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -33,6 +36,7 @@ MAX_HOPS = 3
 MAX_FACTS = 5  # of a page, its own before those read backwards: a search shows them on one line
 MAX_PIECES = 12  # of a title or value: it is read, written and searched for
 MIN_CHAINS = 24  # of each number of look-ups; with fewer there is nothing to train on
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 PIECE = re.compile(r"[^\W\d_]+ ?|\d|[^\w\s] ?|_")  # about what the tokenizer makes of a name
 REMEDY = (
     "Facts of a folder come from front matter (`capital: Norwich`) and from tables with a header "
@@ -164,6 +168,7 @@ def _names(graph: Graph) -> dict[str, str]:
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     names = {}
+    short = _short_names(graph.nodes)
     for title, node in graph.nodes.items():
         headings = graph.values(title, "heading")
         if graph.values(title, "table"):
@@ -171,7 +176,7 @@ def _names(graph: Graph) -> dict[str, str]:
         elif headings:
             wanted[min(headings)].append(title)
         elif node.kind != VALUE:
-            names[title] = title
+            names[title] = short.get(title, title)
     for heading, titles in wanted.items():
         of_pages = [title for title in titles if graph.nodes[title].kind == "page"]
         alone = of_pages if len(of_pages) == 1 else titles
@@ -180,6 +185,25 @@ def _names(graph: Graph) -> dict[str, str]:
     called = {*names.values()}
     linked = [title for title in graph.nodes if graph.is_value(title) and title in called]
     return names | {title: title for title in linked}
+
+
+def _short_names(titles: Iterable[str]) -> dict[str, str]:
+    """Dotted title -> its shortest end that is no other title and no end of another one."""
+    ends = {title: _ends(title) for title in titles}
+    known = Counter(end for some in ends.values() for end in some)
+    return {
+        title: next((end for end in some if known[end] == 1), title)
+        for title, some in ends.items()
+        if len(some) > 1
+    }
+
+
+def _ends(title: str) -> list[str]:
+    """`c`, `b.c` and `a.b.c` of a dotted name; of any other the title itself."""
+    if not DOTTED.fullmatch(title):
+        return [title]
+    parts = title.split(".")
+    return [".".join(parts[at:]) for at in reversed(range(len(parts)))]
 
 
 def _kind(title: str, graph: Graph) -> str:
