@@ -19,7 +19,15 @@ MAX_REPLY = 1_000_000  # bytes
 
 
 class EndpointError(Exception):
-    """No reply: the server cannot be reached, refuses, or sends too much, as the message says."""
+    """No reply: the server cannot be reached, refuses, or sends too much, as the message says.
+
+    status: of HTTP, None where it never came to one. retry_after_s: what the server asks for.
+    """
+
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float = 0.0):
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class EndpointTimeout(EndpointError):
@@ -69,6 +77,18 @@ class ChatEndpoint:
         Raises:
             EndpointError: the server gave no reply; EndpointTimeout: not in time.
         """
+        try:
+            text = self.complete(messages, **options)["choices"][0]["message"]["content"]
+        except (LookupError, TypeError):
+            return None
+        return text if isinstance(text, str) else None
+
+    def complete(self, messages: Sequence[dict], **options) -> dict | None:
+        """The server's whole reply to `messages`; None when it is no JSON object.
+
+        Raises:
+            EndpointError: the server gave no reply; EndpointTimeout: not in time.
+        """
         done: Future[bytes] = Future()
         deadline = time.monotonic() + self._timeout_s
 
@@ -85,16 +105,15 @@ class ChatEndpoint:
         except self._late:
             raise EndpointTimeout(f"timeout: no end within {self._timeout_s} s") from None
         except self._refused as error:
-            reason = error.response.reason_phrase
-            raise EndpointError(f"HTTP {error.status_code} {reason}") from None
+            raise _refusal(error) from None
         except self._broken as error:
             cause = error.__cause__ or error
             raise EndpointError(f"{type(cause).__name__}: {cause}") from None
         try:
-            text = json.loads(body)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError, RecursionError):
+            reply = json.loads(body)
+        except (ValueError, RecursionError):
             return None
-        return text if isinstance(text, str) else None
+        return reply if isinstance(reply, dict) else None
 
     def _exchange(self, messages: Sequence[dict], options: dict, deadline: float) -> bytes:
         """The body of the reply, piece by piece, so that a long one is not read to its end."""
@@ -109,6 +128,19 @@ class ChatEndpoint:
                 if len(body) > MAX_REPLY:
                     raise EndpointError(f"more than {MAX_REPLY} bytes")
         return body
+
+
+def _refusal(error) -> EndpointError:
+    """What an APIStatusError says: its status, and the server's own words where there are some."""
+    response = error.response
+    said = error.body.get("message") if isinstance(error.body, dict) else None
+    words = f": {said[:300]}" if isinstance(said, str) and said else ""
+    try:
+        wait_s = float(response.headers.get("retry-after", 0))
+    except ValueError:  # a date
+        wait_s = 0.0
+    message = f"HTTP {error.status_code} {response.reason_phrase}{words}"
+    return EndpointError(message, error.status_code, max(wait_s, 0.0))
 
 
 def _is_address(url: str) -> bool:

@@ -88,6 +88,7 @@ class FormatError:
 
 
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
+_REPORT = re.compile("<report>(.*?)</report>", re.DOTALL)
 _OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_ANSWER}
 
 
@@ -123,6 +124,34 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
             except (ValueError, RecursionError):
                 return FormatError(_NOT_JSON)
     return FormatError(_NO_ACTION)
+
+
+def workspace(question: str, report: str, action: str, observation: str) -> str:
+    """What a context-managed round reads (Tongyi DeepResearch, section 1; WebResearcher): question,
+    report, last action and observation, and nothing else of what was."""
+    return (
+        f"Question: {question}\nReport: {report or 'empty'}\n"
+        f"Last action: {action or 'none'}\nLast observation: {observation or 'none'}"
+    )
+
+
+def report_of(text: str) -> str:
+    """The report of a context-managed turn, "" where it has none."""
+    found = _REPORT.search(text)
+    return found[1].strip() if found else ""
+
+
+def first_action(text: str) -> str:
+    """The turn up to the close of its first action; all of it where it has none."""
+    at = _after_open_thought(text)
+    while tag := _TAG.search(text, at):
+        closing = "</" + tag[0][1:]
+        at = text.find(closing, tag.end())
+        if at < 0:
+            return text
+        if tag[0] != "<think>":
+            return text[: at + len(closing)]
+    return text
 
 
 def _after_open_thought(text: str) -> int:

@@ -87,10 +87,11 @@ _ARRAYS = {  # dtype and axes
     "turns": (np.uint16, "T"),
     "versions": (np.int32, "T"),
     "routed_experts": (np.uint16, "T", "L", "k"),
+    "contexts": (np.uint16, "T"),
     "top_ids": (np.int32, "T", "K"),
     "top_logprobs": (np.float32, "T", "K"),
 }
-_OPTIONAL = ("entropies", "routed_experts", "top_ids", "top_logprobs")
+_OPTIONAL = ("entropies", "routed_experts", "contexts", "top_ids", "top_logprobs")
 
 
 @dataclass(eq=False)
@@ -109,6 +110,8 @@ class Trajectory:
     top_ids int32[T, K], top_logprobs float32[T, K] or None: the K most probable tokens in the place
         of token t, best first; -1 and 0 where nothing was sampled, -1 and -inf where fewer are
         known. With K below the vocabulary they give bounds of an entropy, never the entropy.
+    contexts uint16[T] or None: the number of the context that the token stands in, where the agent
+        began several; the policy saw the tokens of one context only.
 
     Raises:
         TypeError, ValueError: an array has the wrong type or length, or a value of log-probability
@@ -137,6 +140,7 @@ class Trajectory:
     metadata: dict[str, Any]
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    contexts: np.ndarray | None = None
 
     def __post_init__(self):
         at = f"trajectory {self.id}: "
@@ -174,6 +178,11 @@ class Trajectory:
         return all(map(_same, vars(self).values(), vars(other).values()))
 
 
+def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Trajectory:
+    """The trajectory with its reward set."""
+    return dataclasses.replace(trajectory, reward=reward, reward_parts=parts)
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
@@ -196,7 +205,12 @@ _SCHEMA = pa.schema(
         *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
     ]
 )
-_LATER = ("top_ids", "top_logprobs", "top_shape")  # files of before have no such columns
+_LATER = (
+    "contexts",
+    "top_ids",
+    "top_logprobs",
+    "top_shape",
+)  # files of before have no such columns
 _ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
 
 

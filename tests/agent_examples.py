@@ -1,14 +1,15 @@
-"""An engine that says given lines, so that every branch of an agent is met."""
+"""Engines that say what a test wants, so that every branch of an agent is met."""
 
 from concurrent.futures import Future
 
-from drlib.policy.engine import Completion
+from drlib.policy.protocol import Completion, Fresh
 
 
 class Lines:
     """Says the given lines, a turn each; `None` is a turn that ran into the token limit."""
 
     version = 3
+    reads = "ids"
 
     def __init__(self, chat, lines):
         self.chat, self.lines = chat, lines
@@ -26,4 +27,45 @@ class Lines:
                 if isinstance(reply, Future):
                     reply = reply.result()
                 if reply is None:
+                    break
+
+
+class Speaker:
+    """An engine of ids whose model is a function `say(text of the context) -> turn`.
+
+    `read`: the texts that it was given, in order; a context of more than `context` tokens is cut as
+    the local engine cuts it.
+    """
+
+    version = 1
+    reads = "ids"
+
+    def __init__(self, chat, say):
+        self.chat, self.say, self.read = chat, say, []
+
+    def converse(self, prompts, params, respond, *, keys=None, context=None):
+        for i, prompt in enumerate(prompts):
+            ids = list(prompt)
+            while True:
+                text = self.chat.tokenizer.decode(ids, skip_special_tokens=False)
+                self.read.append(text)
+                turn = self.chat.encode(self.say(text))
+                stops = [at for at, token in enumerate(turn) if token in params.stop_ids]
+                turn = turn[: stops[0] + 1] if stops else [*turn, self.chat.end_id]
+                room = (context or 10**9) - len(ids)
+                reason = "stop" if len(turn) <= room else "context"
+                turn = turn[:room]
+                ids += turn
+                n = len(turn)
+                reply = respond(i, Completion(turn, [-0.5] * n, [0.25] * n, reason))
+                while isinstance(reply, Future):
+                    reply = reply.result()
+                if isinstance(reply, Fresh):
+                    ids = list(reply.prompt)
+                elif reply is not None and context and len(ids) + len(reply) >= context:
+                    assert respond(i, Completion(finish_reason="context")) is None
+                    break
+                elif reply is not None:
+                    ids += reply
+                else:
                     break

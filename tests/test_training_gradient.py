@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from drlib.agents import Limits, ReAct
-from drlib.agents.react import with_reward
 from drlib.chat import ChatIds, train_tokenizer
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
@@ -30,6 +29,7 @@ from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_we
 from drlib.training.optim import Optimizers
 from drlib.training.ranks import Ranks
 from drlib.training.run import Interrupted, RunFolder
+from drlib.trajectory import with_reward
 from drlib.worlds import load_world
 
 PAD, CONTEXT = 0, 160

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.agents.react import with_reward
 from drlib.config import Config
 from drlib.training import grpo, stages
 from drlib.training.batches import pack, score, spread
 from drlib.training.gradient import Share, learn, micro_batches, record
 from drlib.training.ranks import Ranks, gradients
 from drlib.training.run import read_metrics
-from drlib.trajectory import load_trajectories
+from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
 
 start = cold_start

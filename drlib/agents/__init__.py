@@ -1,5 +1,21 @@
-"""How a policy is driven."""
+"""How a policy is driven: an agent a file, all of them generators that say whose turn it is."""
 
-from drlib.agents.react import Limits, ReAct
+from drlib.agents.agent import Agent
+from drlib.agents.attempt import Attempt, Limits, Steps
+from drlib.agents.context import ManagedReAct
+from drlib.agents.heavy import Heavy
+from drlib.agents.iterresearch import IterResearch
+from drlib.agents.react import ReAct
+from drlib.agents.resum import ReSum
 
-__all__ = ["Limits", "ReAct"]
+__all__ = [
+    "Agent",
+    "Attempt",
+    "Heavy",
+    "IterResearch",
+    "Limits",
+    "ManagedReAct",
+    "ReAct",
+    "ReSum",
+    "Steps",
+]

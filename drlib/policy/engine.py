@@ -16,77 +16,20 @@ prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p an
 nobody here trains with. For large models there is vLLM.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from drlib.policy.decoder import Decoder
+from drlib.policy.protocol import Completion, Fresh, Respond, SamplingParams
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
 _CDF_BLOCK = 64  # tokens summed together in the first of the two levels of a draw's search
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are drawn. `temperature=0` is greedy; `max_tokens` is a limit per turn.
-
-    A turn ends at one of `stop_ids` or when its last tokens equal one of `stop_sequences`; the
-    stop token or sequence is kept in the completion.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 72
-    stop_ids: tuple[int, ...] = ()
-    stop_sequences: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
-
-    def __post_init__(self):
-        for good, rule in (
-            (self.temperature >= 0, "temperature must be >= 0"),
-            (0 < self.top_p <= 1, "top_p must be in (0, 1]"),
-            (self.max_tokens >= 1, "max_tokens must be at least 1"),
-            (0 <= self.seed < 2**64, "seed must be in [0, 2**64)"),
-            (all(self.stop_sequences), "a stop sequence must hold at least one id"),
-        ):
-            if not good:
-                raise ValueError(f"{rule}: {self}")
-
-
-@dataclass
-class Completion:
-    """The tokens of one turn, with log-prob and entropy (nats) of the sampling distribution.
-
-    `finish_reason` is "stop", "length" (max_tokens reached) or "context" (the row is full). Greedy
-    turns report the temperature-1 distribution.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    finish_reason: str = "stop"
-
-
-Respond = Callable[[int, Completion], "list[int] | None | Future"]
-
-
-class Engine(Protocol):
-    """What agents and training need of anything that generates."""
-
-    version: int
-
-    def generate(self, prompts, params, *, keys=None) -> list[Completion]: ...
-
-    def converse(self, prompts, params, respond, *, keys=None, context=None) -> None: ...
-
-    def update_weights(self, model) -> None: ...
 
 
 class LocalEngine:
@@ -100,6 +43,8 @@ class LocalEngine:
     last bit of every logit, is then a function of the inputs alone (a killed training run resumes
     to the same weights). Tools still run beside generation; slow ones are better without it.
     """
+
+    reads = "ids"
 
     def __init__(
         self,
@@ -140,10 +85,11 @@ class LocalEngine:
 
         When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
         None (the request is done), the list of ids that the environment appends (generation goes
-        on behind them), or a Future of either. Ids that would leave no room for another token in
-        `context` (default: max_context) are not appended: respond is called once more, with an
-        empty completion of reason "context". An exception of `respond` or of a Future ends the
-        call and is raised here; the engine stays usable.
+        on behind them), `Fresh` ids that replace all that was read, or a Future of one of these.
+        Ids that would leave no room for another token in `context` (default: max_context) are not
+        read: respond is called once more, with an empty completion of reason "context". An
+        exception of `respond` or of a Future ends the call and is raised here; the engine stays
+        usable.
 
         `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
         Raises ValueError for empty or too long prompts and ids outside the vocabulary.
@@ -180,10 +126,12 @@ class _Run:
     def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
         self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
         self.context, self.stop_ids = context, list(params.stop_ids)
-        self.queue = enumerate(zip(prompts, keys))
+        self.queue = enumerate(prompts)
         self.futures: dict[int, Future] = {}
-        numbers: dict[tuple[int, ...], int] = {}  # equal prompts get one number
-        self.prompt_number = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
+        self.keys = list(keys)
+        self.numbers: dict[tuple[int, ...], int] = {}  # equal prompts get one number
+        self.prompt_number = [self._number(prompt) for prompt in prompts]  # by request
+        self.begun = [0] * len(prompts)  # contexts that a request has begun after its first
         rows = decoder.rows  # every array from here on has one entry a row and moves with it
         self.state = np.full(rows, _FREE)
         self.request = np.full(rows, -1)
@@ -223,17 +171,27 @@ class _Run:
 
     # ---- requests in and out of rows
 
+    def _number(self, prompt: Sequence[int]) -> int:
+        return self.numbers.setdefault(tuple(prompt), len(self.numbers))
+
     def _admit(self) -> None:
         free = np.flatnonzero(self.state == _FREE).tolist()
-        for row, (request, (prompt, key)) in zip(free, self.queue):
-            self.state[row], self.request[row] = _WAITING, request
-            self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
-            self.length[row] = self.turn_start[row] = len(prompt)
-            self.tokens[row, : len(prompt)] = prompt
-            if self.params.temperature > 0:
-                key = np.array([self.params.seed, key], np.uint64)
-                stream = np.random.Generator(np.random.Philox(key=key))
-                self.uniforms[row] = stream.random(self.context)
+        for row, (request, prompt) in zip(free, self.queue):
+            self.request[row] = request
+            self._begin(row, prompt)
+
+    def _begin(self, row: int, prompt: list[int]) -> None:
+        """A context of the row's request; each has random numbers of its own."""
+        request = int(self.request[row])
+        self.state[row] = _WAITING
+        self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
+        self.length[row] = self.turn_start[row] = len(prompt)
+        self.tokens[row, : len(prompt)] = prompt
+        if self.params.temperature > 0:
+            key = np.array([self.params.seed, self.keys[request]], np.uint64)
+            counter = np.array([0, 0, 0, self.begun[request]], np.uint64)
+            stream = np.random.Generator(np.random.Philox(key=key, counter=counter))
+            self.uniforms[row] = stream.random(self.context)
 
     def _take(self, rows: list[int]) -> None:
         for row in rows:
@@ -246,9 +204,15 @@ class _Run:
             self.state[row], self.futures[row] = _PARKED, reply
             return
         if reply is not None:
-            reply = list(map(int, reply))
+            fresh = isinstance(reply, Fresh)
+            reply = list(map(int, reply.prompt if fresh else reply))
             _check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
-            if length + len(reply) < self.context:
+            if fresh and 0 < len(reply) < self.context:
+                self.begun[request] += 1
+                self.prompt_number[request] = self._number(reply)
+                self._begin(row, reply)
+                return
+            if not fresh and length + len(reply) < self.context:
                 self.tokens[row, length : length + len(reply)] = reply
                 self.length[row] = self.turn_start[row] = length + len(reply)
                 self.state[row] = _WAITING

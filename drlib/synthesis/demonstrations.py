@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from drlib.format import Answer, ToolCall, parse
+from drlib.format import Answer, ToolCall, parse, workspace
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.solver import name_list
 from drlib.task import Task
@@ -132,12 +132,9 @@ def managed(episode: Episode) -> list[list[dict]]:
     `Solver` says what it found).
     """
     rows = []
-    report, last_action, last_observation = "", "none", "none"
+    report, last_action, last_observation = "", "", ""
     for thought, action, shown in _steps(episode):
-        state = (
-            f"Question: {episode.task.question}\nReport: {report or 'empty'}\n"
-            f"Last action: {last_action}\nLast observation: {last_observation}"
-        )
+        state = workspace(episode.task.question, report, last_action, last_observation)
         report = f"{report} {thought}".strip()
         said = f"<think>{thought}</think><report>{report}</report>{action}"
         rows.append([{"role": "user", "content": state}, {"role": "assistant", "content": said}])

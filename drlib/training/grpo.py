@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from drlib.agents.react import Limits, ReAct, with_reward
+from drlib.agents import Limits, ReAct
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
@@ -45,7 +45,7 @@ from drlib.training.policies import begin, finish
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
-from drlib.trajectory import Termination, Trajectory, save_trajectories
+from drlib.trajectory import Termination, Trajectory, save_trajectories, with_reward
 from drlib.worlds import SmallWorld
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step

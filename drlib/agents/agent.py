@@ -1,0 +1,144 @@
+"""What every agent is: a generator that works at one task and says whose turn it is.
+
+An agent is one method, `attempt`. It yields a `Context` when the policy is to speak and gets a
+`Turn` back; it yields a future (a tool's call, `Attempt.act`) when something else is to answer, and
+gets its result; what it returns is the answer. So an agent reads from top to bottom, like what it
+does, while many attempts run at once: `Agent.run` hands the engine all of their contexts, and
+whichever is ready goes on.
+
+A context only grows: what the policy has sampled is never tokenised again. An agent that wants its
+policy to forget begins another one, and the record has them all, one behind the other
+(`Trajectory.contexts` says where each token stands): each is a sample to train on.
+
+Who counts is not the agent but this module: limits of calls, turns, tokens and time end every
+agent's attempts by the same rules, with a reason of `Termination`. Where `Limits.force_answer` is
+set, the policy gets one last turn to answer in, behind all that it has read.
+
+Left out: agents that speak with two policies at once (a second one is a future).
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+from drlib.agents.attempt import Attempt, Limits, Steps
+from drlib.agents.running import Work
+from drlib.chat import ChatIds
+from drlib.checks import require
+from drlib.policy.protocol import Engine, SamplingParams
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.trajectory import Trajectory
+from drlib.worlds import World
+
+
+class Agent:
+    """Runs tasks with an engine and a toolbox; a subclass says how, in `attempt`.
+
+    chat: of an engine that reads ids, whose tokenizer is `chat.tokenizer`. system: what every
+    context begins with. A task from a fictional world brings its own world (see `run`).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        toolbox: Toolbox,
+        chat: ChatIds | None = None,
+        limits: Limits | None = None,
+        system: str | None = None,
+    ):
+        require(
+            (chat is not None) == (engine.reads == "ids"),
+            f"an engine that reads {engine.reads} "
+            + (
+                "needs `chat`, its tokenizer"
+                if engine.reads == "ids"
+                else "has a template: no `chat`"
+            ),
+        )
+        self.engine = engine
+        self.toolbox = toolbox
+        self.chat = chat
+        self.limits = limits or Limits()
+        self.system = system
+
+    def attempt(self, at: Attempt) -> Steps:
+        """Work at `at.task`. Yields a context for the policy's next `Turn`, or a future for its
+        result; returns the answer, None where it gives up."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int = 1,
+        temperature: float = 1.0,
+        seed: int = 0,
+        keys: Sequence[int] | None = None,
+        worlds: dict[str, World] | None = None,
+        ended=None,
+    ) -> list[Trajectory]:
+        """`samples` trajectories of each task, in order (all of the first task first).
+
+        Args:
+            temperature: 0 is greedy.
+            keys: one number a task; with `seed` it fixes the task's random streams, whatever else
+                runs beside it.
+            worlds: other worlds by version, for tasks that do not belong to the toolbox's.
+            ended: is called with each trajectory as its attempt ends.
+        """
+        keys = list(range(len(tasks))) if keys is None else list(keys)
+        if len(keys) != len(tasks):
+            raise ValueError(f"{len(keys)} keys for {len(tasks)} tasks: give one key a task")
+        begun = [
+            self._begin(task, key, number, samples, seed, worlds)
+            for task, key in zip(tasks, keys)
+            for number in range(samples)
+        ]
+        version = self.engine.version
+        works = [Work(self.attempt(at), at, version, ended) for at in begun]
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=self.limits.turn_tokens,
+            seed=seed,
+            stop_ids=self.chat.stop_ids if self.chat else (),
+        )
+        opened = [work.open() for work in works]
+        speaking = [i for i, ids in enumerate(opened) if ids is not None]
+        self.engine.converse(
+            [opened[i] for i in speaking],
+            params,
+            lambda i, done: works[speaking[i]].respond(done),
+            keys=[works[i].at.key for i in speaking],
+            context=self.limits.context_tokens,
+        )
+        return [work.trajectory() for work in works]
+
+    def stream(self, tasks: Sequence[Task], **how) -> Iterator[Trajectory]:
+        """The trajectories of `run`, each as it ends."""
+        found: queue.Queue = queue.Queue()
+
+        def work() -> None:
+            try:
+                self.run(tasks, ended=found.put, **how)
+                found.put(None)
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                found.put(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        while (one := found.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+    def _begin(self, task, key, number, samples, seed, worlds) -> Attempt:
+        return Attempt(
+            task,
+            self.limits,
+            self.toolbox,
+            (worlds or {}).get(task.world),
+            self.chat,
+            self.system,
+            f"{seed}-{key}-{number}",
+            key * samples + number,
+        )

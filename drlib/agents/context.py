@@ -1,0 +1,36 @@
+"""ReAct with a managed context, as GLM-5 does it (arXiv 2602.15763, section 4.2 on search agents).
+
+Old observations fill a context and are hardly read again. `keep_recent` folds all but the last k of
+them into one line; `discard_above` throws the whole history away when the context is longer than
+that, and begins again from the question; both together are GLM-5's hierarchical management. A
+context that has been changed is another context: what the policy said in the one before is read in
+it, and trained on there.
+"""
+
+from drlib.agents.agent import Agent
+from drlib.agents.attempt import Attempt, Steps
+from drlib.format import Answer
+
+OMITTED = "Tool result is omitted to save tokens."
+
+
+class ManagedReAct(Agent):
+    """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end."""
+
+    def __init__(self, *how, keep_recent: int | None = 5, discard_above: int | None = None, **more):
+        super().__init__(*how, **more)
+        self.keep_recent = keep_recent
+        self.discard_above = discard_above
+
+    def attempt(self, at: Attempt) -> Steps:
+        context = at.begin()
+        while True:
+            turn = yield context
+            if isinstance(turn.action, Answer):
+                return turn.action.text
+            result = yield at.act(turn.action)
+            context.observe(result.text)
+            if self.keep_recent is not None:
+                context = at.keep(context.folded(self.keep_recent, OMITTED))
+            if self.discard_above is not None and len(context) > self.discard_above:
+                context = at.begin()

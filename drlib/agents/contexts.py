@@ -1,0 +1,177 @@
+"""What a policy reads, as an engine takes it: token ids, or messages for a server.
+
+Both forms only grow, and both know what the engine has read already. A context of ids has every id
+made once: the policy's as they were sampled, all else when it is said. A context of messages has
+whatever tags a page or a person wrote made harmless, for a server's template would read them.
+"""
+
+from typing import Protocol
+
+from drlib.chat import ChatIds
+from drlib.format import TAGS, first_action
+from drlib.policy.protocol import Completion
+
+
+class Context(Protocol):
+    """What an agent does with either form.
+
+    messages: {"role", "content"} each, as a person reads them.
+    """
+
+    messages: list[dict]
+
+    def __len__(self) -> int: ...
+
+    def observe(self, text: str) -> None: ...
+
+    def ask(self, text: str) -> None: ...
+
+    def said(self, completion: Completion) -> str: ...
+
+    def feed(self) -> list: ...
+
+    def folded(self, keep: int, note: str) -> "Context": ...
+
+    def spoken(self) -> list[tuple[list[int], Completion | None]]: ...
+
+
+class IdContext:
+    """Of token ids: `parts`, each with the completion that it is, or None: others said it."""
+
+    def __init__(self, chat: ChatIds, question: str, system: str | None = None):
+        self._chat = chat
+        head = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = [*head, {"role": "user", "content": question}]
+        self.parts: list[tuple[list[int], Completion | None]] = [
+            (chat.prompt(question, system=system), None)
+        ]
+        self._fed = 0  # parts that the engine has
+        self._turns: list[list[int]] = []  # what the policy said, here or before it was folded
+
+    def __len__(self) -> int:
+        """Its tokens."""
+        return sum(len(ids) for ids, _ in self.parts)
+
+    def observe(self, text: str) -> None:
+        """The environment's answer to the turn before."""
+        self.messages.append({"role": "tool", "content": text})
+        self._reply(self._chat.tool_turn(text))
+
+    def ask(self, text: str) -> None:
+        """Another word of the user, also behind an observation that nobody has answered to."""
+        self.messages.append({"role": "user", "content": text})
+        ids, done = self.parts[-1]
+        opened = self._chat.assistant_start
+        if done is None and self._fed < len(self.parts) and ids[-len(opened) :] == opened:
+            self.parts[-1] = (ids[: -len(opened)], None)
+            self.parts.append((self._chat.user_turn(text), None))
+        else:
+            self._reply(self._chat.user_turn(text))
+
+    def _reply(self, ids: list[int]) -> None:
+        end = self._chat.end_id
+        closed = self.parts[-1][0][-1:] == [end]
+        self.parts.append(([*([] if closed else [end]), *ids], None))
+
+    def said(self, completion: Completion) -> str:
+        """Take the policy's turn; returns its text."""
+        text = self._chat.decode_turn(completion.token_ids)
+        self.messages.append({"role": "assistant", "content": text})
+        self.parts.append((completion.token_ids, completion))
+        self._turns.append(completion.token_ids)
+        self._fed = len(self.parts)
+        return text
+
+    def feed(self) -> list[int]:
+        """The ids that the engine has not read yet."""
+        new = self.parts[self._fed :]
+        self._fed = len(self.parts)
+        return [token for ids, _ in new for token in ids]
+
+    def folded(self, keep: int, note: str) -> "IdContext":
+        """Itself, or where more than `keep` observations are not `note`, another one in which the
+        older ones are; the policy's turns are the same ids, read and no longer said."""
+        folded = _folded(self.messages, keep, note)
+        if folded == self.messages:
+            return self
+        system = [m["content"] for m in folded[:1] if m["role"] == "system"]
+        new = IdContext(self._chat, folded[len(system)]["content"], *system)
+        turns = iter(self._turns)
+        new._turns = [*self._turns]
+        for message in folded[len(new.messages) :]:
+            if message["role"] == "assistant":
+                new.messages.append(message)
+                new.parts.append((next(turns), None))
+            else:
+                new.observe(message["content"])
+        return new
+
+    def spoken(self) -> list[tuple[list[int], Completion | None]]:
+        """Its parts up to the last turn of the policy: what was shown but never answered to is not
+        part of the record."""
+        last = max((i for i, (_, done) in enumerate(self.parts) if done is not None), default=0)
+        return self.parts[: last + 1]
+
+
+class MessageContext:
+    """Of messages, for an engine that has a template of its own."""
+
+    def __init__(self, question: str, system: str | None = None):
+        head = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = [*head, {"role": "user", "content": inert(question)}]
+        self._fed = 0  # messages that the engine has
+        self._tokens = 0  # as the server has counted
+
+    def __len__(self) -> int:
+        """Tokens when the policy last spoke, its turn included."""
+        return self._tokens
+
+    def observe(self, text: str) -> None:
+        """The environment's answer to the turn before."""
+        self.messages.append({"role": "tool", "content": inert(text)})
+
+    def ask(self, text: str) -> None:
+        """Another word of the user."""
+        self.messages.append({"role": "user", "content": inert(text)})
+
+    def said(self, completion: Completion) -> str:
+        """Take the policy's turn, up to the close of its first action; returns its text."""
+        text = first_action(completion.text)
+        self.messages.append({"role": "assistant", "content": text})
+        self._fed = len(self.messages)
+        self._tokens = completion.prompt_tokens + completion.turn_tokens
+        return text
+
+    def feed(self) -> list[dict]:
+        """The messages that the engine has not read yet."""
+        new = self.messages[self._fed :]
+        self._fed = len(self.messages)
+        return new
+
+    def folded(self, keep: int, note: str) -> "MessageContext":
+        """Itself, or where more than `keep` observations are not `note`, another one in which the
+        older ones are."""
+        folded = _folded(self.messages, keep, note)
+        if folded == self.messages:
+            return self
+        new = MessageContext("")
+        new.messages = folded
+        return new
+
+    def spoken(self) -> list[tuple[list[int], Completion | None]]:
+        """Nothing: its tokens are the server's."""
+        return []
+
+
+def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
+    """The messages with `note` in the place of all but the last `keep` observations."""
+    shown = [i for i, message in enumerate(messages) if message["role"] == "tool"]
+    old = shown[: max(len(shown) - keep, 0)]
+    return [m | {"content": note} if i in old else m for i, m in enumerate(messages)]
+
+
+def inert(text: str) -> str:
+    """The text with no tag of the format in it: a space breaks each."""
+    for tag in TAGS:
+        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+    return text

@@ -1,0 +1,114 @@
+"""Heavy mode: several agents research the same question, and their reports become one answer.
+
+Tongyi DeepResearch (arXiv 2510.24701, section 4.3) announced it and never released it. `n`
+IterResearch runs work on their own; what is merged are their last reports and answers, never their
+trajectories, which would not fit. The merger is the policy itself, reading all reports in one
+context, or a vote, which is what one would do with the answers alone: its baseline.
+
+A trajectory of Heavy is the merger's; what the runs have used is in its metadata.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from drlib.agents.agent import Agent
+from drlib.agents.attempt import Attempt, Steps
+from drlib.agents.iterresearch import IterResearch
+from drlib.format import Answer
+from drlib.task import Task, normalise_answer
+from drlib.trajectory import Trajectory
+
+MERGE = """{question}
+
+{n} researchers have worked on this question, each without the others. Their reports:
+
+{reports}
+
+Weigh what each report rests on, and give the one answer that they support best together. That \
+most of them agree counts for something, but a single well-founded report may be right. A report \
+without an answer counts for what it found."""
+REPORT = "Report {number}: {report}\nIts answer: {answer}"
+
+
+class Heavy(Agent):
+    """`n` runs of `researcher` (the IterResearch of the same engine where it is None), merged.
+
+    merge: "policy" or "vote".
+    """
+
+    def __init__(self, *how, n: int = 8, merge: str = "policy", researcher=None, **more):
+        super().__init__(*how, **more)
+        if n < 1 or merge not in ("policy", "vote"):
+            raise ValueError(f"n={n} must be at least 1, and merge={merge!r} policy or vote")
+        self.n = n
+        self.merge = merge
+        self.researcher = researcher or IterResearch(*how, **more)
+        self._reports: dict[str, list[Trajectory]] = {}  # by attempt, while they are merged
+
+    def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how):
+        """As `Agent.run`; each sample has `n` runs of its own."""
+        keys = list(range(len(tasks))) if keys is None else list(keys)
+        ended = how.pop("ended", None)
+        runs = self.researcher.run(tasks, samples=samples * self.n, keys=keys, **how)
+        groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
+        names = [
+            f"{how.get('seed', 0)}-{key}-{number}" for key in keys for number in range(samples)
+        ]
+        self._reports = dict(zip(names, groups))
+        if self.merge == "vote":
+            merged = [_voted(group, name) for name, group in self._reports.items()]
+        else:
+            merged = super().run(tasks, samples=samples, keys=keys, **how)
+        merged = [_with_parts(one, group) for one, group in zip(merged, groups)]
+        for one in merged if ended else ():
+            ended(one)
+        return merged
+
+    def attempt(self, at: Attempt) -> Steps:
+        """The merger's only turn."""
+        turn = yield at.begin(synthesis(at.task.question, self._reports[at.name]))
+        return turn.action.text if isinstance(turn.action, Answer) else None
+
+
+def synthesis(question: str, runs: Sequence[Trajectory]) -> str:
+    """What the merger reads: the last report and the answer of each run."""
+    reports = [
+        REPORT.format(
+            number=number,
+            report=run.metadata.get("report") or "empty",
+            answer=run.answer or "none",
+        )
+        for number, run in enumerate(runs, 1)
+    ]
+    return MERGE.format(question=question, n=len(runs), reports="\n\n".join(reports))
+
+
+def vote(answers: Sequence[str | None]) -> str | None:
+    """The answer that most give, the first of them where several are given as often; None where
+    nobody answers."""
+    given = [answer for answer in answers if answer is not None]
+    counts = Counter(map(normalise_answer, given))
+    best = max(counts.values(), default=0)
+    return next((a for a in given if counts[normalise_answer(a)] == best), None)
+
+
+def _voted(runs: Sequence[Trajectory], name: str) -> Trajectory:
+    """The first run that gave the answer of the vote."""
+    answer = vote([run.answer for run in runs])
+    chosen = next((run for run in runs if run.answer == answer), runs[0])
+    return replace(chosen, id=name, group_id=name.rsplit("-", 1)[0])
+
+
+def _with_parts(merged: Trajectory, runs: Sequence[Trajectory]) -> Trajectory:
+    """What the runs answered and sampled, beside the merger's own."""
+    parts = {
+        "answers": [run.answer for run in runs],
+        "sampled_tokens": [int(run.generated.sum()) or _said(run) for run in runs],
+        "calls": [len(run.tool_results) for run in runs],
+    }
+    return replace(merged, metadata=merged.metadata | {"runs": parts})
+
+
+def _said(run: Trajectory) -> int:
+    return run.metadata.get("usage", {}).get("said_tokens", 0)

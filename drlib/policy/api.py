@@ -1,0 +1,218 @@
+"""An engine behind any OpenAI-compatible server: chat completions, many conversations at a time.
+
+A server is not to be relied on: replies are late, cut, malformed or refused for a while. Each turn
+is asked for again, with longer and longer pauses; a turn that never comes ends its conversation
+with a completion of reason "fault", and the others go on. What no second try would mend (a wrong
+key, an unknown model) is raised at once.
+
+Tools go in as text (`tools=None`: the system prompt has them, and the turn has `<tool_call>`) or by
+the server's own means (`tools`: their schemas; its `tool_calls` become the same `<tool_call>`). A
+reasoning parser's text becomes the turn's thought.
+
+Left out: weights (a server has its own), streaming, images.
+"""
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.format import ToolCall, parse, render_call
+from drlib.policy.protocol import Completion, Fresh, Respond, SamplingParams
+
+STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
+PASSING = (408, 409, 425, 429)  # and all from 500 on: another try may go well
+TOO_LONG = ("context length", "context_length", "too long", "maximum input")
+FINISHED = {"stop": "stop", "tool_calls": "stop", "length": "length", "content_filter": "stop"}
+LONGEST_PAUSE_S = 30.0
+
+
+class ApiEngine:
+    """Turns of the model behind `endpoint`.
+
+    Args:
+        concurrency: conversations that run at the same time.
+        attempts: for each turn, 1 for none but the first.
+        pause_s: before the second try; doubled each time, up to 30 s, by up to half at random.
+        tools: functions (`Tool.function`), for a server that calls tools by its own means.
+        prices: of a million tokens read and of a million tokens said.
+        options: of every request, such as `{"extra_body": {"top_k": 20}}`.
+    """
+
+    reads = "messages"
+    version = 0
+
+    def __init__(
+        self,
+        endpoint: ChatEndpoint,
+        *,
+        concurrency: int = 16,
+        attempts: int = 5,
+        pause_s: float = 0.5,
+        tools: Sequence[dict] | None = None,
+        prices: tuple[float, float] = (0.0, 0.0),
+        options: dict[str, Any] | None = None,
+    ):
+        if concurrency < 1 or attempts < 1:
+            raise ValueError(f"concurrency={concurrency} and attempts={attempts} start at 1")
+        self.endpoint = endpoint
+        self.concurrency = concurrency
+        self.attempts = attempts
+        self.pause_s = pause_s
+        self.tools = tools
+        self.prices = prices
+        self.options = options or {}
+
+    def update_weights(self, model) -> None:
+        """A server's weights are its own: TypeError."""
+        raise TypeError("the weights are the server's: train with an engine that takes them")
+
+    def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
+        """One turn for each prompt (messages); completions in the order of the prompts."""
+        completions: list[Completion | None] = [None] * len(prompts)
+        self.converse(prompts, params, completions.__setitem__, keys=keys)
+        return completions
+
+    def converse(
+        self,
+        prompts: Sequence[Sequence[dict]],
+        params: SamplingParams,
+        respond: Respond,
+        *,
+        keys: Sequence[int] | None = None,
+        context: int | None = None,
+    ) -> None:
+        """Run all requests to their end, turn by turn; see `LocalEngine.converse`.
+
+        `respond` is called in the threads of the conversations, for each of them in order. context:
+        tokens that a conversation may have, as the server counts them.
+        EndpointError: the server refuses for good; conversations that run are ended first.
+        """
+        keys = list(range(len(prompts)) if keys is None else keys)
+        refused: list[BaseException] = []
+
+        def run(number: int) -> None:
+            if not refused:
+                try:
+                    self._conversation(number, prompts[number], params, respond, keys, context)
+                except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+                    refused.append(error)
+
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="drlib-api") as pool:
+            list(pool.map(run, range(len(prompts))))
+        if refused:
+            raise refused[0]
+
+    def _conversation(self, number, prompt, params, respond, keys, context) -> None:
+        said = list(prompt)
+        rng = random.Random(f"{params.seed}-{keys[number]}")
+        while True:
+            done = self._turn(said, params, rng)
+            if context is not None and done.prompt_tokens + done.turn_tokens > context:
+                done.finish_reason = "context"
+            reply = respond(number, done)
+            while isinstance(reply, Future):
+                reply = reply.result()
+            if reply is None:
+                return
+            if isinstance(reply, Fresh):
+                said = list(reply.prompt)
+            else:
+                said += [{"role": "assistant", "content": done.text}, *reply]
+
+    def _turn(self, said: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
+        """One turn, asked for until it comes."""
+        options = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_tokens": params.max_tokens,
+            "seed": rng.getrandbits(31),
+            "stop": list(STOP),
+            **({"tools": list(self.tools)} if self.tools else {}),
+            **self.options,
+        }
+        messages = on_the_wire(said, by_server=bool(self.tools))
+        fault = ""
+        for attempt in range(self.attempts):
+            try:
+                reply = self.endpoint.complete(messages, **options)
+                return self._completion(reply)
+            except EndpointError as error:
+                fault, wait_s = str(error), error.retry_after_s
+                if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
+                    return Completion(finish_reason="context")
+                passing = error.status is None or error.status in PASSING or error.status >= 500
+                if not passing:
+                    raise
+            except (LookupError, TypeError, ValueError) as error:
+                fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0
+            if attempt + 1 < self.attempts:
+                pause_s = self.pause_s * 2**attempt * (1 + rng.random() / 2)
+                time.sleep(min(max(pause_s, wait_s), LONGEST_PAUSE_S))
+        return Completion(finish_reason="fault", fault=f"{fault}, {self.attempts} times")
+
+    def _completion(self, reply: Any) -> Completion:
+        """A reply as ours. LookupError, TypeError, ValueError: it is no chat completion."""
+        choice = reply["choices"][0]
+        usage = reply.get("usage") or {}
+        if not isinstance(choice, dict) or not isinstance(usage, dict):
+            raise TypeError("choices and usage are no objects")
+        read, written = (int(usage.get(f"{of}_tokens") or 0) for of in ("prompt", "completion"))
+        reason = FINISHED.get(choice.get("finish_reason") or "stop")
+        if reason is None:
+            raise ValueError(f"finish_reason {choice['finish_reason']!r}")
+        return Completion(
+            finish_reason=reason,
+            text=text_of(choice["message"]),
+            prompt_tokens=read,
+            turn_tokens=written,
+            cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
+        )
+
+
+def text_of(message: dict) -> str:
+    """A server's message as one text: its reasoning as a thought, its calls as `<tool_call>`.
+    TypeError: it has neither text nor a call."""
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    text = message.get("content")
+    calls = message.get("tool_calls")
+    if not isinstance(text, str) and not calls:
+        raise TypeError("the message has no content")
+    said = f"<think>{thought.strip()}</think>" if isinstance(thought, str) and thought else ""
+    said += text or ""
+    for call in calls or ():
+        function = call["function"]
+        try:
+            said += render_call(function["name"], json.loads(function["arguments"]))
+        except ValueError:  # the policy's fault, and it is to read so: parse() says why
+            said += f"<tool_call>{function['arguments']}</tool_call>"
+    return said
+
+
+def on_the_wire(said: Sequence[dict], by_server: bool) -> list[dict]:
+    """Our messages as a server takes them: an observation as a user's `<tool_response>`, or, where
+    the server calls tools by its own means, as the response to a call's id."""
+    sent: list[dict] = []
+    calls = 0
+    for message in said:
+        role, text = message["role"], message["content"]
+        if role == "assistant" and by_server:
+            action = parse(text)
+            if isinstance(action, ToolCall):
+                calls += 1
+                function = {"name": action.name, "arguments": json.dumps(action.arguments)}
+                called = {"id": f"call-{calls}", "type": "function", "function": function}
+                thought = text.partition("<tool_call>")[0]
+                sent.append({"role": role, "content": thought, "tool_calls": [called]})
+                continue
+        if role == "tool" and by_server and sent and sent[-1].get("tool_calls"):
+            sent.append({"role": role, "content": text, "tool_call_id": f"call-{calls}"})
+        elif role == "tool":
+            wrapped = f"<tool_response>\n{text}\n</tool_response>"
+            sent.append({"role": "user", "content": wrapped})
+        else:
+            sent.append({"role": role, "content": text})
+    return sent

@@ -1,0 +1,243 @@
+"""IterResearch, Heavy, ReSum and managed contexts: what a policy reads, and what is recorded.
+
+The policy is a function of the text that it reads, so whatever it knows stands in its context.
+
+Run: python -m pytest tests/test_agents_family.py
+"""
+
+import random
+import re
+from contextlib import nullcontext
+from math import comb
+
+import numpy as np
+import pytest
+
+from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
+from drlib.agents.context import OMITTED
+from drlib.agents.heavy import vote
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT
+from drlib.format import render_answer, render_call
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.trajectory import Termination, load_trajectories, save_trajectories
+from drlib.worlds import Entity, SmallWorld
+from tests.agent_examples import Speaker
+
+LONG = 40  # look-ups of the long task
+CHAIN = SmallWorld(
+    [
+        Entity(f"Town {n}", "town", {"next": f"Town {n + 1}", "tax": str(100 + n)})
+        for n in range(LONG)
+    ],
+    "chain",
+)
+TASK = Task("long", "What do the towns after Town 0 pay in all?", "0", "search", CHAIN.version)
+TOTAL = str(sum(range(100, 100 + LONG)))
+WIDE = Limits(calls=300, turn_tokens=200, context_tokens=10**6)
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    with Toolbox(CHAIN, results=1) as toolbox:
+        yield toolbox
+
+
+def walker(text, report=False):
+    """Looks up one town after the other and adds their taxes, as far as its context knows them.
+
+    What it has read it says in its thought (`Town 3 100` is: before Town 3 it was 100 in all).
+    """
+    known = re.findall(r"Town (\d+) pays after (\d+)\.", text.replace(" .", "."))
+    town, total = max(((int(t), int(s)) for t, s in known), default=(0, 0))
+    seen = re.findall(rf"next Town {town + 1}\D+tax (\d+)", text)
+    if seen:
+        town, total = town + 1, total + int(seen[-1])
+    thought = f"Town {town} pays after {total}."
+    note = f"<report>{thought}</report>" if report else ""
+    if town == LONG:
+        return f"<think>{thought}</think>{note}{render_answer(str(total))}"
+    call = render_call("search", {"query": [f"Town {town}"]})
+    return f"<think>{thought}</think>{note}{call}"
+
+
+def reporter(text):
+    return walker(text, report=True)
+
+
+def run(agent):
+    (done,) = agent.run([TASK])
+    return done
+
+
+def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
+    class Twice(Agent):
+        """Answers, and reads its answer again before it stands by it."""
+
+        def attempt(self, at):
+            first = yield at.begin()
+            context = at.begin(f"{at.task.question} You said: {first.action.text}")
+            second = yield context
+            return second.action.text
+
+    engine = Speaker(chat, lambda text: render_answer("yes" if "You said: no" in text else "no"))
+    done = run(Twice(engine, toolbox, chat, WIDE))
+    assert done.answer == "yes" and len(engine.read) == 2
+    assert done.contexts.max() == 1 and done.turns.tolist() == sorted(done.turns.tolist())
+
+
+def test_iter_research_reads_its_report_and_nothing_else_of_what_was(chat, toolbox, tmp_path):
+    engine = Speaker(chat, reporter)
+    done = run(IterResearch(engine, toolbox, chat, WIDE))
+    assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
+    assert len(engine.read) == LONG + 1
+    for number, text in enumerate(engine.read[2:], 2):
+        assert f"Town {number - 1} pays after" in text, "the report"
+        assert f"Town {number - 2} pays after" not in text, "an earlier thought"
+        assert f"next Town {number - 1}\n" not in text, "an earlier observation"
+        assert text.count("tax") == 1 and "<think>" not in text
+    sizes = [len(chat.encode(text)) for text in engine.read]
+    assert max(sizes[2:]) - min(sizes[2:]) < 12, "as long after forty rounds as after two"
+    # the record: a context a round, each with its prompt, all that was sampled once
+    assert done.contexts.max() == LONG and done.metadata["report"].startswith(f"Town {LONG}")
+    for number in (0, 7, LONG):
+        ids = done.token_ids[done.contexts == number]
+        assert chat.tokenizer.decode(ids, skip_special_tokens=False).startswith(engine.read[number])
+    assert (np.diff(done.contexts.astype(int)) >= 0).all()
+    save_trajectories(tmp_path / "t.parquet", [done])
+    assert load_trajectories(tmp_path / "t.parquet") == [done]
+
+
+def test_what_a_report_forgets_is_forgotten(chat, toolbox):
+    def forgetful(text):
+        return re.sub("<report>.*</report>", "<report>I work.</report>", reporter(text))
+
+    few = Limits(calls=60, turn_tokens=200, context_tokens=10**6)
+    done = run(IterResearch(Speaker(chat, forgetful), toolbox, chat, few))
+    assert done.termination is Termination.TURNS and done.answer is None
+
+
+def test_two_hundred_rounds_fit_where_react_s_context_overflows(chat, toolbox):
+    def endless(text):
+        n = len(re.findall("Town", text))
+        call = render_call("search", {"query": [f"Town {n % LONG}"]})
+        return f"<think>On.</think><report>Nothing yet.</report>{call}"
+
+    limits = Limits(calls=199, turn_tokens=200, context_tokens=400)
+    rounds = run(IterResearch(Speaker(chat, endless), toolbox, chat, limits))
+    assert rounds.termination is Termination.TURNS and len(rounds.tool_results) == 199
+    sizes = np.bincount(rounds.contexts)
+    assert len(sizes) == 200 and sizes.max() < 400
+    whole = run(ReAct(Speaker(chat, endless), toolbox, chat, limits))
+    assert whole.termination is Termination.LENGTH and len(whole.tool_results) < 30
+
+
+@pytest.mark.parametrize("window", [700, 1000])
+def test_resum_finishes_the_long_task_in_a_window_that_react_does_not(chat, toolbox, window):
+    limits = Limits(calls=60, turn_tokens=120, context_tokens=window)
+    whole = run(ReAct(Speaker(chat, walker), toolbox, chat, limits))
+    assert whole.termination is Termination.LENGTH and whole.answer is None
+
+    def last_thought(question, messages, before):
+        said = [m["content"] for m in messages if m["role"] == "assistant"]
+        read = [m["content"] for m in messages if m["role"] == "tool"]
+        return said[-1].partition("</think>")[0].removeprefix("<think>") + " " + read[-1]
+
+    engine = Speaker(chat, walker)
+    done = run(ReSum(engine, toolbox, chat, limits, summarise=last_thought))
+    assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
+    assert all(len(chat.encode(text)) <= window for text in engine.read)
+    summaries = sum(m["content"].count("Summary of the work so far") for m in done.messages)
+    assert summaries >= 2 and done.contexts.max() == summaries, "K summaries, K + 1 segments"
+    said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
+    towns = [int(n) for n in re.findall(r"Town (\d+) pays after", said)]
+    assert towns == list(range(LONG + 1)), "the segments' turns are the whole trajectory's"
+
+
+@pytest.mark.parametrize("broken", ["raises", "is empty"])
+def test_a_summariser_that_fails_leaves_react(chat, toolbox, broken):
+    def nobody(question, messages, before):
+        if broken == "raises":
+            raise ConnectionError("gone")
+        return ""
+
+    plain = run(ReAct(Speaker(chat, walker), toolbox, chat, WIDE))
+    expected = pytest.warns(UserWarning, match="gone") if broken == "raises" else nullcontext()
+    with expected:
+        done = run(ReSum(Speaker(chat, walker), toolbox, chat, WIDE, summarise=nobody, every=5))
+    assert done.token_ids.tolist() == plain.token_ids.tolist() and done.answer == TOTAL
+    assert done.contexts is None
+
+
+def test_older_observations_are_folded_and_the_policy_s_turns_stay(chat, toolbox):
+    engine = Speaker(chat, walker)
+    done = run(ManagedReAct(engine, toolbox, chat, WIDE, keep_recent=3))
+    assert done.answer == TOTAL
+    for number, text in enumerate(engine.read):
+        assert text.count("tax") == min(number, 3)
+        assert text.count(OMITTED) == max(number - 3, 0)
+        assert text.count("pays after") == number
+    plain = Speaker(chat, walker)
+    run(ReAct(plain, toolbox, chat, WIDE))
+    assert len(engine.read[-1]) < len(plain.read[-1])
+    # every turn is said, and so trained, once
+    said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
+    assert said.count("pays after") == LONG + 1
+
+
+def test_a_history_that_is_too_long_is_thrown_away(chat, toolbox):
+    few = Limits(calls=20, turn_tokens=200, context_tokens=10**6)
+    engine = Speaker(chat, walker)
+    agent = ManagedReAct(engine, toolbox, chat, few, keep_recent=None, discard_above=300)
+    done = run(agent)
+    assert done.termination is Termination.TURNS and done.contexts.max() >= 2
+    sizes = [len(chat.encode(text)) for text in engine.read]
+    assert max(sizes) <= 300 and sizes.count(sizes[0]) == done.contexts.max() + 1
+
+
+def test_heavy_merges_reports_and_answers_alone(chat, toolbox):
+    def say(text):
+        if "researchers have worked" in text:
+            assert "tool_response" not in text and text.count("Its answer:") == 3
+            return render_answer(re.findall(r"Its answer: (\d+)", text)[-1])
+        return reporter(text)
+
+    engine = Speaker(chat, say)
+    done = run(Heavy(engine, toolbox, chat, WIDE, n=3))
+    assert done.answer == TOTAL and done.metadata["runs"]["answers"] == [TOTAL] * 3
+    assert done.metadata["runs"]["calls"] == [LONG] * 3 and done.contexts is None
+    assert engine.read[-1].count(f"Town {LONG} pays after") == 3
+    assert sum("researchers have worked" in text for text in engine.read) == 1
+
+
+def test_of_several_runs_a_vote_takes_the_most_frequent_answer():
+    assert vote(["a", "b", "B ", None]) == "b" and vote([None, None]) is None
+    assert vote(["x", "y"]) == "x"
+
+
+@pytest.mark.parametrize(("n", "right"), [(1, 0.6), (3, 0.6), (5, 0.6), (5, 0.3)])
+def test_a_vote_over_n_runs_is_right_as_often_as_the_binomial_says(chat, toolbox, n, right):
+    rng = random.Random(n)
+
+    def guess(text):
+        return render_answer("0") if rng.random() < right else render_answer("no")
+
+    tasks = [Task(f"t{i}", "How much?", "0", "search", "chain") for i in range(400)]
+    agent = Heavy(Speaker(chat, guess), toolbox, chat, WIDE, n=n, merge="vote")
+    share = np.mean([done.answer == "0" for done in agent.run(tasks)])
+    exact = sum(comb(n, k) * right**k * (1 - right) ** (n - k) for k in range(n // 2 + 1, n + 1))
+    assert share == pytest.approx(exact, abs=3 * (exact * (1 - exact) / 400) ** 0.5)
+
+
+def test_heavy_of_one_run_that_is_voted_on_is_that_run(chat, toolbox):
+    alone = run(IterResearch(Speaker(chat, reporter), toolbox, chat, WIDE))
+    voted = run(Heavy(Speaker(chat, reporter), toolbox, chat, WIDE, n=1, merge="vote"))
+    assert voted.token_ids.tolist() == alone.token_ids.tolist() and voted.answer == alone.answer
+    with pytest.raises(ValueError, match="n=0"):
+        Heavy(Speaker(chat, reporter), toolbox, chat, n=0)
