@@ -199,20 +199,21 @@ def test_hundreds_of_tasks_through_a_server_that_fails_end_once_each(toolbox):
     ended = []
     with Scripted(researcher, script.__getitem__, delay_s=0.05, late_s=4.0) as server:
         engine = engine_of(server, timeout_s=3.0, concurrency=64, attempts=4)
-        tasks = [task(number) for number in range(300)]
+        tasks = [task(number) for number in range(150)]
         limits = Limits(calls=3, turns=4)
-        found = ReAct(engine, toolbox, limits=limits).run(tasks, ended=ended.append)
+        watch = lambda what, at, one: what == "end" and ended.append(one)  # noqa: E731
+        found = ReAct(engine, toolbox, limits=limits).run(tasks, watch=watch)
     assert [t.task_id for t in found] == [t.id for t in tasks]
     assert Counter(t.task_id for t in ended) == Counter(t.id for t in tasks)
     reasons = Counter(t.termination for t in found)
-    assert reasons[Termination.ANSWERED] > 250 and set(reasons) <= {
+    assert reasons[Termination.ANSWERED] > 120 and set(reasons) <= {
         Termination.ANSWERED,
         Termination.ENV_FAULT,
     }
     assert all(t.answer == "Krone" for t in found if t.termination is Termination.ANSWERED)
     assert all(t.metadata["usage"]["turns"] <= 4 for t in found)
     assert set(server.made) == {None, "429", "500", "cut", "junk", "late"}
-    assert 8 < server.most <= 64
+    assert server.most > 8
 
 
 def test_trajectories_come_as_they_end(toolbox):
@@ -236,6 +237,12 @@ def test_trajectories_come_as_they_end(toolbox):
 def test_what_ends_a_run_ends_the_stream(toolbox):
     with Scripted(researcher, key="right") as server, pytest.raises(EndpointError, match="401"):
         list(ReAct(engine_of(server), toolbox).stream([task()]))
+
+
+def test_no_more_conversations_run_at_a_time_than_were_asked_for(toolbox):
+    with Scripted(researcher, delay_s=0.03) as server:
+        found = ReAct(engine_of(server, concurrency=3), toolbox).run([task(n) for n in range(12)])
+    assert server.most == 3 and all(done.answer == "Krone" for done in found)
 
 
 def test_one_turn_for_each_prompt():

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from drlib.agents.attempt import Attempt, Limits, Steps
-from drlib.agents.running import Work
+from drlib.agents.running import Watch, Work
 from drlib.chat import ChatIds
 from drlib.checks import require
 from drlib.policy.protocol import Engine, SamplingParams
@@ -76,7 +76,7 @@ class Agent:
         seed: int = 0,
         keys: Sequence[int] | None = None,
         worlds: dict[str, World] | None = None,
-        ended=None,
+        watch: Watch = lambda what, at, value: None,
     ) -> list[Trajectory]:
         """`samples` trajectories of each task, in order (all of the first task first).
 
@@ -85,7 +85,10 @@ class Agent:
             keys: one number a task; with `seed` it fixes the task's random streams, whatever else
                 runs beside it.
             worlds: other worlds by version, for tasks that do not belong to the toolbox's.
-            ended: is called with each trajectory as its attempt ends.
+            watch: is told of every turn, tool's result and end as they come (`Watch`), in whatever
+                thread they come.
+
+        Ctrl-C ends what still runs: `watch` is told of those ends, too, before it is raised.
         """
         keys = list(range(len(tasks))) if keys is None else list(keys)
         if len(keys) != len(tasks):
@@ -96,7 +99,7 @@ class Agent:
             for number in range(samples)
         ]
         version = self.engine.version
-        works = [Work(self.attempt(at), at, version, ended) for at in begun]
+        works = [Work(self.attempt(at), at, version, watch) for at in begun]
         params = SamplingParams(
             temperature=temperature,
             max_tokens=self.limits.turn_tokens,
@@ -105,22 +108,31 @@ class Agent:
         )
         opened = [work.open() for work in works]
         speaking = [i for i, ids in enumerate(opened) if ids is not None]
-        self.engine.converse(
-            [opened[i] for i in speaking],
-            params,
-            lambda i, done: works[speaking[i]].respond(done),
-            keys=[works[i].at.key for i in speaking],
-            context=self.limits.context_tokens,
-        )
+        try:
+            self.engine.converse(
+                [opened[i] for i in speaking],
+                params,
+                lambda i, done: works[speaking[i]].respond(done),
+                keys=[works[i].at.key for i in speaking],
+                context=self.limits.context_tokens,
+            )
+        except KeyboardInterrupt:
+            for work in works:
+                work.interrupt()
+            raise
         return [work.trajectory() for work in works]
 
     def stream(self, tasks: Sequence[Task], **how) -> Iterator[Trajectory]:
         """The trajectories of `run`, each as it ends."""
         found: queue.Queue = queue.Queue()
 
+        def watch(what: str, at: Attempt, value) -> None:
+            if what == "end":
+                found.put(value)
+
         def work() -> None:
             try:
-                self.run(tasks, ended=found.put, **how)
+                self.run(tasks, watch=watch, **how)
                 found.put(None)
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
                 found.put(error)

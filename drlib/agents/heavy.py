@@ -15,6 +15,7 @@ from dataclasses import replace
 from drlib.agents.agent import Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.iterresearch import IterResearch
+from drlib.agents.running import Watch
 from drlib.format import Answer
 from drlib.task import Task, normalise_answer
 from drlib.trajectory import Trajectory
@@ -47,10 +48,11 @@ class Heavy(Agent):
         self._reports: dict[str, list[Trajectory]] = {}  # by attempt, while they are merged
 
     def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how):
-        """As `Agent.run`; each sample has `n` runs of its own."""
+        """As `Agent.run`; each sample has `n` runs of its own, whose ends `watch` is not told."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
-        ended = how.pop("ended", None)
-        runs = self.researcher.run(tasks, samples=samples * self.n, keys=keys, **how)
+        watch = how.pop("watch", None)
+        quiet = {} if watch is None else {"watch": _but_for_ends(watch)}
+        runs = self.researcher.run(tasks, samples=samples * self.n, keys=keys, **quiet, **how)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
         names = [
             f"{how.get('seed', 0)}-{key}-{number}" for key in keys for number in range(samples)
@@ -59,10 +61,10 @@ class Heavy(Agent):
         if self.merge == "vote":
             merged = [_voted(group, name) for name, group in self._reports.items()]
         else:
-            merged = super().run(tasks, samples=samples, keys=keys, **how)
+            merged = super().run(tasks, samples=samples, keys=keys, **quiet, **how)
         merged = [_with_parts(one, group) for one, group in zip(merged, groups)]
-        for one in merged if ended else ():
-            ended(one)
+        for one in merged if watch else ():
+            watch("end", None, one)
         return merged
 
     def attempt(self, at: Attempt) -> Steps:
@@ -91,6 +93,16 @@ def vote(answers: Sequence[str | None]) -> str | None:
     counts = Counter(map(normalise_answer, given))
     best = max(counts.values(), default=0)
     return next((a for a in given if counts[normalise_answer(a)] == best), None)
+
+
+def _but_for_ends(watch: Watch) -> Watch:
+    """Tells all but ends."""
+
+    def quiet(what: str, at: Attempt, value) -> None:
+        if what != "end":
+            watch(what, at, value)
+
+    return quiet
 
 
 def _voted(runs: Sequence[Trajectory], name: str) -> Trajectory:

@@ -4,7 +4,10 @@ Whenever the policy has spoken, or a future has its result, the generator goes o
 again. Limits are looked at here, so they hold for every agent; and here the record is written.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +21,22 @@ from drlib.trajectory import Termination, ToolResult, Trajectory
 LAST_CALL = "The limit is reached. Give the answer that what you know supports best."
 
 
+# what happened ("turn", "result" or "end"), the attempt, and the turn's text, the `ToolResult` or
+# the `Trajectory`
+Watch = Callable[[str, Attempt, Any], None]
+
+
 class Work:
     """One attempt while it runs: goes on with the agent until it waits for somebody."""
 
-    def __init__(self, steps: Steps, at: Attempt, version: int, ended=None):
+    def __init__(self, steps: Steps, at: Attempt, version: int, watch: Watch):
         self.steps = steps
         self.at = at
         self.version = version  # of the policy
         self.context: Context | None = None  # that the engine reads
         self.forced: Termination | None = None  # why the turn that is asked for is the last one
-        self.ended = ended
+        self.watch = watch
+        self.over = False
 
     def open(self) -> list | None:
         """The first prompt; None where the attempt has ended without one."""
@@ -47,6 +56,7 @@ class Work:
             return self._end(Termination.ENV_FAULT)
         text = self.context.said(done)
         self.at.count(done)
+        self.watch("turn", self.at, text)
         turn = Turn(text, parse(text))
         if self.forced is not None:
             answered = done.finish_reason == "stop" and isinstance(turn.action, Answer)
@@ -75,6 +85,7 @@ class Work:
         """The result of a future."""
         if isinstance(result, ToolResult):
             self.at.results.append(result)
+            self.watch("result", self.at, result)
             if result.env_fault:
                 # for the reader; the policy is not asked about it
                 self.context.messages.append({"role": "tool", "content": result.text})
@@ -98,11 +109,18 @@ class Work:
         self.context.ask(LAST_CALL)
         return self._speak(self.context)
 
+    def interrupt(self) -> None:
+        """End an attempt that still runs; its record says so."""
+        if not self.over:
+            self.at.notes["interrupted"] = True
+            self._end(Termination.WALL_CLOCK)
+
     def _end(self, why: Termination) -> None:
-        self.steps.close()
+        with suppress(ValueError):  # it is at work in another thread, and ends with this turn
+            self.steps.close()
         self.at.termination = why
-        if self.ended is not None:
-            self.ended(self.trajectory())
+        self.over = True
+        self.watch("end", self.at, self.trajectory())
 
     def trajectory(self) -> Trajectory:
         """The record: all contexts that the policy has spoken in, one behind the other."""

@@ -14,9 +14,10 @@ Left out: weights (a server has its own), streaming, images.
 
 import json
 import random
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from drlib.endpoint import ChatEndpoint, EndpointError
@@ -28,6 +29,7 @@ PASSING = (408, 409, 425, 429)  # and all from 500 on: another try may go well
 TOO_LONG = ("context length", "context_length", "too long", "maximum input")
 FINISHED = {"stop": "stop", "tool_calls": "stop", "length": "length", "content_filter": "stop"}
 LONGEST_PAUSE_S = 30.0
+POLL_S = 0.2
 
 
 class ApiEngine:
@@ -92,24 +94,44 @@ class ApiEngine:
         EndpointError: the server refuses for good; conversations that run are ended first.
         """
         keys = list(range(len(prompts)) if keys is None else keys)
-        refused: list[BaseException] = []
+        todo = iter(range(len(prompts)))
+        lock = threading.Lock()
+        over: list[BaseException] = []  # why no conversation goes on
 
-        def run(number: int) -> None:
-            if not refused:
+        def work() -> None:
+            while not over:
+                with lock:
+                    number = next(todo, None)
+                if number is None:
+                    return
                 try:
-                    self._conversation(number, prompts[number], params, respond, keys, context)
-                except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-                    refused.append(error)
+                    self._conversation(
+                        number, prompts[number], params, respond, keys, context, over
+                    )
+                except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                    over.append(error)
 
-        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="drlib-api") as pool:
-            list(pool.map(run, range(len(prompts))))
-        if refused:
-            raise refused[0]
+        # daemons: a request that hangs must not keep a program from ending
+        threads = [
+            threading.Thread(target=work, daemon=True, name=f"drlib-api-{number}")
+            for number in range(min(self.concurrency, len(prompts)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(POLL_S)  # so that Ctrl-C is heard
+        except KeyboardInterrupt as stop:
+            over.append(stop)
+            raise
+        if over:
+            raise over[0]
 
-    def _conversation(self, number, prompt, params, respond, keys, context) -> None:
+    def _conversation(self, number, prompt, params, respond, keys, context, over) -> None:
         said = list(prompt)
         rng = random.Random(f"{params.seed}-{keys[number]}")
-        while True:
+        while not over:
             done = self._turn(said, params, rng)
             if context is not None and done.prompt_tokens + done.turn_tokens > context:
                 done.finish_reason = "context"

@@ -1,0 +1,80 @@
+"""`python -m drlib.ask "question"`: a deep-research run in the terminal.
+
+By default the tour's small policy in the tour's world; with `--endpoint URL --model NAME` any model
+behind an OpenAI-compatible server (its key from the environment, DRLIB_API_KEY).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from drlib.ask.asking import AGENTS, AskError, Setup, ask
+from drlib.ask.terminal import Trace, show
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0 with an answer; 1, and one line on stderr, without; 130 after Ctrl-C."""
+    args = _parser().parse_args(argv)
+    setup = Setup(
+        agent=args.agent,
+        world=args.world,
+        endpoint=args.endpoint,
+        model=args.model,
+        native=args.native_tools,
+        runs=args.runs,
+        temperature=args.temperature,
+        calls=args.calls,
+        turn_tokens=args.turn_tokens,
+        context_tokens=args.context_tokens,
+        seconds=args.seconds,
+        prices=tuple(args.prices),
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    saved = f"; what was done is in {args.save}" if args.save else ""
+    try:
+        done = ask(args.question, setup, None if args.quiet else Trace(console), args.save)
+    except (AskError, ValueError) as error:
+        print(f"drlib.ask: {error}{saved}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"drlib.ask: interrupted{saved}", file=sys.stderr)
+        return 130
+    if args.quiet:
+        print(done.answer)
+    else:
+        show(console, done)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = Setup()
+    parser = argparse.ArgumentParser(prog="python -m drlib.ask", description="research a question")
+    parser.add_argument("question")
+    parser.add_argument("--agent", choices=AGENTS, default=known.agent)
+    parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
+    parser.add_argument("--endpoint", default="", metavar="URL", help="http://localhost:8000/v1")
+    parser.add_argument("--model", default="", help="of the endpoint")
+    parser.add_argument("--native-tools", action="store_true", help="the server parses tool calls")
+    parser.add_argument("--runs", type=int, default=known.runs, help="of Heavy mode")
+    parser.add_argument("--temperature", type=float, default=known.temperature)
+    parser.add_argument("--calls", type=int, default=known.calls, help="of tools, at most")
+    parser.add_argument("--turn-tokens", type=int, default=known.turn_tokens)
+    parser.add_argument("--context-tokens", type=int, default=known.context_tokens)
+    parser.add_argument("--seconds", type=float, default=known.seconds)
+    parser.add_argument(
+        "--prices",
+        type=float,
+        nargs=2,
+        default=known.prices,
+        metavar=("READ", "SAID"),
+        help="of a million tokens",
+    )
+    parser.add_argument("--save", type=Path, help="the trajectory, a Parquet file for the viewer")
+    parser.add_argument("--quiet", action="store_true", help="the answer alone")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""A question, an agent, and what came of it: answer, sources, cost.
+
+The policy is the tour's after RL, with the tour's world, unless an endpoint is named: then it is
+any model behind an OpenAI-compatible server, told of its tools by a system prompt. Whatever goes
+wrong is one `AskError` that names the remedy, and what was done until then is saved.
+
+Left out: several questions at a time (`Agent.run` takes them), streams of tokens.
+"""
+
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
+from drlib.agents.prompts import research_prompt
+from drlib.agents.running import Watch
+from drlib.checks import require
+from drlib.config import ROOT, Config
+from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.policy.api import ApiEngine
+from drlib.sandbox import Sandbox
+from drlib.task import Task, normalise_answer
+from drlib.tools import Toolbox
+from drlib.trajectory import Termination, Trajectory, save_trajectories
+from drlib.worlds import load_world
+
+AGENTS = {
+    "react": ReAct,
+    "iterresearch": IterResearch,
+    "heavy": Heavy,
+    "resum": ReSum,
+    "managed": ManagedReAct,
+}
+TOUR_POLICY = ROOT / "figures" / "reference" / "tour" / "policy_rl"
+HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
+MOST_SOURCES = 8
+WHY = {
+    Termination.LENGTH: "its context, or the tokens it may say, ran out",
+    Termination.TURNS: "the calls or turns it may use ran out",
+    Termination.WALL_CLOCK: "its time ran out",
+    Termination.LOOP: "it made the same call again and again",
+    Termination.FORMAT: "its turns could not be read",
+}
+
+
+class AskError(Exception):
+    """No answer; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Who is asked, and with what.
+
+    agent: a key of `AGENTS`. world: a name of `load_world`. endpoint, model: of an
+    OpenAI-compatible server ("http://localhost:8000/v1"); the tour's policy where empty. native:
+    whether that server calls tools by its own means. runs: of Heavy mode.
+    """
+
+    agent: str = "react"
+    world: str = "tour"
+    endpoint: str = ""
+    model: str = ""
+    api_key: str = ""
+    native: bool = False
+    runs: int = 4
+    temperature: float = 0.0
+    calls: int = 20
+    turn_tokens: int = 4096
+    context_tokens: int = 32_000
+    seconds: float = 600.0
+    prices: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A page that was seen; `supports`: its text has the answer in it."""
+
+    title: str
+    url: str
+    supports: bool
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of a question."""
+
+    answer: str
+    sources: list[Source]
+    usage: dict[str, Any]
+    trajectory: Trajectory
+
+
+def ask(
+    question: str, setup: Setup, watch: Watch | None = None, save: Path | None = None
+) -> Answered:
+    """Research one question. save: a Parquet file for the trajectory, also where it fails.
+
+    Raises:
+        AskError: no answer. KeyboardInterrupt: as it was pressed; what was done is saved.
+    """
+    require(bool(question.strip()), "the question is empty")
+    ends: list[Trajectory] = []
+
+    def note(what: str, at, value) -> None:
+        if what == "end":
+            ends.append(value)
+        if watch is not None:
+            watch(what, at, value)
+
+    with ExitStack() as opened:
+        agent = _agent(setup, opened)
+        task = Task("asked", question, "", "search", setup.world)
+        try:
+            agent.run([task], temperature=setup.temperature, watch=note)
+        except EndpointError as error:
+            raise AskError(f"{setup.endpoint}: {error}") from None
+        except ValueError as error:  # the question does not fit into the policy's context
+            raise AskError(str(error)) from None
+        finally:
+            if save is not None and ends:
+                save_trajectories(save, ends[-1:])
+    done = ends[-1]
+    if done.answer is None:
+        raise AskError(_why_not(done, setup))
+    return Answered(done.answer, sources(done), usage_of(done), done)
+
+
+def _agent(setup: Setup, opened: ExitStack) -> Agent:
+    """The agent with all it needs; what must be closed is entered in `opened`."""
+    if setup.agent not in AGENTS:
+        raise AskError(f"no agent {setup.agent!r}: there are {', '.join(AGENTS)}")
+    if bool(setup.endpoint) != bool(setup.model):
+        raise AskError("an endpoint and a model go together: give both --endpoint and --model")
+    try:
+        world = load_world(setup.world)
+    except (ValueError, OSError) as error:
+        raise AskError(str(error)) from None
+    sandbox = opened.enter_context(Sandbox(workers=1))
+    more = {"n": setup.runs} if setup.agent == "heavy" else {}
+    if setup.endpoint:
+        toolbox = opened.enter_context(Toolbox(world, sandbox, results=5))
+        return AGENTS[setup.agent](
+            _server(setup, toolbox),
+            toolbox,
+            None,
+            Limits(
+                calls=setup.calls,
+                turn_tokens=setup.turn_tokens,
+                context_tokens=setup.context_tokens,
+                seconds=setup.seconds,
+                repeats=3,
+                force_answer=True,
+            ),
+            research_prompt(() if setup.native else toolbox.schemas),
+            **more,
+        )
+    from drlib.chat import ChatIds
+    from drlib.policy.engine import LocalEngine
+    from drlib.policy.moe import load_policy
+
+    config = Config.load("laptop")
+    toolbox = opened.enter_context(Toolbox(world, sandbox, results=config.search_results))
+    model, tokenizer = load_policy(TOUR_POLICY)
+    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, slots=setup.runs)
+    limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+    return AGENTS[setup.agent](engine, toolbox, ChatIds(tokenizer), limits, **more)
+
+
+def _server(setup: Setup, toolbox: Toolbox) -> ApiEngine:
+    key = setup.api_key or os.environ.get("DRLIB_API_KEY", "")
+    try:
+        endpoint = ChatEndpoint(setup.endpoint, setup.model, timeout_s=setup.seconds, api_key=key)
+    except EndpointError as error:
+        raise AskError(str(error)) from None
+    tools = [tool.function for tool in toolbox.tools.values()] if setup.native else None
+    return ApiEngine(endpoint, tools=tools, prices=setup.prices, attempts=3)
+
+
+def _why_not(done: Trajectory, setup: Setup) -> str:
+    if done.termination is Termination.ENV_FAULT:
+        broken = next((r for r in done.tool_results if r.env_fault), None)
+        if broken is not None:
+            return f"the tool {broken.tool} does not work: {broken.text}"
+        return f"{setup.endpoint}: {done.metadata['fault']}"
+    return f"no answer: {WHY.get(done.termination, done.termination)}"
+
+
+def sources(done: Trajectory) -> list[Source]:
+    """The pages that the calls showed, those first whose text has the answer in it."""
+    answer = normalise_answer(done.answer or "")
+    found: dict[str, Source] = {}
+    for result in done.tool_results:
+        if not result.ok:
+            continue
+        for hit in HIT.finditer(result.text):
+            supports = bool(answer) and answer in normalise_answer(hit["text"])
+            before = found.get(hit["url"])
+            if before is None or supports:
+                found[hit["url"]] = Source(hit["title"], hit["url"], supports)
+        for url in result.arguments.get("url", ()) if result.tool == "visit" else ():
+            found[url] = Source(url, url, bool(answer) and answer in normalise_answer(result.text))
+    return sorted(found.values(), key=lambda one: not one.supports)[:MOST_SOURCES]
+
+
+def usage_of(done: Trajectory) -> dict[str, Any]:
+    """Turns, calls, tokens and what they cost."""
+    counted = done.metadata.get("usage", {})
+    said = int(done.generated.sum()) or counted.get("said_tokens", 0)
+    read = counted.get("read_tokens", len(done) - said if len(done) else 0)
+    return {
+        "turns": counted.get("turns", len(set(done.turns[done.generated].tolist()))),
+        "calls": len(done.tool_results),
+        "read_tokens": read,
+        "said_tokens": said,
+        "cost": counted.get("cost", 0.0),
+    }
