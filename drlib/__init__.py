@@ -36,9 +36,11 @@ synthesis
     demonstrations by a solver that works through the tools alone; pre-training text.
 policy
     The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
-    log-probabilities), routing replay, and log-probabilities for large vocabularies.
+    log-probabilities), an engine behind any OpenAI-compatible server, routing replay, and
+    log-probabilities for large vocabularies.
 agents
-    How a policy is driven through think, call, response, answer.
+    How a policy is driven: ReAct, IterResearch, Heavy mode, ReSum, managed contexts, each a
+    generator over any engine, within limits that hold for all.
 rl
     From trajectories to gradients, as pure functions: rewards, filters, resampling, advantages,
     losses with every published clip as a switch, curricula, stabilisers.
@@ -49,11 +51,14 @@ evals
     Held-out accuracy with intervals, pass@k, what a skeptic asks for.
 analysis
     Functions on trajectory files, figures, notebook widgets.
+ask
+    One question, researched in the terminal by any of the agents, on the tour's policy or any
+    model.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table|papers`.
 cli
-    The `drlib` command: run, train, evaluate, report, sandbox; each hands over to a room's program.
+    The `drlib` command: run, train, evaluate, ask, report, sandbox; each hands over to a room.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

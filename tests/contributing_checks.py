@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from drlib.agents import ReAct
+from drlib.agents import AGENTS, ReAct
 from drlib.analysis.widgets import GrpoPanel
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
@@ -21,7 +21,7 @@ from drlib.tools import Toolbox, trl_environment
 from drlib.training.gradient import loss_config
 from drlib.trajectory import Termination
 from drlib.worlds import load_world
-from tests.agent_examples import Lines
+from tests.agent_examples import Lines, Speaker
 
 TASK = Task("t", "How many days has the February of 2024?", "29", "search", "cldr")
 ANSWER = "<think>x</think><answer>29</answer>"
@@ -111,7 +111,28 @@ def worlds():
             raise AssertionError(f"load_world({name!r}) was no fault")
 
 
+def agents():
+    """It answers, doubts, and stands by its second answer, on a scripted policy."""
+    chat = ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
+
+    def say(text):
+        if "You found: 28" in text:
+            return ANSWER
+        found = "Norway" in text.partition("</tool_call>")[2]
+        return "<think>x</think><answer>28</answer>" if found else call("search", query=["Norway"])
+
+    with Toolbox(load_world("tour")) as toolbox:
+        (done,) = AGENTS["doubter"](Speaker(chat, say), toolbox, chat).run([TASK])
+    assert done.answer == "29" and len(done.tool_results) == 1 and done.contexts.max() == 1
+
+
 if __name__ == "__main__":
     recipe = sys.argv[1]
     load_plugins(f"my_{recipe}")
-    {"clips": clips, "tools": tools, "rewards": rewards, "worlds": worlds}[recipe]()
+    {
+        "clips": clips,
+        "tools": tools,
+        "rewards": rewards,
+        "worlds": worlds,
+        "agents": agents,
+    }[recipe]()

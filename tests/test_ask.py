@@ -181,7 +181,7 @@ def test_sources_with_the_answer_in_them_come_first():
     )
     found = HIT.findall(done.trajectory.tool_results[0].text)
     assert len(found) == len(done.sources)
-    with pytest.raises(AskError, match="no agent"):
+    with pytest.raises(AskError, match="unknown agent"):
         ask(NORWAY, Setup(agent="nobody"))
     with pytest.raises(ValueError, match="empty"):
         ask(" ", Setup())

@@ -35,15 +35,16 @@ def written(folder, name):
     (folder / f"{name}.py").write_text(RECIPES[name], encoding="utf-8")
 
 
-def test_there_are_six_recipes_of_five_to_fifteen_lines():
+def test_there_are_seven_recipes_of_five_to_fifteen_lines():
     names = ("my_clips", "my_tools", "my_rewards", "my_worlds", "my_stages", "my_notebook")
+    names += ("my_agents",)
     assert tuple(RECIPES) == names
     for name, code in RECIPES.items():
         lines = [line for line in code.splitlines() if line.strip()]
         assert 5 <= len(lines) <= 15, name
 
 
-@pytest.mark.parametrize("recipe", ["clips", "tools", "rewards", "worlds"])
+@pytest.mark.parametrize("recipe", ["clips", "tools", "rewards", "worlds", "agents"])
 def test_what_is_registered_outside_the_package_works_like_its_own(recipe, tmp_path):
     written(tmp_path, f"my_{recipe}")
     run(tmp_path, "-m", "tests.contributing_checks", recipe)

@@ -39,6 +39,7 @@ ROOMS = (
     "training",
     "evals",
     "analysis",
+    "ask",
     "lab",
     "cli",
 )

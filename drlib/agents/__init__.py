@@ -1,6 +1,6 @@
 """How a policy is driven: an agent a file, all of them generators that say whose turn it is."""
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Limits, Steps
 from drlib.agents.context import ManagedReAct
 from drlib.agents.heavy import Heavy
@@ -9,6 +9,7 @@ from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
 
 __all__ = [
+    "AGENTS",
     "Agent",
     "Attempt",
     "Heavy",

@@ -26,10 +26,13 @@ from drlib.agents.running import Watch, Work
 from drlib.chat import ChatIds
 from drlib.checks import require
 from drlib.policy.protocol import Engine, SamplingParams
+from drlib.registry import Registry
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 from drlib.worlds import World
+
+AGENTS = Registry("agent")  # name -> a subclass of Agent
 
 
 class Agent:

@@ -7,13 +7,14 @@ context that has been changed is another context: what the policy said in the on
 it, and trained on there.
 """
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.format import Answer
 
 OMITTED = "Tool result is omitted to save tokens."
 
 
+@AGENTS.register("managed")
 class ManagedReAct(Agent):
     """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end."""
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.running import Watch
@@ -32,6 +32,7 @@ without an answer counts for what it found."""
 REPORT = "Report {number}: {report}\nIts answer: {answer}"
 
 
+@AGENTS.register("heavy")
 class Heavy(Agent):
     """`n` runs of `researcher` (the IterResearch of the same engine where it is None), merged.
 

@@ -7,11 +7,12 @@ report does not say is forgotten. Sources: Tongyi DeepResearch (arXiv 2510.24701
 WebResearcher (2509.13309, section 3).
 """
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.format import Answer, render_call, report_of, workspace
 
 
+@AGENTS.register("iterresearch")
 class IterResearch(Agent):
     """A context a round; the last report stands in `Trajectory.metadata["report"]`."""
 

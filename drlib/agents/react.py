@@ -6,11 +6,12 @@ Nothing judges what follows an answer, so a policy gradient would let it grow (s
 other (Tongyi DeepResearch answers invalid JSON with a text) and counts as a failed call.
 """
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.format import Answer
 
 
+@AGENTS.register("react")
 class ReAct(Agent):
     """One context that holds everything, until the answer."""
 

@@ -10,7 +10,7 @@ only: the history stays, and the attempt goes on as ReAct.
 import warnings
 from collections.abc import Callable, Sequence
 
-from drlib.agents.agent import Agent
+from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.contexts import Context
 from drlib.format import Answer
@@ -35,6 +35,7 @@ def own_words(question: str, messages: Sequence[dict], before: str) -> str:
     return " ".join([before, *thoughts]).strip()
 
 
+@AGENTS.register("resum")
 class ReSum(Agent):
     """ReAct whose context is summarised.
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from drlib.ask.asking import AGENTS, AskError, Setup, ask
+from drlib.agents import AGENTS
+from drlib.ask.asking import AskError, Setup, ask
 from drlib.ask.terminal import Trace, show
 
 
@@ -19,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     setup = Setup(
         agent=args.agent,
+        plugins=args.plugins,
         world=args.world,
         endpoint=args.endpoint,
         model=args.model,
@@ -52,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     known = Setup()
     parser = argparse.ArgumentParser(prog="python -m drlib.ask", description="research a question")
     parser.add_argument("question")
-    parser.add_argument("--agent", choices=AGENTS, default=known.agent)
+    parser.add_argument("--agent", default=known.agent, help=", ".join(AGENTS))
+    parser.add_argument("--plugins", default="", help="modules that register your own agents")
     parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
     parser.add_argument("--endpoint", default="", metavar="URL", help="http://localhost:8000/v1")
     parser.add_argument("--model", default="", help="of the endpoint")

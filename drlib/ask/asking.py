@@ -14,26 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
+from drlib.agents import AGENTS, Agent, Limits
 from drlib.agents.prompts import research_prompt
 from drlib.agents.running import Watch
 from drlib.checks import require
 from drlib.config import ROOT, Config
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.policy.api import ApiEngine
+from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import load_world
 
-AGENTS = {
-    "react": ReAct,
-    "iterresearch": IterResearch,
-    "heavy": Heavy,
-    "resum": ReSum,
-    "managed": ManagedReAct,
-}
 TOUR_POLICY = ROOT / "figures" / "reference" / "tour" / "policy_rl"
 HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
 MOST_SOURCES = 8
@@ -57,6 +51,7 @@ class Setup:
     agent: a key of `AGENTS`. world: a name of `load_world`. endpoint, model: of an
     OpenAI-compatible server ("http://localhost:8000/v1"); the tour's policy where empty. native:
     whether that server calls tools by its own means. runs: of Heavy mode.
+    plugins: modules that register agents, worlds or tools of one's own.
     """
 
     agent: str = "react"
@@ -66,6 +61,7 @@ class Setup:
     api_key: str = ""
     native: bool = False
     runs: int = 4
+    plugins: str = ""
     temperature: float = 0.0
     calls: int = 20
     turn_tokens: int = 4096
@@ -130,11 +126,11 @@ def ask(
 
 def _agent(setup: Setup, opened: ExitStack) -> Agent:
     """The agent with all it needs; what must be closed is entered in `opened`."""
-    if setup.agent not in AGENTS:
-        raise AskError(f"no agent {setup.agent!r}: there are {', '.join(AGENTS)}")
     if bool(setup.endpoint) != bool(setup.model):
         raise AskError("an endpoint and a model go together: give both --endpoint and --model")
     try:
+        load_plugins(setup.plugins)
+        make = AGENTS[setup.agent]
         world = load_world(setup.world)
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
@@ -142,7 +138,7 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     more = {"n": setup.runs} if setup.agent == "heavy" else {}
     if setup.endpoint:
         toolbox = opened.enter_context(Toolbox(world, sandbox, results=5))
-        return AGENTS[setup.agent](
+        return make(
             _server(setup, toolbox),
             toolbox,
             None,
@@ -166,7 +162,7 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     model, tokenizer = load_policy(TOUR_POLICY)
     engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, slots=setup.runs)
     limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
-    return AGENTS[setup.agent](engine, toolbox, ChatIds(tokenizer), limits, **more)
+    return make(engine, toolbox, ChatIds(tokenizer), limits, **more)
 
 
 def _server(setup: Setup, toolbox: Toolbox) -> ApiEngine:
