@@ -79,7 +79,7 @@ class Agent:
         seed: int = 0,
         keys: Sequence[int] | None = None,
         worlds: dict[str, World] | None = None,
-        watch: Watch = lambda what, at, value: None,
+        watch: Watch | None = None,
     ) -> list[Trajectory]:
         """`samples` trajectories of each task, in order (all of the first task first).
 
@@ -123,7 +123,7 @@ class Agent:
             for work in works:
                 work.interrupt()
             raise
-        return [work.trajectory() for work in works]
+        return [work.record for work in works]
 
     def stream(self, tasks: Sequence[Task], **how) -> Iterator[Trajectory]:
         """The trajectories of `run`, each as it ends."""

@@ -8,7 +8,7 @@ whatever tags a page or a person wrote made harmless, for a server's template wo
 from typing import Protocol
 
 from drlib.chat import ChatIds
-from drlib.format import TAGS, first_action
+from drlib.format import TAGS
 from drlib.policy.protocol import Completion
 
 
@@ -135,12 +135,11 @@ class MessageContext:
         self.messages.append({"role": "user", "content": inert(text)})
 
     def said(self, completion: Completion) -> str:
-        """Take the policy's turn, up to the close of its first action; returns its text."""
-        text = first_action(completion.text)
-        self.messages.append({"role": "assistant", "content": text})
+        """Take the policy's turn; returns its text."""
+        self.messages.append({"role": "assistant", "content": completion.text})
         self._fed = len(self.messages)
         self._tokens = completion.prompt_tokens + completion.turn_tokens
-        return text
+        return completion.text
 
     def feed(self) -> list[dict]:
         """The messages that the engine has not read yet."""

@@ -29,14 +29,14 @@ Watch = Callable[[str, Attempt, Any], None]
 class Work:
     """One attempt while it runs: goes on with the agent until it waits for somebody."""
 
-    def __init__(self, steps: Steps, at: Attempt, version: int, watch: Watch):
+    def __init__(self, steps: Steps, at: Attempt, version: int, watch: Watch | None):
         self.steps = steps
         self.at = at
         self.version = version  # of the policy
         self.context: Context | None = None  # that the engine reads
         self.forced: Termination | None = None  # why the turn that is asked for is the last one
         self.watch = watch
-        self.over = False
+        self.record: Trajectory | None = None  # once the attempt is over
 
     def open(self) -> list | None:
         """The first prompt; None where the attempt has ended without one."""
@@ -48,7 +48,7 @@ class Work:
     def respond(self, done: Completion) -> list | Fresh | Future | None:
         """What the engine does after a turn: go on behind these ids, begin anew with others, wait,
         or nothing more."""
-        if done.finish_reason == "context" and not done.token_ids:
+        if done.finish_reason == "context" and not done.size:
             # what was to be read did not fit, and was not
             return self._end(Termination.LENGTH)
         if done.finish_reason == "fault":
@@ -56,7 +56,7 @@ class Work:
             return self._end(Termination.ENV_FAULT)
         text = self.context.said(done)
         self.at.count(done)
-        self.watch("turn", self.at, text)
+        self._tell("turn", text)
         turn = Turn(text, parse(text))
         if self.forced is not None:
             answered = done.finish_reason == "stop" and isinstance(turn.action, Answer)
@@ -85,7 +85,7 @@ class Work:
         """The result of a future."""
         if isinstance(result, ToolResult):
             self.at.results.append(result)
-            self.watch("result", self.at, result)
+            self._tell("result", result)
             if result.env_fault:
                 # for the reader; the policy is not asked about it
                 self.context.messages.append({"role": "tool", "content": result.text})
@@ -111,7 +111,7 @@ class Work:
 
     def interrupt(self) -> None:
         """End an attempt that still runs; its record says so."""
-        if not self.over:
+        if self.record is None:
             self.at.notes["interrupted"] = True
             self._end(Termination.WALL_CLOCK)
 
@@ -119,10 +119,14 @@ class Work:
         with suppress(ValueError):  # it is at work in another thread, and ends with this turn
             self.steps.close()
         self.at.termination = why
-        self.over = True
-        self.watch("end", self.at, self.trajectory())
+        self.record = self._trajectory()
+        self._tell("end", self.record)
 
-    def trajectory(self) -> Trajectory:
+    def _tell(self, what: str, value) -> None:
+        if self.watch is not None:
+            self.watch(what, self.at, value)
+
+    def _trajectory(self) -> Trajectory:
         """The record: all contexts that the policy has spoken in, one behind the other."""
         at = self.at
         spoken = [context.spoken() for context in at.contexts]

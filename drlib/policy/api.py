@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.format import ToolCall, parse, render_call
+from drlib.format import ToolCall, first_action, parse, render_call
 from drlib.policy.protocol import Completion, Fresh, Respond, SamplingParams
 
 STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
@@ -188,7 +188,7 @@ class ApiEngine:
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
         return Completion(
             finish_reason=reason,
-            text=text_of(choice["message"]),
+            text=first_action(text_of(choice["message"])),
             prompt_tokens=read,
             turn_tokens=written,
             cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
