@@ -216,7 +216,11 @@ def test_hundreds_of_tasks_through_a_server_that_fails_end_once_each(toolbox):
         engine = engine_of(server, timeout_s=3.0, concurrency=64, attempts=4)
         tasks = [task(number) for number in range(150)]
         limits = Limits(calls=3, turns=4)
-        watch = lambda what, at, one: what == "end" and ended.append(one)  # noqa: E731
+
+        def watch(what, at, value):
+            if what == "end":
+                ended.append(value)
+
         found = ReAct(engine, toolbox, limits=limits).run(tasks, watch=watch)
     assert [t.task_id for t in found] == [t.id for t in tasks]
     assert Counter(t.task_id for t in ended) == Counter(t.id for t in tasks)

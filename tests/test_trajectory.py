@@ -170,6 +170,7 @@ def test_equality_sees_every_field():
         routed_experts=np.zeros((3, 2, 2), np.uint16),
         top_ids=np.zeros((3, 1), np.int32),
         top_logprobs=np.zeros((3, 1), np.float32),
+        contexts=np.zeros(3, np.uint16),
     )
     assert base == dataclasses.replace(base, token_ids=base.token_ids.copy())
     for field in dataclasses.fields(base):

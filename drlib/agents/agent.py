@@ -19,6 +19,7 @@ Left out: agents that speak with two policies at once (a second one is a future)
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from drlib.agents.attempt import Attempt, Limits, Steps
@@ -35,7 +36,7 @@ from drlib.worlds import World
 AGENTS = Registry("agent")  # name -> a subclass of Agent
 
 
-class Agent:
+class Agent(ABC):
     """Runs tasks with an engine and a toolbox; a subclass says how, in `attempt`.
 
     chat: of an engine that reads ids, whose tokenizer is `chat.tokenizer`. system: what every
@@ -65,10 +66,10 @@ class Agent:
         self.limits = limits or Limits()
         self.system = system
 
+    @abstractmethod
     def attempt(self, at: Attempt) -> Steps:
         """Work at `at.task`. Yields a context for the policy's next `Turn`, or a future for its
         result; returns the answer, None where it gives up."""
-        raise NotImplementedError
 
     def run(
         self,
