@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, seed_band
+from drlib.analysis.plots import seed_band
 from drlib.analysis.tour import TourRun, seeds
 from drlib.training import stages
 
@@ -150,17 +150,14 @@ def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | N
     return next((r for r in (run, behind) if r and stage in r.results.stages), None)
 
 
-def _point(
-    ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked, color: str = ""
-) -> None:
-    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`; in the stage's
-    colour where `color` is empty."""
+def _point(ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked) -> None:
+    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`."""
     mean, low, high = (100 * v for v in run.results.accuracy(stage, *asked))
     ax.errorbar(
         [x],
         [mean],
         [[max(mean - low, 0)], [max(high - mean, 0)]],
-        color=color or STAGE_COLORS[stage],
+        color=STAGE_COLORS[stage],
         marker=MARKERS[stage],
         capsize=3,
         ls="",
@@ -262,29 +259,4 @@ def overlong(runs: dict[str, TourRun]) -> Figure:
             draw(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
         ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return fig
-
-
-CONDITION_LINES = {"accuracy_search": "one", "accuracy_c2": "two", "accuracy_c3": "three"}
-HELD_OUT_KINDS = ("search", "2 conditions", "3 conditions")
-
-
-def conditions(engine: TourRun, chains: TourRun) -> Figure:
-    """RL on questions of one to three conditions beside RL on chains: accuracy in training by
-    conditions (dashed: on chains, all it is asked), and of both on held-out questions, sampled."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.8), layout="constrained")
-    for number, (key, label) in enumerate(CONDITION_LINES.items()):
-        draw(left, engine, "rl", key, f"C{number}", label, scale=100)
-    draw(left, chains, "rl", "accuracy_search", CONTROL, "RL on chains", style="--", scale=100)
-    left.set(title="In training, by conditions", xlabel="RL step", ylabel="%", ylim=(-2, 102))
-    arms = (("RL on one to three", engine, "C0"), ("RL on chains", chains, CONTROL))
-    for shift, (label, run, color) in zip((-0.1, 0.1), arms):
-        for x, kind in enumerate(HELD_OUT_KINDS, 1):
-            if run.results.count("rl", kind, "sample")[1]:
-                shown = label if x == 1 else None
-                _point(right, x + shift, run, shown, "rl", kind, "sample", color=color)
-    right.set_xticks([1, 2, 3], ["one\n(chains)", "two", "three"])
-    right.set(title="Held-out, sampled", ylim=(-2, 102), xlim=(0.5, 3.5), xlabel="conditions")
-    for ax in (left, right):
-        ax.legend(loc="upper left", fontsize=8)
     return fig
