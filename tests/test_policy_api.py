@@ -15,7 +15,7 @@ from drlib.agents.contexts import inert
 from drlib.agents.prompts import research_prompt
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine, text_of
+from drlib.policy.api import ApiEngine, on_the_wire, text_of
 from drlib.policy.protocol import SamplingParams
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -96,6 +96,20 @@ def test_a_server_that_calls_tools_itself_is_spoken_to_in_its_own_way(toolbox):
     assert done.messages[1]["content"] == LOOK
     assert done.messages[-1]["content"].startswith("<think>Read.</think>")
     assert server.bodies[0]["tools"] == tools
+
+
+def test_a_call_that_a_limit_left_unanswered_is_sent_as_text():
+    said = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": LOOK},
+        {"role": "tool", "content": "Norway"},
+        {"role": "assistant", "content": LOOK},
+        {"role": "user", "content": "Answer."},
+    ]
+    sent = on_the_wire(said, by_server=True)
+    assert [m["role"] for m in sent] == ["user", "assistant", "tool", "assistant", "user"]
+    assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"]
+    assert sent[3] == {"role": "assistant", "content": LOOK}
 
 
 def test_a_call_whose_arguments_are_no_json_is_a_format_error():

@@ -216,12 +216,14 @@ def text_of(message: dict) -> str:
 
 def on_the_wire(said: Sequence[dict], by_server: bool) -> list[dict]:
     """Our messages as a server takes them: an observation as a user's `<tool_response>`, or, where
-    the server calls tools by its own means, as the response to a call's id."""
+    the server calls tools by its own means, as the response to a call's id. (A call that a limit
+    has left without a response is text: a server refuses one that nobody answers.)"""
     sent: list[dict] = []
     calls = 0
-    for message in said:
+    followers = [*(message["role"] for message in said[1:]), ""]
+    for message, follower in zip(said, followers, strict=True):
         role, text = message["role"], message["content"]
-        if role == "assistant" and by_server:
+        if role == "assistant" and by_server and follower == "tool":
             action = parse(text)
             if isinstance(action, ToolCall):
                 calls += 1
