@@ -1,6 +1,7 @@
 """How a policy is driven: an agent a file, all of them generators that say whose turn it is."""
 
 from drlib.agents.agent import AGENTS, Agent
+from drlib.agents.answering import answer_file
 from drlib.agents.attempt import Attempt, Limits, Steps
 from drlib.agents.context import ManagedReAct
 from drlib.agents.heavy import Heavy
@@ -19,4 +20,5 @@ __all__ = [
     "ReAct",
     "ReSum",
     "Steps",
+    "answer_file",
 ]

@@ -1,0 +1,102 @@
+"""A file of questions: every answer kept at once, nothing asked twice, also after a kill.
+
+Run: python -m pytest tests/test_agents_answering.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import pytest
+
+from drlib.agents import ReAct
+from drlib.agents.answering import answer_file
+from drlib.endpoint import ChatEndpoint
+from drlib.files import read_json_lines
+from drlib.format import render_answer
+from drlib.policy.api import ApiEngine
+from drlib.task import Task
+from drlib.tools import Toolbox
+from tests.scripted_server import Scripted
+from tests.waiting import until
+
+TASKS = [Task(f"t{n}", f"Question {n}?", str(n), "search", "none") for n in range(12)]
+PROGRAM = """
+from drlib.agents import ReAct
+from drlib.agents.answering import answer_file
+from drlib.endpoint import ChatEndpoint
+from drlib.policy.api import ApiEngine
+from drlib.tools import Toolbox
+from tests.test_agents_answering import TASKS
+
+with Toolbox(None) as toolbox:
+    engine = ApiEngine(ChatEndpoint({url!r}, "scripted", timeout_s=30), concurrency=2)
+    answer_file(ReAct(engine, toolbox), TASKS, {path!r})
+"""
+
+
+def number_of(messages):
+    return messages[0]["content"].split()[1].rstrip("?")
+
+
+def answer(server, path, **how):
+    with Toolbox(None) as toolbox:
+        engine = ApiEngine(ChatEndpoint(server.url, "scripted", timeout_s=10), pause_s=0.01, **how)
+        return answer_file(ReAct(engine, toolbox), TASKS, path)
+
+
+def test_every_task_has_its_line_and_is_asked_once(tmp_path):
+    path = tmp_path / "deep" / "iter1.jsonl"
+    with Scripted(lambda m: render_answer(number_of(m))) as server:
+        rows = answer(server, path)
+        assert [row["prediction"] for row in rows] == [str(n) for n in range(12)]
+        assert answer(server, path) == rows and server.asked == 12
+    assert sorted(row["task_id"] for row in read_json_lines(path)) == sorted(t.id for t in TASKS)
+    assert set(rows[0]) >= {"question", "answer", "prediction", "termination", "messages"}
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    path = tmp_path / "iter1.jsonl"
+    with Scripted(lambda m: render_answer(number_of(m)), delay_s=0.15) as server:
+        server.keep = True
+        program = textwrap.dedent(PROGRAM).format(url=server.url, path=str(path))
+        child = subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ))
+        until(lambda: path.exists() and path.read_text().count("\n") >= 4)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        with path.open("a") as file:
+            file.write('{"task_id": "t1')  # half a line
+        before = {row["task_id"] for row in map(json.loads, path.read_text().splitlines()[:-1])}
+        rows = answer(server, path)
+    asked = Counter(number_of(body["messages"]) for body in server.bodies)
+    assert 4 <= len(before) < 12 and all(asked[ident[1:]] == 1 for ident in before)
+    assert sum(asked.values()) <= 12 + 2, "what was under way, at most, was asked again"
+    assert [row["prediction"] for row in rows] == [str(n) for n in range(12)]
+    assert len(read_json_lines(path)) == 12
+
+
+def test_what_the_environment_broke_is_asked_again(tmp_path):
+    path = tmp_path / "iter1.jsonl"
+    with Scripted(lambda m: render_answer("x"), lambda n: "500" if n < 3 else None) as server:
+        broken = answer(server, path, concurrency=1, attempts=3)
+        assert [row["termination"] for row in broken][:2] == ["env_fault", "answered"]
+        rows = answer(server, path, concurrency=1)
+        assert server.asked == 3 + 11 + 1
+    assert {row["termination"] for row in rows} == {"answered"}
+    assert len(read_json_lines(path)) == 12
+
+
+def test_files_and_tasks_that_are_none_of_ours(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text('{"a": 1}\n')
+    with Scripted(lambda m: render_answer("x")) as server:
+        with pytest.raises(ValueError, match="line 1 is no answer of ours"):
+            answer(server, path)
+        assert path.read_text() == '{"a": 1}\n' and server.asked == 0
+        with pytest.raises(ValueError, match="1 tasks have the id"), Toolbox(None) as toolbox:
+            engine = ApiEngine(ChatEndpoint(server.url, "scripted"))
+            answer_file(ReAct(engine, toolbox), [TASKS[0], TASKS[0]], tmp_path / "new.jsonl")
