@@ -141,6 +141,8 @@ def test_what_was_done_before_ctrl_c_is_saved(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            # a background job, as tests may be run, is started with Ctrl-C ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         for line in child.stdout:
             if "reads" in line:
