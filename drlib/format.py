@@ -110,20 +110,18 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
         return FormatError(_TOOL_RESPONSE)
     if any(marker in text for marker in (PAD, START, END)):
         return FormatError(_MARKER)
-    at = _after_open_thought(text)
-    while tag := _TAG.search(text, at):
-        at = text.find("</" + tag[0][1:], tag.end())
-        if at < 0:
-            return FormatError(_OPEN[tag[0]])
-        body = text[tag.end() : at].strip()
-        if tag[0] == "<answer>":
-            return Answer(body) if body else FormatError(_EMPTY_ANSWER)
-        if tag[0] == "<tool_call>":
-            try:
-                return _parse_call(body)
-            except (ValueError, RecursionError):
-                return FormatError(_NOT_JSON)
-    return FormatError(_NO_ACTION)
+    tag, closes = _action_in(text)
+    if tag is None:
+        return FormatError(_NO_ACTION)
+    if closes < 0:
+        return FormatError(_OPEN[tag[0]])
+    body = text[tag.end() : closes].strip()
+    if tag[0] == "<answer>":
+        return Answer(body) if body else FormatError(_EMPTY_ANSWER)
+    try:
+        return _parse_call(body)
+    except (ValueError, RecursionError):
+        return FormatError(_NOT_JSON)
 
 
 def workspace(question: str, report: str, action: str, observation: str) -> str:
@@ -143,15 +141,19 @@ def report_of(text: str) -> str:
 
 def first_action(text: str) -> str:
     """The turn up to the close of its first action; all of it where it has none."""
+    tag, closes = _action_in(text)
+    return text[: closes + len(f"</{tag[0][1:]}")] if tag and closes >= 0 else text
+
+
+def _action_in(text: str) -> tuple[re.Match | None, int]:
+    """The opening tag of the first action, thoughts skipped, and where its closing tag stands; that
+    of a thought which is not closed, and -1; None and -1 where there is no action."""
     at = _after_open_thought(text)
     while tag := _TAG.search(text, at):
-        closing = "</" + tag[0][1:]
-        at = text.find(closing, tag.end())
-        if at < 0:
-            return text
-        if tag[0] != "<think>":
-            return text[: at + len(closing)]
-    return text
+        at = text.find("</" + tag[0][1:], tag.end())
+        if at < 0 or tag[0] != "<think>":
+            return tag, at
+    return None, -1
 
 
 def _after_open_thought(text: str) -> int:

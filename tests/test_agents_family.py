@@ -92,6 +92,17 @@ def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
     assert done.contexts.max() == 1 and done.turns.tolist() == sorted(done.turns.tolist())
 
 
+def test_an_agent_that_never_asks_its_policy_has_a_record_too(chat, toolbox):
+    class Silent(Agent):
+        def attempt(self, at):
+            found = yield at.later(lambda: "by heart")
+            return found
+
+    engine = Speaker(chat, lambda text: "")
+    done = run(Silent(engine, toolbox, chat, WIDE))
+    assert (done.answer, len(done), engine.read) == ("by heart", 0, [])
+
+
 def test_iter_research_reads_its_report_and_nothing_else_of_what_was(chat, toolbox, tmp_path):
     engine = Speaker(chat, reporter)
     done = run(IterResearch(engine, toolbox, chat, WIDE))

@@ -117,6 +117,22 @@ def test_nobody_there(capsys):
     assert status == 1 and "Connect" in err and gone[1] in err
 
 
+def test_only_a_file_that_was_written_is_named(capsys, tmp_path):
+    saved = tmp_path / "asked.parquet"
+    status, _, err = told(capsys, NORWAY, "--world", "atlantis", "--save", saved)
+    assert status == 1 and "what was done" not in err and not saved.exists()
+
+    def revoked(messages):  # the first turn is answered, then the key is no good any more
+        server.key = "another"
+        return researcher(messages)
+
+    with Scripted(revoked) as server:
+        status, _, err = told(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
+    assert status == 1 and "HTTP 401" in err and f"what was done is in {saved}" in err
+    (kept,) = load_trajectories(saved)
+    assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
+
+
 def test_a_tool_that_never_works_is_named(capsys, monkeypatch):
     broken = ToolResult("search", {}, "Error: unavailable.", False, "server", env_fault=True)
     monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)

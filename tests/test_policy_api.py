@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from drlib.agents import Limits, ReAct
+from drlib.agents import Limits, ReAct, ReSum
 from drlib.agents.contexts import inert
 from drlib.agents.prompts import research_prompt
 from drlib.endpoint import ChatEndpoint, EndpointError
@@ -169,6 +169,23 @@ def test_what_no_second_try_would_mend_is_raised_at_once(toolbox):
         assert server.asked == 2
     with pytest.raises(TypeError, match="the server's"):
         engine_of(server).update_weights(None)
+
+
+def test_a_summary_is_due_before_the_server_has_counted_the_page(toolbox):
+    page = "The krone is the currency. " * 40
+    world = SmallWorld([Entity("Norway", "territory", {"currency": page})], "long")
+
+    def say(messages):
+        if "Summary of the work so far" in messages[0]["content"]:
+            return render_answer("Krone")
+        return LOOK
+
+    limits = Limits(calls=9, turn_tokens=20, context_tokens=200)
+    with Scripted(say) as server, Toolbox(world) as long:
+        server.keep = True
+        (done,) = ReSum(engine_of(server), long, limits=limits).run([task()])
+    assert (done.answer, server.asked) == ("Krone", 2)
+    assert done.metadata["summary"] == "Look."
 
 
 def test_a_context_that_the_server_finds_too_long_ends_the_attempt(toolbox):

@@ -51,15 +51,10 @@ class Agent(ABC):
         limits: Limits | None = None,
         system: str | None = None,
     ):
-        require(
-            (chat is not None) == (engine.reads == "ids"),
-            f"an engine that reads {engine.reads} "
-            + (
-                "needs `chat`, its tokenizer"
-                if engine.reads == "ids"
-                else "has a template: no `chat`"
-            ),
-        )
+        if engine.reads == "ids":
+            require(chat is not None, "an engine that reads ids needs `chat`, its tokenizer")
+        else:
+            require(chat is None, "an engine that reads messages has a template: no `chat`")
         self.engine = engine
         self.toolbox = toolbox
         self.chat = chat
@@ -92,7 +87,8 @@ class Agent(ABC):
             watch: is told of every turn, tool's result and end as they come (`Watch`), in whatever
                 thread they come.
 
-        Ctrl-C ends what still runs: `watch` is told of those ends, too, before it is raised.
+        Whatever ends the run (Ctrl-C, a server that refuses) ends the attempts that still go on:
+        `watch` is told of those ends, too, before it is raised.
         """
         keys = list(range(len(tasks))) if keys is None else list(keys)
         if len(keys) != len(tasks):
@@ -120,7 +116,7 @@ class Agent(ABC):
                 keys=[works[i].at.key for i in speaking],
                 context=self.limits.context_tokens,
             )
-        except KeyboardInterrupt:
+        except BaseException:
             for work in works:
                 work.interrupt()
             raise
@@ -155,6 +151,11 @@ class Agent(ABC):
             (worlds or {}).get(task.world),
             self.chat,
             self.system,
-            f"{seed}-{key}-{number}",
+            attempt_name(seed, key, number),
             key * samples + number,
         )
+
+
+def attempt_name(seed: int, key: int, number: int) -> str:
+    """What the attempt, and its trajectory, is called; up to the last "-" it names the task's."""
+    return f"{seed}-{key}-{number}"

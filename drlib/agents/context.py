@@ -7,15 +7,14 @@ context that has been changed is another context: what the policy said in the on
 it, and trained on there.
 """
 
-from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps
-from drlib.format import Answer
+from drlib.agents.agent import AGENTS
+from drlib.agents.react import ReAct
 
 OMITTED = "Tool result is omitted to save tokens."
 
 
 @AGENTS.register("managed")
-class ManagedReAct(Agent):
+class ManagedReAct(ReAct):
     """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end."""
 
     def __init__(self, *how, keep_recent: int | None = 5, discard_above: int | None = None, **more):
@@ -23,15 +22,10 @@ class ManagedReAct(Agent):
         self.keep_recent = keep_recent
         self.discard_above = discard_above
 
-    def attempt(self, at: Attempt) -> Steps:
-        context = at.begin()
-        while True:
-            turn = yield context
-            if isinstance(turn.action, Answer):
-                return turn.action.text
-            result = yield at.act(turn.action)
-            context.observe(result.text)
-            if self.keep_recent is not None:
-                context = at.keep(context.folded(self.keep_recent, OMITTED))
-            if self.discard_above is not None and len(context) > self.discard_above:
-                context = at.begin()
+    def go_on(self, at, context):
+        """The context with its old observations folded, or one that begins again."""
+        yield from ()
+        if self.keep_recent is not None:
+            context = at.keep(context.folded(self.keep_recent, OMITTED))
+        too_long = self.discard_above is not None and len(context) > self.discard_above
+        return at.begin() if too_long else context

@@ -11,6 +11,8 @@ from drlib.chat import ChatIds
 from drlib.format import TAGS
 from drlib.policy.protocol import Completion
 
+CHARACTERS_A_TOKEN = 4  # about, in English
+
 
 class Context(Protocol):
     """What an agent does with either form.
@@ -120,11 +122,14 @@ class MessageContext:
         head = [] if system is None else [{"role": "system", "content": system}]
         self.messages = [*head, {"role": "user", "content": inert(question)}]
         self._fed = 0  # messages that the engine has
-        self._tokens = 0  # as the server has counted
+        self._counted = 0  # messages that the server has counted,
+        self._tokens = 0  # and their tokens
 
     def __len__(self) -> int:
-        """Tokens when the policy last spoke, its turn included."""
-        return self._tokens
+        """Tokens: as the server counted when the policy last spoke, and what came since by its
+        length."""
+        new = sum(len(message["content"]) for message in self.messages[self._counted :])
+        return self._tokens + new // CHARACTERS_A_TOKEN
 
     def observe(self, text: str) -> None:
         """The environment's answer to the turn before."""
@@ -137,7 +142,7 @@ class MessageContext:
     def said(self, completion: Completion) -> str:
         """Take the policy's turn; returns its text."""
         self.messages.append({"role": "assistant", "content": completion.text})
-        self._fed = len(self.messages)
+        self._fed = self._counted = len(self.messages)
         self._tokens = completion.prompt_tokens + completion.turn_tokens
         return completion.text
 

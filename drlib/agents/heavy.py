@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drlib.agents.agent import AGENTS, Agent
+from drlib.agents.agent import AGENTS, Agent, attempt_name
 from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.running import Watch
@@ -55,9 +55,8 @@ class Heavy(Agent):
         quiet = {} if watch is None else {"watch": _but_for_ends(watch)}
         runs = self.researcher.run(tasks, samples=samples * self.n, keys=keys, **quiet, **how)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
-        names = [
-            f"{how.get('seed', 0)}-{key}-{number}" for key in keys for number in range(samples)
-        ]
+        seed = how.get("seed", 0)
+        names = [attempt_name(seed, key, number) for key in keys for number in range(samples)]
         self._reports = dict(zip(names, groups))
         if self.merge == "vote":
             merged = [_voted(group, name) for name, group in self._reports.items()]
@@ -97,10 +96,10 @@ def vote(answers: Sequence[str | None]) -> str | None:
 
 
 def _but_for_ends(watch: Watch) -> Watch:
-    """Tells all but ends."""
+    """Tells all but ends, unless the whole run was interrupted."""
 
     def quiet(what: str, at: Attempt, value) -> None:
-        if what != "end":
+        if what != "end" or "interrupted" in at.notes:
             watch(what, at, value)
 
     return quiet

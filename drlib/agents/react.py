@@ -6,14 +6,19 @@ Nothing judges what follows an answer, so a policy gradient would let it grow (s
 other (Tongyi DeepResearch answers invalid JSON with a text) and counts as a failed call.
 """
 
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any
+
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
+from drlib.agents.contexts import Context
 from drlib.format import Answer
 
 
 @AGENTS.register("react")
 class ReAct(Agent):
-    """One context that holds everything, until the answer."""
+    """One context that holds everything, until the answer; relatives of it change `go_on`."""
 
     def attempt(self, at: Attempt) -> Steps:
         context = at.begin()
@@ -23,3 +28,10 @@ class ReAct(Agent):
                 return turn.action.text
             result = yield at.act(turn.action)
             context.observe(result.text)
+            context = yield from self.go_on(at, context)
+
+    def go_on(self, at: Attempt, context: Context) -> Generator[Context | Future, Any, Context]:
+        """What the next turn reads: this context or another one. A generator, like `attempt`, for a
+        subclass may have to ask somebody first."""
+        yield from ()
+        return context

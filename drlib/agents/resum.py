@@ -3,24 +3,21 @@
 The policy goes on from the question and the summary as if it had just begun (arXiv 2509.13313).
 K summaries make K + 1 contexts, each an episode of its own to train on, all with the trajectory's
 reward (ReSum-GRPO). Who summarises is a setting, since it decides what is remembered: any function
-of the conversation, or the policy itself. A summariser that fails or says nothing costs the summary
-only: the history stays, and the attempt goes on as ReAct.
+of the conversation, which may ask another model. A summariser that fails or says nothing costs the
+summary only: the history stays, and the attempt goes on as ReAct.
+
+Left out: a policy that writes its own summaries, and a trained summariser.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 
-from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps
+from drlib.agents.agent import AGENTS
 from drlib.agents.contexts import Context
-from drlib.format import Answer
+from drlib.agents.react import ReAct
 
 Summarise = Callable[[str, Sequence[dict], str], str]
 RESUME = "{question}\nSummary of the work so far: {summary}"
-SUMMARY = (
-    "Stop here and sum up what is known so far that helps to answer the question: facts with their "
-    "sources, and what is still open. Write it inside <report></report>."
-)
 FULL = 0.9  # of a context that is summarised
 
 
@@ -36,8 +33,8 @@ def own_words(question: str, messages: Sequence[dict], before: str) -> str:
 
 
 @AGENTS.register("resum")
-class ReSum(Agent):
-    """ReAct whose context is summarised.
+class ReSum(ReAct):
+    """ReAct whose context is summarised; the last summary stands in `Trajectory.metadata`.
 
     summarise: (question, messages of the context, summary before) -> summary. every: rounds after
     which it is summarised however short it is, None for never.
@@ -48,26 +45,22 @@ class ReSum(Agent):
         self.summarise = summarise
         self.every = every
 
-    def attempt(self, at: Attempt) -> Steps:
-        summary = ""
-        rounds = 0
-        context = at.begin()
-        while True:
-            turn = yield context
-            if isinstance(turn.action, Answer):
-                return turn.action.text
-            result = yield at.act(turn.action)
-            context.observe(result.text)
-            rounds += 1
-            if self.is_due(context, rounds):
-                new = yield at.later(self._summary, at.task.question, context.messages, summary)
-                if new:
-                    summary, rounds = new, 0
-                    context = at.begin(RESUME.format(question=at.task.question, summary=summary))
+    def go_on(self, at, context):
+        """The context, or where a summary is due and comes, one that begins with it."""
+        if not self.is_due(context):
+            return context
+        question = at.task.question
+        before = at.notes.get("summary", "")
+        summary = yield at.later(self._summary, question, context.messages, before)
+        if not summary:
+            return context
+        at.notes["summary"] = summary
+        return at.begin(RESUME.format(question=question, summary=summary))
 
-    def is_due(self, context: Context, rounds: int) -> bool:
+    def is_due(self, context: Context) -> bool:
         """Whether there is hardly room for another round."""
         room = self.limits.context_tokens - self.limits.turn_tokens
+        rounds = sum(message["role"] == "tool" for message in context.messages)
         return len(context) >= FULL * room or (self.every is not None and rounds >= self.every)
 
     def _summary(self, question: str, messages: Sequence[dict], before: str) -> str:

@@ -136,7 +136,7 @@ class Work:
             np.concatenate([[], *(ids for ids, _ in parts)]).astype(np.int32) for parts in spoken
         ]
         segments = [segment_tokens(some, at.chat.tokenizer) if len(some) else some for some in ids]
-        numbers = np.repeat(np.arange(len(ids)), [len(some) for some in ids])
+        numbers = np.repeat(np.arange(len(ids)), np.array([len(some) for some in ids], int))
         columns = _columns([part for parts in spoken for part in parts])
         return Trajectory(
             id=at.name,

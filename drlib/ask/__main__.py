@@ -34,20 +34,30 @@ def main(argv: list[str] | None = None) -> int:
         prices=tuple(args.prices),
     )
     console = Console(highlight=False, soft_wrap=True)
-    saved = f"; what was done is in {args.save}" if args.save else ""
+    before = _written(args.save)
     try:
         done = ask(args.question, setup, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
-        print(f"drlib.ask: {error}{saved}", file=sys.stderr)
+        print(f"drlib.ask: {error}{_saved(args.save, before)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"drlib.ask: interrupted{saved}", file=sys.stderr)
+        print(f"drlib.ask: interrupted{_saved(args.save, before)}", file=sys.stderr)
         return 130
     if args.quiet:
         print(done.answer)
     else:
         show(console, done)
     return 0
+
+
+def _written(path: Path | None) -> int | None:
+    """When the file was written; None where there is none."""
+    return path.stat().st_mtime_ns if path and path.exists() else None
+
+
+def _saved(path: Path | None, before: int | None) -> str:
+    """Where the work so far lies, if this run has saved any."""
+    return f"; what was done is in {path}" if _written(path) != before else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -117,7 +117,7 @@ def ask(
             raise AskError(str(error)) from None
         finally:
             if save is not None and ends:
-                save_trajectories(save, ends[-1:])
+                save_trajectories(save, ends)
     done = ends[-1]
     if done.answer is None:
         raise AskError(_why_not(done, setup))

@@ -22,7 +22,7 @@ from typing import Any
 
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.format import ToolCall, first_action, parse, render_call
-from drlib.policy.protocol import Completion, Fresh, Respond, SamplingParams
+from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 
 STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
 PASSING = (408, 409, 425, 429)  # and all from 500 on: another try may go well
@@ -32,7 +32,7 @@ LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
-class ApiEngine:
+class ApiEngine(Engine):
     """Turns of the model behind `endpoint`.
 
     Args:
@@ -71,12 +71,6 @@ class ApiEngine:
     def update_weights(self, model) -> None:
         """A server's weights are its own: TypeError."""
         raise TypeError("the weights are the server's: train with an engine that takes them")
-
-    def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
-        """One turn for each prompt (messages); completions in the order of the prompts."""
-        completions: list[Completion | None] = [None] * len(prompts)
-        self.converse(prompts, params, completions.__setitem__, keys=keys)
-        return completions
 
     def converse(
         self,

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from drlib.policy.decoder import Decoder
-from drlib.policy.protocol import Completion, Fresh, Respond, SamplingParams
+from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
@@ -32,7 +32,7 @@ _CDF_BLOCK = 64  # tokens summed together in the first of the two levels of a dr
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Continuous batching over `slots` cache rows of `max_context` tokens; see the module.
 
     The weights are copied: after a training step call `update_weights`. Not thread-safe.
@@ -65,12 +65,6 @@ class LocalEngine:
         """Re-read the weights of `model`; later completions come from them."""
         self._decoder.load(model)
         self.version += 1
-
-    def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
-        """One turn for each prompt (token ids); completions in the order of the prompts."""
-        completions: list[Completion | None] = [None] * len(prompts)
-        self.converse(prompts, params, completions.__setitem__, keys=keys)
-        return completions
 
     def converse(
         self,

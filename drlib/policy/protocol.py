@@ -83,8 +83,12 @@ class Engine(Protocol):
     reads: Literal["ids", "messages"]
     version: int
 
-    def generate(self, prompts, params, *, keys=None) -> list[Completion]: ...
-
     def converse(self, prompts, params, respond, *, keys=None, context=None) -> None: ...
 
     def update_weights(self, model) -> None: ...
+
+    def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
+        """One turn for each prompt; completions in the order of the prompts."""
+        completions: list[Completion | None] = [None] * len(prompts)
+        self.converse(prompts, params, completions.__setitem__, keys=keys)
+        return completions
