@@ -219,7 +219,10 @@ def test_every_limit_ends_an_attempt_with_its_reason(toolbox, name):
         assert 30 <= usage["said_tokens"] < 30 + size
 
 
-def test_the_last_turn_answers_behind_all_that_was_read(toolbox):
+@pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 4), ({"calls": 9, "turns": 1}, 2)])
+def test_the_last_turn_answers_behind_all_that_was_read(toolbox, limit, asked):
+    """Also where the page came after the last turn that the limit allows."""
+
     def stubborn(messages):
         last = messages[-1]["content"]
         if last.startswith("The limit is reached"):
@@ -227,11 +230,11 @@ def test_the_last_turn_answers_behind_all_that_was_read(toolbox):
             return render_answer("Krone" if read else "?")
         return LOOK
 
-    limits = Limits(calls=2, context_tokens=10**6, force_answer=True)
+    limits = Limits(**limit, context_tokens=10**6, force_answer=True)
     with Scripted(stubborn) as server:
         (done,) = ReAct(engine_of(server), toolbox, limits=limits).run([task()])
         assert (done.answer, done.termination) == ("Krone", Termination.ANSWERED)
-        assert done.metadata["forced"] == "turns" and server.asked == 4
+        assert done.metadata["forced"] == "turns" and server.asked == asked
         server.say = lambda m: LOOK
         (done,) = ReAct(engine_of(server), toolbox, limits=limits).run([task()])
     assert (done.answer, done.termination) == (None, Termination.TURNS)

@@ -60,6 +60,16 @@ def test_every_context_has_the_trainer_s_log_probabilities(model, slots, waits):
     assert len(logp_error) > 500 and logp_error.max() < 2e-4 and entropy_error.max() < 2e-4
 
 
+def test_contexts_begun_behind_an_equal_prompt_share_nothing_with_it(model):
+    """Equal prompts are read once and copied; what comes after each is another prompt."""
+    recorder = Forgetful([[7, 8, 9, 10]] * 10)
+    LocalEngine(model, slots=4, max_context=200).converse(
+        [[7, 8, 9, 10]] * 10, SamplingParams(max_tokens=12, seed=4), recorder
+    )
+    logp_error, _ = compare_with_trainer(model, recorder)
+    assert len(logp_error) > 500 and logp_error.max() < 2e-4
+
+
 def test_a_sample_does_not_depend_on_who_else_begins_anew(model):
     def run(prompts, slots, keys):
         recorder = Forgetful(prompts)
