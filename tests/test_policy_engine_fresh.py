@@ -84,7 +84,7 @@ def test_a_sample_does_not_depend_on_who_else_begins_anew(model):
     assert run(prompts[:1], 1, [0]) == everything[:ROUNDS]
 
 
-def said_again(model, **how):
+def said_again(model, engine=None, **how):
     """What is said in one context that is begun three times."""
     said = []
 
@@ -93,7 +93,8 @@ def said_again(model, **how):
         return Fresh([5, 6, 7]) if len(said) < 3 else None
 
     params = SamplingParams(max_tokens=30, seed=1, **how)
-    LocalEngine(model, slots=1, max_context=100).converse([[5, 6, 7]], params, again)
+    engine = engine or LocalEngine(model, slots=1, max_context=100)
+    engine.converse([[5, 6, 7]], params, again)
     return said
 
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 from drlib.policy.decoder import Decoder
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.policy.turns import check_ids, random_stream
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
@@ -98,20 +99,14 @@ class LocalEngine(Engine):
                     f"prompt {i} has {len(prompt)} tokens: give at least one, and "
                     f"fewer than the context of {context}, or raise max_context"
                 )
-            _check_ids(prompt, vocab_size, f"prompt {i}")
+            check_ids(prompt, vocab_size, f"prompt {i}")
         keys = list(range(len(prompts)) if keys is None else keys)
         if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
             raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
-        _check_ids(params.stop_ids, vocab_size, "stop_ids")
+        check_ids(params.stop_ids, vocab_size, "stop_ids")
         run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
         with torch.inference_mode():
             run.run()
-
-
-def _check_ids(ids, vocab_size: int, what: str) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"{what} holds id {token}, outside the vocabulary of {vocab_size}")
 
 
 class _Run:
@@ -182,9 +177,7 @@ class _Run:
         self.length[row] = self.turn_start[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
         if self.params.temperature > 0:
-            key = np.array([self.params.seed, self.keys[request]], np.uint64)
-            counter = np.array([0, 0, 0, self.begun[request]], np.uint64)
-            stream = np.random.Generator(np.random.Philox(key=key, counter=counter))
+            stream = random_stream(self.params.seed, self.keys[request], self.begun[request])
             self.uniforms[row] = stream.random(self.context)
 
     def _take(self, rows: list[int]) -> None:
@@ -200,7 +193,7 @@ class _Run:
         if reply is not None:
             fresh = isinstance(reply, Fresh)
             reply = list(map(int, reply.prompt if fresh else reply))
-            _check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
+            check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
             if fresh and 0 < len(reply) < self.context:
                 self.begun[request] += 1
                 self.prompt_number[request] = self._number(reply)

@@ -1,0 +1,259 @@
+"""vLLM as an engine: a model of any size, in this process, taught new weights while it serves.
+
+`VllmEngine` drives vLLM's own scheduler a step at a time: many conversations run together, a tool's
+answer is appended as ids, and the prefix cache reads only what is new. `VllmServer` speaks ids with
+a server that vLLM runs elsewhere.
+
+**Weights are never trusted.** vLLM 0.31 on a CPU reports success for a reload that leaves experts,
+and a head that is tied to the embedding, as they were packed before (0.1 and 1.9 nats off). So
+`WeightSync` packs them again, and every update ends with `require_parity`: the engine's
+log-probabilities of a few prompts against the trainer's own forward pass, or an error.
+
+On a CPU prompts are read whole: vLLM would read long ones in pieces, and there it cannot take the
+random number back that a piece has drawn. Its attention knows no head of fewer than 32 coordinates.
+
+Left out: entropies (a server sends the likeliest few tokens of a distribution: they are NaN),
+weights over NCCL (TRL has that), routed experts (the CPU build has none to report).
+"""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from drlib.checks import require
+from drlib.policy.moe import save_policy
+from drlib.policy.protocol import Completion, SamplingParams
+from drlib.policy.turns import Conversation, TurnwiseEngine, ends, reason_of
+
+SMALLEST_HEAD = 32  # coordinates, of vLLM's attention on a CPU
+READ_AT_ONCE = 8192  # tokens of prompts, on a CPU; no less than a context
+MAX_GAP = 1e-4  # nats between the engine's and the trainer's log-probabilities, float32
+PROBES = 4  # prompts that they are compared on
+PROBE_TOKENS = 32
+
+
+class WeightsDiffer(RuntimeError):
+    """An engine's weights are not those that it was given."""
+
+
+class WeightSync:
+    """What vLLM's worker can do besides (its `worker_extension_cls`)."""
+
+    def reload_from(self, path: str) -> int:
+        """Take the weights in the folder `path`; returns how many layers were packed again."""
+        self.model_runner.reload_weights(weights_path=path)
+        return self._pack()
+
+    def _pack(self) -> int:
+        """vLLM packs these for the CPU when it starts, and forgets to after a reload."""
+        if self.device.type != "cpu":
+            return 0
+        packed = 0
+        for module in self.model_runner.model.modules():
+            method = getattr(module, "quant_method", None)
+            kernel = getattr(method, "moe_kernel", None)
+            if kernel is not None and hasattr(module, "w13_weight"):
+                kernel.fused_experts.process_weights_after_loading(module)
+            elif type(module).__name__ == "ParallelLMHead":
+                method.process_weights_after_loading(module)
+            else:
+                continue
+            packed += 1
+        return packed
+
+
+class VllmEngine(TurnwiseEngine):
+    """Turns of `model`, a transformers model or the folder of one, from vLLM in this process.
+
+    Args:
+        max_context: tokens; None for what the model's configuration says.
+        max_gap: nats, that log-probabilities may be off after an update (`require_parity`). In
+            half precision a good engine is off by more: measure before you raise it.
+        options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (float32).
+
+    Raises:
+        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder.
+        WeightsDiffer: the model that was passed is not the one that vLLM runs.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str | Path,
+        *,
+        max_context: int | None = None,
+        max_gap: float = MAX_GAP,
+        **options,
+    ):
+        arguments, engine, platform = _vllm()
+        self._folder = tempfile.TemporaryDirectory(prefix="drlib-vllm-")
+        self.max_gap = max_gap
+        path = model
+        if isinstance(model, PreTrainedModel):
+            path = save_policy(model, None, Path(self._folder.name, "model"))
+        plan = {
+            "dtype": "float32",
+            "max_model_len": max_context,
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": f"{__name__}.WeightSync",
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was drawn from
+            "disable_log_stats": True,
+        }
+        if platform.is_cpu():
+            plan |= _on_a_cpu(path, max_context)
+        self._engine = engine.from_engine_args(arguments(model=str(path), **plan | options))
+        config = self._engine.model_config
+        self.max_context = config.max_model_len
+        self.vocab_size = config.get_vocab_size()
+        self._running: dict[str, tuple[Conversation, SamplingParams]] = {}
+        self._begun = 0
+        if isinstance(model, PreTrainedModel):
+            self.require_parity(model)
+
+    def close(self) -> None:
+        """End vLLM's processes and delete what was written for them."""
+        self._engine.engine_core.shutdown()
+        self._folder.cleanup()
+
+    def update_weights(self, model: PreTrainedModel) -> None:
+        """Take the weights of `model`, of the same shape. WeightsDiffer: vLLM did not."""
+        path = save_policy(model, None, Path(self._folder.name, "update"))
+        self._engine.collective_rpc("reload_from", args=(str(path),))
+        self._engine.reset_prefix_cache()  # keys and values of the old weights
+        self.require_parity(model)
+        self.version += 1
+
+    def require_parity(self, model: PreTrainedModel) -> float:
+        """The largest gap in nats between the log-probabilities of this engine and of `model`, on
+        random prompts. WeightsDiffer: it is above `max_gap`."""
+        rng = np.random.default_rng(0)
+        size = min(PROBE_TOKENS, self.max_context - 1)
+        prompts = rng.integers(0, self.vocab_size, (PROBES, size)).tolist()
+        ours_N = torch.tensor(self._score(prompts))
+        gap = (ours_N - _scored_by(model, prompts)).abs().max().item()
+        if not gap <= self.max_gap:
+            raise WeightsDiffer(
+                f"vLLM's log-probabilities are up to {gap:.2g} nats off the trainer's (at most "
+                f"{self.max_gap:.2g}): it does not run these weights. Start a new engine from them"
+            )
+        return gap
+
+    def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        """Log-probabilities of all tokens but the first of each prompt."""
+        from vllm import SamplingParams as VllmParams
+
+        params = VllmParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+        names = [self._add(prompt, params) for prompt in prompts]
+        found = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    found[output.request_id] = output.prompt_logprobs
+        return [
+            [choice[token].logprob for token, choice in zip(prompt[1:], found[name][1:])]
+            for name, prompt in zip(names, prompts)
+        ]
+
+    def _add(self, ids: list[int], params) -> str:
+        name = str(self._begun)
+        self._begun += 1
+        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
+        return name
+
+    def _start(self, conversation: Conversation, params: SamplingParams) -> None:
+        from vllm import SamplingParams as VllmParams
+
+        name = self._add(
+            conversation.ids, VllmParams(**asked(conversation, params), detokenize=False)
+        )
+        self._running[name] = (conversation, params)
+
+    def _step(self) -> list[tuple[Conversation, Completion]]:
+        ended = []
+        for output in self._engine.step():
+            if output.request_id not in self._running:
+                continue  # ended by a stop sequence, while its next token was on its way
+            conversation, params = self._running[output.request_id]
+            (said,) = output.outputs
+            turn = list(said.token_ids)
+            if params.stop_sequences:
+                turn = _until_stop(turn, params)
+            if not output.finished and not ends(turn, params):
+                continue
+            if not output.finished:
+                self._engine.abort_request([output.request_id])
+            del self._running[output.request_id]
+            logprobs = [at[token].logprob for token, at in zip(turn, said.logprobs)]
+            unknown = [math.nan] * len(turn)
+            reason = reason_of(turn, params)
+            ended.append((conversation, Completion(turn, logprobs, unknown, reason)))
+        return ended
+
+    def _abandon(self) -> None:
+        self._engine.abort_request(list(self._running))
+        self._running.clear()
+
+
+def asked(conversation: Conversation, params: SamplingParams) -> dict:
+    """The turn as vLLM is asked for it, in this process or by HTTP."""
+    sown = [params.seed, conversation.key, conversation.begun, conversation.turns]
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "max_tokens": conversation.room,
+        "stop_token_ids": list(params.stop_ids),
+        "ignore_eos": True,  # a turn ends where the caller says
+        "seed": int(np.random.SeedSequence(sown).generate_state(1)[0]),
+        "logprobs": 0,  # of the token that was drawn
+    }
+
+
+@torch.no_grad()
+def _scored_by(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Tensor:
+    """Log-probabilities [N, T-1] of the tokens of equally long prompts, by `model` itself."""
+    ids_NT = torch.tensor(prompts, device=model.device)
+    was_training = model.training
+    model.eval()
+    logp_NTV = model(ids_NT).logits[:, :-1].float().log_softmax(-1)
+    model.train(was_training)
+    return logp_NTV.gather(2, ids_NT[:, 1:, None])[..., 0].cpu()
+
+
+def _until_stop(turn: list[int], params: SamplingParams) -> list[int]:
+    """The turn up to the first place where it ends; a step may have brought more than a token."""
+    for size in range(1, len(turn)):
+        if ends(turn[:size], params):
+            return turn[:size]
+    return turn
+
+
+def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
+    """What vLLM is told there (see the module). ValueError: it cannot run that model."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    large = size >= SMALLEST_HEAD
+    require(large, f"heads of {size} coordinates: vLLM on a CPU wants {SMALLEST_HEAD} (head_dim)")
+    longest = max_context or config.max_position_embeddings
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(READ_AT_ONCE, longest),
+    }
+
+
+def _vllm():
+    """(EngineArgs, LLMEngine, the platform): imported here, for it takes five seconds and is not
+    everywhere."""
+    try:
+        from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "vLLM is not installed: on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a "
+            "CPU `make test-vllm` once, and its environment `.venv-vllm`"
+        ) from error
+    return EngineArgs, LLMEngine, current_platform
