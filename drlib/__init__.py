@@ -31,13 +31,15 @@ tools
     world or live sources, with limits, caches, fail-over, and observations that never raise.
 chat
     The tokenizer, the one chat template of all stages, what each token is part of.
+segments
+    The same for rollouts of other models, whose tags are no tokens.
 synthesis
     Questions whose answers the graph proves, in the ways of the Tongyi family, and their quality;
     demonstrations by a solver that works through the tools alone; pre-training text.
 policy
     The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
-    log-probabilities), an engine behind any OpenAI-compatible server, routing replay, and
-    log-probabilities for large vocabularies.
+    log-probabilities), engines over transformers, vLLM and any OpenAI-compatible server, the chat
+    of any model by its own template, routing replay, and log-probabilities for large vocabularies.
 agents
     How a policy is driven: ReAct, IterResearch, Heavy mode, ReSum, managed contexts, each a
     generator over any engine, within limits that hold for all.

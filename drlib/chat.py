@@ -137,15 +137,16 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of any model, for reading its rollouts: nothing is asked of its tags."""
+    """The tokenizer of any model, in its folder: nothing is asked of its tags."""
     from transformers import AutoTokenizer
 
+    remedy = f"no tokenizer at {path}: give the folder of the model"
+    if not Path(path).is_dir():  # transformers would look for a model of that name elsewhere
+        raise ValueError(f"{remedy} (there is no such folder)")
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no tokenizer at {path}: give the folder of the model that made the rollouts ({error})"
-        ) from error
+        raise ValueError(f"{remedy} ({error})") from error
 
 
 def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
@@ -204,6 +205,10 @@ class ChatIds:
         """What a user says (`more`: ids after it), up to where the next turn is sampled."""
         said = [*self.plain("user\n" + text), *more, self.end_id]
         return [self._ids[START], *said, *self.assistant_start]
+
+    def segments(self, ids: Sequence[int], generated: Sequence[bool]) -> np.ndarray:
+        """The `Segment` of each token, uint8[T]: its tags tell, whoever wrote it."""
+        return segment_tokens(ids, self.tokenizer)
 
     def decode_turn(self, ids: Iterable[int]) -> str:
         """The text of a sampled turn, tags included, without the token that closed it."""

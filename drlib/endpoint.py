@@ -11,7 +11,7 @@ Left out: retries (the callers know what a failure costs them), streaming, tools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from urllib.parse import urlsplit
 
@@ -89,12 +89,33 @@ class ChatEndpoint:
         Raises:
             EndpointError: the server gave no reply; EndpointTimeout: not in time.
         """
+        create = self._client.chat.completions.with_streaming_response.create
+        return self._reply(create, {"messages": list(messages), **options})
+
+    def complete_ids(self, prompt: Sequence[int], **options) -> dict | None:
+        """The same behind token ids, for a server that takes them (vLLM's `/completions`)."""
+        create = self._client.completions.with_streaming_response.create
+        return self._reply(create, {"prompt": list(prompt), **options})
+
+    def tell(self, path: str, body: dict, timeout_s: float) -> None:
+        """POST to the server's root, beside `/v1`: what a server can do besides (vLLM's
+        `/collective_rpc`). EndpointError: it does not."""
+        url = self.url.removesuffix("/v1") + path
+        try:
+            how = {"timeout": timeout_s, "headers": self._headers}
+            self._client.post(url, cast_to=object, body=body, options=how)
+        except self._refused as error:
+            raise _refusal(error) from None
+        except self._broken as error:
+            raise EndpointError(f"{url}: {type(error).__name__}: {error}") from None
+
+    def _reply(self, create: Callable, asked: dict) -> dict | None:
         done: Future[bytes] = Future()
         deadline = time.monotonic() + self._timeout_s
 
         def work() -> None:
             try:
-                done.set_result(self._exchange(messages, options, deadline))
+                done.set_result(self._exchange(create, asked, deadline))
             except BaseException as error:  # noqa: BLE001 - handed over to the caller
                 done.set_exception(error)
 
@@ -115,12 +136,10 @@ class ChatEndpoint:
             return None
         return reply if isinstance(reply, dict) else None
 
-    def _exchange(self, messages: Sequence[dict], options: dict, deadline: float) -> bytes:
+    def _exchange(self, create: Callable, asked: dict, deadline: float) -> bytes:
         """The body of the reply, piece by piece, so that a long one is not read to its end."""
-        create = self._client.chat.completions.with_streaming_response.create
         body = b""
-        asked = {"model": self.model, "messages": list(messages), **options}
-        with create(extra_headers=self._headers, **asked) as reply:
+        with create(model=self.model, extra_headers=self._headers, **asked) as reply:
             for piece in reply.iter_bytes():
                 body += piece
                 if time.monotonic() > deadline:

@@ -20,8 +20,9 @@ from drlib.analysis.reflection import (
     reflection_tokens,
     word_entropies,
 )
-from drlib.analysis.token_table import token_statistics, token_texts
+from drlib.analysis.token_table import token_statistics
 from drlib.chat import load_tokenizer
+from drlib.segments import token_texts
 from drlib.trajectory import Segment, save_trajectories
 from tests.analysis_examples import rollout
 

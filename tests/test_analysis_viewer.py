@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from drlib.analysis import viewer
 from drlib.analysis.rendering import verdict
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import responses, token_texts
+from drlib.analysis.token_table import responses
 from drlib.chat import load_tokenizer
+from drlib.segments import token_texts
 from drlib.trajectory import Termination, load_trajectories
 from tests import browser as driver
 from tests.benchmarks.bench_viewer import long_trajectory

@@ -5,6 +5,7 @@ The policy is the tour's, or a scripted one behind a real server on loopback.
 Run: python -m pytest tests/test_ask.py
 """
 
+import importlib.util
 import io
 import json
 import os
@@ -19,10 +20,13 @@ from rich.console import Console
 from drlib.ask import Setup, ask
 from drlib.ask.__main__ import main
 from drlib.ask.asking import HIT, AskError
+from drlib.ask.speakers import TOUR_POLICY
 from drlib.ask.terminal import Trace, plain
+from drlib.chat import load_any_tokenizer
 from drlib.format import render_answer, render_call
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from tests.scripted_server import Scripted
+from tests.template_examples import foreign_model
 
 NORWAY = "What is the currency of Norway?"
 LOOK = "<think>Look it up.</think>" + render_call("search", {"query": ["Norway"]})
@@ -204,3 +208,42 @@ def test_sources_with_the_answer_in_them_come_first():
     with pytest.raises(ValueError, match="empty"):
         ask(" ", Setup())
     assert json.loads(json.dumps(done.usage))["calls"] == 1
+
+
+def test_a_model_in_a_folder_needs_no_server(capsys):
+    """The tour's own, through transformers: the same answer as by the local engine."""
+    status, out, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
+    assert (status, out, err) == (0, "Norwegian Krone\n", "")
+
+
+@pytest.mark.parametrize("told_how", [[], ["--native-tools"]])
+def test_a_foreign_model_in_a_folder_is_told_by_its_own_template(capsys, tmp_path, told_how):
+    """It has learned nothing and answers nothing, and says why; what it read is its template's."""
+    folder, saved = foreign_model(tmp_path / "model"), tmp_path / "asked.parquet"
+    capsys.readouterr()
+    how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
+    status, _, err = told(capsys, NORWAY, *how)
+    assert status == 1 and err.startswith("drlib.ask: no answer: ") and err.count("\n") == 1
+    (kept,) = load_trajectories(saved)
+    read = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
+    assert read.startswith("<|im_start|>system\n") and "You answer questions by research" in read
+    assert read.count('"name": "search"') + read.count('"name":"search"') == 1
+    assert ("# Tools" in read) == bool(told_how)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (["--folder", "nowhere"], "no tokenizer at nowhere"),
+        (["--folder", TOUR_POLICY, "--engine", "mlx"], "no engine 'mlx': there are hf and vllm"),
+    ],
+)
+def test_no_such_model_is_one_line(capsys, how, words):
+    status, out, err = told(capsys, NORWAY, *how)
+    assert (status, out) == (1, "") and words in err and err.count("\n") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_vllm_where_it_is_not_installed_is_one_line(capsys):
+    status, _, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
+    assert status == 1 and "vLLM is not installed" in err and err.count("\n") == 1

@@ -13,7 +13,6 @@ import numpy as np
 
 from drlib.agents.attempt import Attempt, Steps, Stopped, Turn
 from drlib.agents.contexts import Context
-from drlib.chat import segment_tokens
 from drlib.format import Answer, parse
 from drlib.policy.protocol import Completion, Fresh
 from drlib.trajectory import Termination, ToolResult, Trajectory
@@ -135,7 +134,7 @@ class Work:
         ids = [
             np.concatenate([[], *(ids for ids, _ in parts)]).astype(np.int32) for parts in spoken
         ]
-        segments = [segment_tokens(some, at.chat.tokenizer) if len(some) else some for some in ids]
+        segments = [_segments(at, parts) for parts in spoken if parts]
         numbers = np.repeat(np.arange(len(ids)), np.array([len(some) for some in ids], int))
         columns = _columns([part for parts in spoken for part in parts])
         return Trajectory(
@@ -159,6 +158,12 @@ class Work:
             contexts=numbers.astype(np.uint16) if len(ids) > 1 else None,
             **columns,
         )
+
+
+def _segments(at: Attempt, parts: list[tuple[list[int], Completion | None]]) -> np.ndarray:
+    """The `Segment` of each token of a context."""
+    columns = _columns(parts)
+    return at.chat.segments(columns["token_ids"], columns["generated"])
 
 
 def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.ndarray]:

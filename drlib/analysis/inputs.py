@@ -33,12 +33,11 @@ from jinja2 import TemplateError
 
 from drlib.analysis.chat_messages import tool_results
 from drlib.analysis.rollout_formats import Rollout, TokenRun, rollouts_of
-from drlib.analysis.segments import mark_people, segments_of
-from drlib.analysis.token_table import token_texts
 from drlib.chat import load_any_tokenizer
 from drlib.checks import require
 from drlib.files import iter_json_lines
 from drlib.format import Answer, parse
+from drlib.segments import mark_people, segments_of, token_texts
 from drlib.trajectory import Termination, Trajectory, iter_trajectories
 
 FORMATS = {  # the fields of a row, and whose they are; the first that fits is taken

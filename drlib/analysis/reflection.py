@@ -299,7 +299,7 @@ def lexicons() -> dict[str, list[str]]:
 def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.ndarray:
     """bool_N: a whole word (or phrase) of `words` begins in this token of a thought.
 
-    texts: of each token, as `token_table.token_texts` gives them; a match may span several.
+    texts: of each token, as `segments.token_texts` gives them; a match may span several.
     """
     spaced = (r"\s+".join(map(re.escape, word.split())) for word in words)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", re.I)

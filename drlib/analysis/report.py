@@ -27,8 +27,9 @@ from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.rendering import markup, visible
 from drlib.analysis.report_options import check_report
-from drlib.analysis.token_table import TokenTable, token_statistics, token_texts
+from drlib.analysis.token_table import TokenTable, token_statistics
 from drlib.chat import load_any_tokenizer
+from drlib.segments import token_texts
 from drlib.trajectory import Trajectory
 
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"

@@ -7,15 +7,15 @@ from the tool's response before it, and how that ended.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from drlib.analysis.rendering import is_right
-from drlib.analysis.segments import gaps
 from drlib.checks import require
+from drlib.segments import gaps
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 
 RESPONSE_STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
@@ -183,26 +183,3 @@ def status_of(result: ToolResult) -> str:
     if result.ok:
         return "ok" if result.text.strip() else "empty"
     return "empty" if result.error == "empty" else "error"
-
-
-def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The text of each token, an object array; pieces add up to the decoded text.
-
-    Each is decoded behind another token, because many tokenizers drop a leading space at the start.
-    A token that is part of a character shows U+FFFD, and so does an id that the tokenizer does not
-    have (models are padded, and may sample one). ValueError where those are more than 1 in 100.
-    """
-    unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
-    known = (unique >= 0) & (unique < len(tokenizer))
-    odd, total = counts[~known].sum(), counts.sum()
-    require(
-        odd <= 0.01 * total,
-        f"{odd} of {total} ids are none of the tokenizer's "
-        f"{len(tokenizer)}: another one made the trajectories",
-    )
-    anchor = tokenizer.encode("a", add_special_tokens=False)
-    before = tokenizer.decode(anchor)
-    texts = np.full(len(unique), "\ufffd", object)
-    for i in np.flatnonzero(known):
-        texts[i] = tokenizer.decode([*anchor, int(unique[i])]).removeprefix(before)
-    return texts[place.reshape(-1)]

@@ -1,7 +1,8 @@
 """`python -m drlib.ask "question"`: a deep-research run in the terminal.
 
 By default the tour's small policy in the tour's world; with `--endpoint URL --model NAME` any model
-behind an OpenAI-compatible server (its key from the environment, DRLIB_API_KEY).
+behind an OpenAI-compatible server (its key from the environment, DRLIB_API_KEY); with
+`--folder DIR` a model on this disk.
 """
 
 import argparse
@@ -11,31 +12,34 @@ from pathlib import Path
 from rich.console import Console
 
 from drlib.agents import AGENTS
-from drlib.ask.asking import AskError, Setup, ask
+from drlib.ask.asking import ask
+from drlib.ask.setup import AskError, Setup
 from drlib.ask.terminal import Trace, show
 
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 with an answer; 1, and one line on stderr, without; 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
-    setup = Setup(
-        agent=args.agent,
-        plugins=args.plugins,
-        world=args.world,
-        endpoint=args.endpoint,
-        model=args.model,
-        native=args.native_tools,
-        runs=args.runs,
-        temperature=args.temperature,
-        calls=args.calls,
-        turn_tokens=args.turn_tokens,
-        context_tokens=args.context_tokens,
-        seconds=args.seconds,
-        prices=tuple(args.prices),
-    )
     console = Console(highlight=False, soft_wrap=True)
     before = _written(args.save)
     try:
+        setup = Setup(
+            agent=args.agent,
+            plugins=args.plugins,
+            world=args.world,
+            endpoint=args.endpoint,
+            model=args.model,
+            folder=args.folder,
+            engine=args.engine,
+            native=args.native_tools,
+            runs=args.runs,
+            temperature=args.temperature,
+            calls=args.calls,
+            turn_tokens=args.turn_tokens,
+            context_tokens=args.context_tokens,
+            seconds=args.seconds,
+            prices=tuple(args.prices),
+        )
         done = ask(args.question, setup, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
         print(f"drlib.ask: {error}{_saved(args.save, before)}", file=sys.stderr)
@@ -69,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
     parser.add_argument("--endpoint", default="", metavar="URL", help="http://localhost:8000/v1")
     parser.add_argument("--model", default="", help="of the endpoint")
-    parser.add_argument("--native-tools", action="store_true", help="the server parses tool calls")
+    parser.add_argument("--folder", default="", help="of a model on this disk")
+    parser.add_argument("--engine", default=known.engine, help="that runs it: hf or vllm")
+    parser.add_argument(
+        "--native-tools", action="store_true", help="tools by the server's or the model's own means"
+    )
     parser.add_argument("--runs", type=int, default=known.runs, help="of Heavy mode")
     parser.add_argument("--temperature", type=float, default=known.temperature)
     parser.add_argument("--calls", type=int, default=known.calls, help="of tools, at most")

@@ -1,26 +1,23 @@
 """A question, an agent, and what came of it: answer, sources, cost.
 
-The policy is the tour's after RL, with the tour's world, unless an endpoint is named: then it is
-any model behind an OpenAI-compatible server, told of its tools by a system prompt. Whatever goes
-wrong is one `AskError` that names the remedy, and what was done until then is saved.
+The policy is the tour's after RL, with the tour's world, unless a model is named (`ask.speakers`).
+Whatever goes wrong is one `AskError` that names the remedy, and what was done until then is saved.
 
 Left out: several questions at a time (`Agent.run` takes them), streams of tokens.
 """
 
-import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drlib.agents import AGENTS, Agent, Limits
-from drlib.agents.prompts import research_prompt
+from drlib.agents import AGENTS, Agent
 from drlib.agents.running import Watch
+from drlib.ask.setup import AskError, Setup
+from drlib.ask.speakers import results_of, speaker
 from drlib.checks import require
-from drlib.config import ROOT, Config
-from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.policy.api import ApiEngine
+from drlib.endpoint import EndpointError
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
@@ -28,7 +25,6 @@ from drlib.tools import Toolbox
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import load_world
 
-TOUR_POLICY = ROOT / "figures" / "reference" / "tour" / "policy_rl"
 HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
 MOST_SOURCES = 8
 WHY = {
@@ -38,36 +34,6 @@ WHY = {
     Termination.LOOP: "it made the same call again and again",
     Termination.FORMAT: "its turns could not be read",
 }
-
-
-class AskError(Exception):
-    """No answer; the message is one line that says why."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Who is asked, and with what.
-
-    agent: a key of `AGENTS`. world: a name of `load_world`. endpoint, model: of an
-    OpenAI-compatible server ("http://localhost:8000/v1"); the tour's policy where empty. native:
-    whether that server calls tools by its own means. runs: of Heavy mode.
-    plugins: modules that register agents, worlds or tools of one's own.
-    """
-
-    agent: str = "react"
-    world: str = "tour"
-    endpoint: str = ""
-    model: str = ""
-    api_key: str = ""
-    native: bool = False
-    runs: int = 4
-    plugins: str = ""
-    temperature: float = 0.0
-    calls: int = 20
-    turn_tokens: int = 4096
-    context_tokens: int = 32_000
-    seconds: float = 600.0
-    prices: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -126,8 +92,6 @@ def ask(
 
 def _agent(setup: Setup, opened: ExitStack) -> Agent:
     """The agent with all it needs; what must be closed is entered in `opened`."""
-    if bool(setup.endpoint) != bool(setup.model):
-        raise AskError("an endpoint and a model go together: give both --endpoint and --model")
     try:
         load_plugins(setup.plugins)
         make = AGENTS[setup.agent]
@@ -135,44 +99,10 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
     sandbox = opened.enter_context(Sandbox(workers=1))
+    toolbox = opened.enter_context(Toolbox(world, sandbox, results=results_of(setup)))
+    who = speaker(setup, toolbox)
     more = {"n": setup.runs} if setup.agent == "heavy" else {}
-    if setup.endpoint:
-        toolbox = opened.enter_context(Toolbox(world, sandbox, results=5))
-        return make(
-            _server(setup, toolbox),
-            toolbox,
-            None,
-            Limits(
-                calls=setup.calls,
-                turn_tokens=setup.turn_tokens,
-                context_tokens=setup.context_tokens,
-                seconds=setup.seconds,
-                repeats=3,
-                force_answer=True,
-            ),
-            research_prompt(() if setup.native else toolbox.schemas),
-            **more,
-        )
-    from drlib.chat import ChatIds
-    from drlib.policy.engine import LocalEngine
-    from drlib.policy.moe import load_policy
-
-    config = Config.load("laptop")
-    toolbox = opened.enter_context(Toolbox(world, sandbox, results=config.search_results))
-    model, tokenizer = load_policy(TOUR_POLICY)
-    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, slots=setup.runs)
-    limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
-    return make(engine, toolbox, ChatIds(tokenizer), limits, **more)
-
-
-def _server(setup: Setup, toolbox: Toolbox) -> ApiEngine:
-    key = setup.api_key or os.environ.get("DRLIB_API_KEY", "")
-    try:
-        endpoint = ChatEndpoint(setup.endpoint, setup.model, timeout_s=setup.seconds, api_key=key)
-    except EndpointError as error:
-        raise AskError(str(error)) from None
-    tools = [tool.function for tool in toolbox.tools.values()] if setup.native else None
-    return ApiEngine(endpoint, tools=tools, prices=setup.prices, attempts=3)
+    return make(who.engine, toolbox, who.chat, who.limits, who.system, **more)
 
 
 def _why_not(done: Trajectory, setup: Setup) -> str:

@@ -16,7 +16,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -151,24 +151,11 @@ class ApiEngine(Engine):
             **self.options,
         }
         messages = on_the_wire(said, by_server=bool(self.tools))
-        fault = ""
-        for attempt in range(self.attempts):
-            try:
-                reply = self.endpoint.complete(messages, **options)
-                return self._completion(reply)
-            except EndpointError as error:
-                fault, wait_s = str(error), error.retry_after_s
-                if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
-                    return Completion(finish_reason="context")
-                passing = error.status is None or error.status in PASSING or error.status >= 500
-                if not passing:
-                    raise
-            except (LookupError, TypeError, ValueError) as error:
-                fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0
-            if attempt + 1 < self.attempts:
-                pause_s = self.pause_s * 2**attempt * (1 + rng.random() / 2)
-                time.sleep(min(max(pause_s, wait_s), LONGEST_PAUSE_S))
-        return Completion(finish_reason="fault", fault=f"{fault}, {self.attempts} times")
+
+        def ask() -> Completion:
+            return self._completion(self.endpoint.complete(messages, **options))
+
+        return until_it_comes(ask, self.attempts, self.pause_s, rng)
 
     def _completion(self, reply: Any) -> Completion:
         """A reply as ours. LookupError, TypeError, ValueError: it is no chat completion."""
@@ -187,6 +174,35 @@ class ApiEngine(Engine):
             turn_tokens=written,
             cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
         )
+
+
+def until_it_comes(
+    ask: Callable[[], Completion], attempts: int, pause_s: float, rng: random.Random
+) -> Completion:
+    """What `ask` returns, asked again where a server fails for a while, with longer and longer
+    pauses; a completion of reason "fault" where it never comes, of reason "context" where the
+    server finds the prompt too long.
+
+    ask: raises LookupError, TypeError or ValueError for a reply that cannot be read.
+    EndpointError: what no second try would mend.
+    """
+    fault = ""
+    for attempt in range(attempts):
+        try:
+            return ask()
+        except EndpointError as error:
+            fault, wait_s = str(error), error.retry_after_s
+            if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
+                return Completion(finish_reason="context")
+            passing = error.status is None or error.status in PASSING or error.status >= 500
+            if not passing:
+                raise
+        except (LookupError, TypeError, ValueError) as error:
+            fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0
+        if attempt + 1 < attempts:
+            longer_s = pause_s * 2**attempt * (1 + rng.random() / 2)
+            time.sleep(min(max(longer_s, wait_s), LONGEST_PAUSE_S))
+    return Completion(finish_reason="fault", fault=f"{fault}, {attempts} times")
 
 
 def text_of(message: dict) -> str:

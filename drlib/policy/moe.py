@@ -26,7 +26,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import logging as hf_logging
 
 # Chosen on the random-token copy task (see the tests) with token frequencies of 1/rank: what counts
@@ -238,6 +244,14 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
         raise ValueError(f"checkpoint {path} lacks weights, for example {missing[0]}")
     saved = (path / "tokenizer_config.json").exists()
     return model, AutoTokenizer.from_pretrained(path, local_files_only=True) if saved else None
+
+
+def config_in(path):
+    """The configuration of the language model in a folder. ValueError: there is none."""
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no model at {path} ({error})") from error
 
 
 def load_any_model(path):

@@ -1,8 +1,8 @@
 """vLLM as an engine: a model of any size, in this process, taught new weights while it serves.
 
 `VllmEngine` drives vLLM's own scheduler a step at a time: many conversations run together, a tool's
-answer is appended as ids, and the prefix cache reads only what is new. `VllmServer` speaks ids with
-a server that vLLM runs elsewhere.
+answer is appended as ids, and the prefix cache reads only what is new. (`policy.vllm_server` speaks
+ids with a server that vLLM runs elsewhere.)
 
 **Weights are never trusted.** vLLM 0.31 on a CPU reports success for a reload that leaves experts,
 and a head that is tied to the embedding, as they were packed before (0.1 and 1.9 nats off). So
@@ -17,16 +17,18 @@ weights over NCCL (TRL has that), routed experts (the CPU build has none to repo
 """
 
 import math
+import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drlib.checks import require
-from drlib.policy.moe import save_policy
+from drlib.policy.moe import config_in, save_policy
 from drlib.policy.protocol import Completion, SamplingParams
 from drlib.policy.turns import Conversation, TurnwiseEngine, ends, reason_of
 
@@ -67,7 +69,35 @@ class WeightSync:
         return packed
 
 
-class VllmEngine(TurnwiseEngine):
+class TaughtEngine(TurnwiseEngine):
+    """What both ways to vLLM share: whether it runs the weights that it was given is looked at.
+
+    max_gap: nats.
+    """
+
+    max_gap: float
+
+    def require_parity(self, model: PreTrainedModel) -> float:
+        """The largest gap in nats between the log-probabilities of this engine and of `model`, on
+        random prompts. WeightsDiffer: it is above `max_gap`."""
+        rng = np.random.default_rng(0)
+        size = min(PROBE_TOKENS, self.max_context - 1)
+        prompts = rng.integers(0, self.vocab_size, (PROBES, size)).tolist()
+        ours_N = torch.tensor(self._score(prompts))
+        gap = (ours_N - _scored_by(model, prompts)).abs().max().item()
+        if not gap <= self.max_gap:
+            raise WeightsDiffer(
+                f"vLLM's log-probabilities are up to {gap:.2g} nats off the trainer's (at most "
+                f"{self.max_gap:.2g}): it does not run these weights. Start a new engine from them"
+            )
+        return gap
+
+    @abstractmethod
+    def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        """Log-probabilities of all tokens but the first of each prompt."""
+
+
+class VllmEngine(TaughtEngine):
     """Turns of `model`, a transformers model or the folder of one, from vLLM in this process.
 
     Args:
@@ -127,23 +157,7 @@ class VllmEngine(TurnwiseEngine):
         self.require_parity(model)
         self.version += 1
 
-    def require_parity(self, model: PreTrainedModel) -> float:
-        """The largest gap in nats between the log-probabilities of this engine and of `model`, on
-        random prompts. WeightsDiffer: it is above `max_gap`."""
-        rng = np.random.default_rng(0)
-        size = min(PROBE_TOKENS, self.max_context - 1)
-        prompts = rng.integers(0, self.vocab_size, (PROBES, size)).tolist()
-        ours_N = torch.tensor(self._score(prompts))
-        gap = (ours_N - _scored_by(model, prompts)).abs().max().item()
-        if not gap <= self.max_gap:
-            raise WeightsDiffer(
-                f"vLLM's log-probabilities are up to {gap:.2g} nats off the trainer's (at most "
-                f"{self.max_gap:.2g}): it does not run these weights. Start a new engine from them"
-            )
-        return gap
-
     def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
-        """Log-probabilities of all tokens but the first of each prompt."""
         from vllm import SamplingParams as VllmParams
 
         params = VllmParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
@@ -181,7 +195,7 @@ class VllmEngine(TurnwiseEngine):
             (said,) = output.outputs
             turn = list(said.token_ids)
             if params.stop_sequences:
-                turn = _until_stop(turn, params)
+                turn = until_stop(turn, params)
             if not output.finished and not ends(turn, params):
                 continue
             if not output.finished:
@@ -223,7 +237,7 @@ def _scored_by(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Te
     return logp_NTV.gather(2, ids_NT[:, 1:, None])[..., 0].cpu()
 
 
-def _until_stop(turn: list[int], params: SamplingParams) -> list[int]:
+def until_stop(turn: list[int], params: SamplingParams) -> list[int]:
     """The turn up to the first place where it ends; a step may have brought more than a token."""
     for size in range(1, len(turn)):
         if ends(turn[:size], params):
@@ -233,7 +247,7 @@ def _until_stop(turn: list[int], params: SamplingParams) -> list[int]:
 
 def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
     """What vLLM is told there (see the module). ValueError: it cannot run that model."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+    config = config_in(path)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     large = size >= SMALLEST_HEAD
     require(large, f"heads of {size} coordinates: vLLM on a CPU wants {SMALLEST_HEAD} (head_dim)")
@@ -248,6 +262,7 @@ def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
 def _vllm():
     """(EngineArgs, LLMEngine, the platform): imported here, for it takes five seconds and is not
     everywhere."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report what runs here
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform

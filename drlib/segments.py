@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from drlib.chat import mark_segments
+from drlib.checks import require
 from drlib.format import START
 from drlib.trajectory import Segment
 
@@ -49,6 +50,29 @@ def _speakers(generated: np.ndarray, starts: np.ndarray) -> list[tuple[int, int,
             role = "tool" if t else "user"
         marks.append((starts[t], starts[t], START, role))
     return marks
+
+
+def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The text of each token, an object array; pieces add up to the decoded text.
+
+    Each is decoded behind another token, because many tokenizers drop a leading space at the start.
+    A token that is part of a character shows U+FFFD, and so does an id that the tokenizer does not
+    have (models are padded, and may sample one). ValueError where those are more than 1 in 100.
+    """
+    unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
+    known = (unique >= 0) & (unique < len(tokenizer))
+    odd, total = counts[~known].sum(), counts.sum()
+    require(
+        odd <= 0.01 * total,
+        f"{odd} of {total} ids are none of the tokenizer's "
+        f"{len(tokenizer)}: another one made the trajectories",
+    )
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    before = tokenizer.decode(anchor)
+    texts = np.full(len(unique), "\ufffd", object)
+    for i in np.flatnonzero(known):
+        texts[i] = tokenizer.decode([*anchor, int(unique[i])]).removeprefix(before)
+    return texts[place.reshape(-1)]
 
 
 def mark_people(segments: np.ndarray, generated: np.ndarray, messages: list[dict]) -> None:
