@@ -240,6 +240,20 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     }
 
 
+def test_curves_and_held_out_points_stand_by_conditions(run):
+    several = [replace(one, kind="2 conditions") for one in asked([0] * 4, [4, 4, 2, 2, 0, 0])[4:]]
+    outcomes = {("rl", 0): run.results.outcomes["rl", 0] + several}
+    rows = rows_of(outcomes["rl", 0], "rl", 0)
+    curve = [{"step": s, "accuracy_c2": 0.3, "accuracy_search": 0.6} for s in range(1, 4)]
+    engine = tour.TourRun(Results("a", "ci", rows, outcomes), {"rl": {0: curve}})
+    left, right = tour_plots.conditions(engine, run).axes
+    assert {"one", "two", "RL on chains"} <= {t.get_text() for t in left.get_legend().get_texts()}
+    two = next(line for line in left.lines if line.get_label() == "two")
+    assert two.get_ydata().tolist() == pytest.approx([30] * 3)
+    held_out = {tuple(c.lines[0].get_xydata()[0]) for c in right.containers}
+    assert (1.9, 25.0) in held_out and not any(round(x, 1) == 2.1 for x, _ in held_out)
+
+
 def test_pictures_of_what_was_not_run_are_refused(run):
     with pytest.raises(ValueError, match="no trajectories rl/greedy"):
         run.trajectories("rl")

@@ -19,11 +19,12 @@ from rich.console import Console
 
 from drlib.ask import Setup, ask
 from drlib.ask.__main__ import main
-from drlib.ask.asking import HIT, AskError
+from drlib.ask.setup import AskError
 from drlib.ask.speakers import TOUR_POLICY
 from drlib.ask.terminal import Trace, plain
 from drlib.chat import load_any_tokenizer
 from drlib.format import render_answer, render_call
+from drlib.tools.pages import HIT
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from tests.scripted_server import Scripted
 from tests.template_examples import foreign_model

@@ -245,7 +245,8 @@ def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
         for p in ROOT.glob(pattern)
         if p.is_file() and p != Path(__file__)
     ]
-    bad = re.compile(r"/work/|/root/|/home/\w|TODO|FIXME|raise NotImplementedError")
+    # whole words: a picture in a notebook is letters, and spells anything sooner or later
+    bad = re.compile(r"/work/|/root/|/home/\w|\bTODO\b|\bFIXME\b|raise NotImplementedError")
     found = [
         f"{relative(p)}: {m[0]}"
         for p in files

@@ -21,6 +21,7 @@ from drlib.lab.findings import (
     measure,
     outcome_of,
 )
+from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
 
 CLAIM = Claim(
@@ -132,6 +133,9 @@ def test_both_arms_are_trained_asked_and_written_down(tmp_path):
     assert found["command"] == "python -m drlib.lab finding wide --profile ci --seeds 0"
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open" and found["n"] == 3
     assert found["setting"] == {"hidden": 64} and found["control"] == {"hidden": 32}
+    for arm in ARMS:
+        kept = load_trajectories(tmp_path / "out" / "wide" / arm / "seed0_greedy.parquet")
+        assert kept and not any(one.answer for one in kept)
     assert "| Wide is better | nobody | 0.0, 0.0 (python, greedy, n=3, 1 seeds)" in findings_block(
         tmp_path / "out"
     )

@@ -8,6 +8,7 @@ from drlib.agents.heavy import Heavy
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
+from drlib.agents.webweaver import WebWeaver
 
 __all__ = [
     "AGENTS",
@@ -20,5 +21,6 @@ __all__ = [
     "ReAct",
     "ReSum",
     "Steps",
+    "WebWeaver",
     "answer_file",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import seed_band
+from drlib.analysis.plots import CONTROL, seed_band
 from drlib.analysis.tour import TourRun, seeds
 from drlib.training import stages
 
@@ -150,14 +150,17 @@ def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | N
     return next((r for r in (run, behind) if r and stage in r.results.stages), None)
 
 
-def _point(ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked) -> None:
-    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`."""
+def _point(
+    ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked, color: str = ""
+) -> None:
+    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`; in the stage's
+    colour where `color` is empty."""
     mean, low, high = (100 * v for v in run.results.accuracy(stage, *asked))
     ax.errorbar(
         [x],
         [mean],
         [[max(mean - low, 0)], [max(high - mean, 0)]],
-        color=STAGE_COLORS[stage],
+        color=color or STAGE_COLORS[stage],
         marker=MARKERS[stage],
         capsize=3,
         ls="",
@@ -218,7 +221,7 @@ PANELS = (
 
 def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
-    fig, axes = plt.subplots(2, 3, figsize=(11.2, 6.4), layout="constrained")
+    fig, axes = plt.subplots(2, 3, figsize=(10, 5.8), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
@@ -242,13 +245,14 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
             )
             draw(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+        where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
+        ax.legend(**where, handlelength=1.3, columnspacing=1.1)
     return fig
 
 
 def overlong(runs: dict[str, TourRun]) -> Figure:
     """The two over-length rules side by side: `runs` by the rule that they were trained with."""
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.1), layout="constrained")
     panels = (
         ("accuracy_search", "Right search answers"),
         ("overlong", "Over-long rollouts"),
@@ -259,4 +263,29 @@ def overlong(runs: dict[str, TourRun]) -> Figure:
             draw(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
         ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+CONDITION_LINES = {"accuracy_search": "one", "accuracy_c2": "two", "accuracy_c3": "three"}
+HELD_OUT_KINDS = ("search", "2 conditions", "3 conditions")
+
+
+def conditions(engine: TourRun, chains: TourRun) -> Figure:
+    """RL on questions of one to three conditions beside RL on chains: accuracy in training by
+    conditions (dashed: on chains, all it is asked), and of both on held-out questions, sampled."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
+    for number, (key, label) in enumerate(CONDITION_LINES.items()):
+        draw(left, engine, "rl", key, f"C{number}", label, scale=100)
+    draw(left, chains, "rl", "accuracy_search", CONTROL, "RL on chains", style="--", scale=100)
+    left.set(title="In training, by conditions", xlabel="RL step", ylabel="%", ylim=(-2, 102))
+    arms = (("RL on one to three", engine, "C0"), ("RL on chains", chains, CONTROL))
+    for shift, (label, run, color) in zip((-0.1, 0.1), arms):
+        for x, kind in enumerate(HELD_OUT_KINDS, 1):
+            if run.results.count("rl", kind, "sample")[1]:
+                shown = label if x == 1 else None
+                _point(right, x + shift, run, shown, "rl", kind, "sample", color=color)
+    right.set_xticks([1, 2, 3], ["one\n(chains)", "two", "three"])
+    right.set(title="Held-out, sampled", ylim=(-2, 102), xlim=(0.5, 3.5), xlabel="conditions")
+    for ax in (left, right):
+        ax.legend(loc="upper left", fontsize=8)
     return fig

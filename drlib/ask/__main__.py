@@ -12,9 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from drlib.agents import AGENTS
-from drlib.ask.asking import ask
+from drlib.ask.asking import ask, report_of
 from drlib.ask.setup import AskError, Setup
 from drlib.ask.terminal import Trace, show
+from drlib.files import write_whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"drlib.ask: interrupted{_saved(args.save, before)}", file=sys.stderr)
         return 130
+    if args.report is not None:
+        write_whole(args.report, report_of(args.question, done))
     if args.quiet:
         print(done.answer)
     else:
@@ -93,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of a million tokens",
     )
     parser.add_argument("--save", type=Path, help="the trajectory, a Parquet file for the viewer")
+    parser.add_argument("--report", type=Path, help="the answer with its sources, in Markdown")
     parser.add_argument("--quiet", action="store_true", help="the answer alone")
     return parser
 

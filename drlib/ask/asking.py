@@ -6,7 +6,6 @@ Whatever goes wrong is one `AskError` that names the remedy, and what was done u
 Left out: several questions at a time (`Agent.run` takes them), streams of tokens.
 """
 
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,12 @@ from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
 from drlib.tools import Toolbox
+from drlib.tools.pages import pages_shown
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import load_world
 
-HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
 MOST_SOURCES = 8
+SUPPORTS = ": its text has the answer in it"
 WHY = {
     Termination.LENGTH: "its context, or the tokens it may say, ran out",
     Termination.TURNS: "the calls or turns it may use ran out",
@@ -118,16 +118,10 @@ def sources(done: Trajectory) -> list[Source]:
     """The pages that the calls showed, those first whose text has the answer in it."""
     answer = normalise_answer(done.answer or "")
     found: dict[str, Source] = {}
-    for result in done.tool_results:
-        if not result.ok:
-            continue
-        for hit in HIT.finditer(result.text):
-            supports = bool(answer) and answer in normalise_answer(hit["text"])
-            before = found.get(hit["url"])
-            if before is None or supports:
-                found[hit["url"]] = Source(hit["title"], hit["url"], supports)
-        for url in result.arguments.get("url", ()) if result.tool == "visit" else ():
-            found[url] = Source(url, url, bool(answer) and answer in normalise_answer(result.text))
+    for page in (page for result in done.tool_results for page in pages_shown(result)):
+        supports = bool(answer) and answer in normalise_answer(page.text)
+        if page.url not in found or supports:
+            found[page.url] = Source(page.title, page.url, supports)
     return sorted(found.values(), key=lambda one: not one.supports)[:MOST_SOURCES]
 
 
@@ -143,3 +137,11 @@ def usage_of(done: Trajectory) -> dict[str, Any]:
         "said_tokens": said,
         "cost": counted.get("cost", 0.0),
     }
+
+
+def report_of(question: str, done: Answered) -> str:
+    """What was found, in Markdown; a WebWeaver's answer is a report already."""
+    if done.answer.startswith(f"# {question}\n"):
+        return done.answer
+    lines = [f"- [{page.title}]({page.url}){SUPPORTS * page.supports}" for page in done.sources]
+    return f"# {question}\n\n{done.answer}\n\n## Sources\n\n" + "\n".join(lines) + "\n"

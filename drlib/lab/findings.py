@@ -11,6 +11,7 @@ some.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,7 @@ def measure(
         gather(configs, runs, [claim.stage], command).save(out / name / arm)
         for config in configs:
             copy_curve(claim.stage, config, runs, out / name / arm)
+            copy_rollouts(claim.stage, config, runs, out / name / arm)
     found = finding(claim, out / name)
     return write_whole(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
 
@@ -105,6 +107,13 @@ def copy_curve(stage: str, config: Config, runs: Path, out: Path) -> None:
         for row in rows
     ]
     write_json_lines(out / f"seed{config.seed}_{stage}.jsonl", rounded)
+
+
+def copy_rollouts(stage: str, config: Config, runs: Path, out: Path) -> None:
+    """The greedy rollouts that an evaluation keeps, as `seedN_greedy.parquet`: a finding is a
+    number, and what the policies did can be read there."""
+    kept = stages.folder(f"evaluate_{stage}", config, runs) / "greedy.parquet"
+    shutil.copyfile(kept, out / f"seed{config.seed}_greedy.parquet")
 
 
 def finding(claim: Claim, rows: Path) -> dict:
