@@ -8,6 +8,7 @@ from drlib.agents.heavy import Heavy
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
+from drlib.agents.webwalker import WebWalker
 from drlib.agents.webweaver import WebWeaver
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ReAct",
     "ReSum",
     "Steps",
+    "WebWalker",
     "WebWeaver",
     "answer_file",
 ]

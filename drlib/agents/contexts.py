@@ -30,7 +30,7 @@ class Context(Protocol):
 
     def said(self, completion: Completion) -> str: ...
 
-    def feed(self) -> list: ...
+    def feed(self, whole: bool = False) -> list: ...
 
     def folded(self, keep: int, note: str) -> "Context": ...
 
@@ -84,9 +84,10 @@ class IdContext:
         self._fed = len(self.parts)
         return text
 
-    def feed(self) -> list[int]:
-        """The ids that the engine has not read yet."""
-        new = self.parts[self._fed :]
+    def feed(self, whole: bool = False) -> list[int]:
+        """The ids that the engine has not read yet; all of them where it has read another context
+        in between."""
+        new = self.parts if whole else self.parts[self._fed :]
         self._fed = len(self.parts)
         return [token for ids, _ in new for token in ids]
 
@@ -146,9 +147,10 @@ class MessageContext:
         self._tokens = completion.prompt_tokens + completion.turn_tokens
         return completion.text
 
-    def feed(self) -> list[dict]:
-        """The messages that the engine has not read yet."""
-        new = self.messages[self._fed :]
+    def feed(self, whole: bool = False) -> list[dict]:
+        """The messages that the engine has not read yet; all of them where it has read another
+        context in between."""
+        new = self.messages if whole else self.messages[self._fed :]
         self._fed = len(self.messages)
         return new
 

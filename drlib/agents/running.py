@@ -95,8 +95,8 @@ class Work:
         """The context's new ids, or all of another one's."""
         same = context is self.context
         self.context = context
-        ids = context.feed()
-        return ids if same else Fresh(ids)
+        ids = context.feed(whole=not same)
+        return ids if same else Fresh(list(ids))
 
     def _stop(self, why: Termination) -> list | None:
         """A limit is reached: the end, or one last turn to answer in."""

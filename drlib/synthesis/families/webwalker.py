@@ -7,8 +7,9 @@ by the clicks that lead to a source.
 
 Taken from it: sites with golden paths (`make_site`), rows with its released fields, and the
 critic's judgement whether a memory suffices (`answer_from`). Reduced: sites are made, not crawled;
-a page tells one number; a question has one source or two; 2 to 4 clicks. Missing: the explorer and
-the critic as language models, and the silver questions that the paper makes for training.
+a page tells one number; a question has one source or two; 2 to 4 clicks. The explorer and the
+critic are an agent (`drlib.agents.webwalker`). Missing: the silver questions that the paper makes
+for training.
 """
 
 import random

@@ -1,0 +1,254 @@
+"""WebWalker on made sites: it clicks links only, remembers, and stops when what it knows suffices.
+
+Explorer and critic are functions of what they read; the site, its rows and its critic are those of
+`synthesis.families.webwalker`, the tool is the real one.
+
+Run: python -m pytest tests/test_agents_webwalker.py
+"""
+
+import json
+import re
+
+import pytest
+
+from drlib.agents import Limits, WebWalker
+from drlib.chat import ChatIds, train_tokenizer
+from drlib.endpoint import ChatEndpoint
+from drlib.format import render_answer, render_call
+from drlib.policy.api import ApiEngine
+from drlib.synthesis.families.webwalker import answer_from, make_site
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.trajectory import Segment, Termination
+from tests.agent_examples import Speaker
+from tests.scripted_server import Scripted
+
+SITE = make_site(3, size=40, depth=4)
+SINGLE, _, BOTH = SITE.rows
+WIDE = Limits(calls=40, turn_tokens=400, context_tokens=10**6)
+CLICKS = Limits(calls=15, turn_tokens=400, context_tokens=10**5)
+TOLD = re.compile(r"^\w+ has \d+ members\.$", re.MULTILINE)
+
+
+class SiteWorld:
+    """The pages of a site, under their own URLs."""
+
+    name, scheme, version, graph = "site", "https", "site-3", None
+
+    def search(self, query, k=5):
+        return []
+
+    def page(self, url):
+        return SITE.pages[url]
+
+    def links(self, url):
+        return SITE.pages[url].links
+
+    def __len__(self):
+        return len(SITE.pages)
+
+
+class ExactCritic:
+    """Keeps the line about members; answers when it has those that were asked for."""
+
+    def __init__(self, row, forgets=""):
+        self.row, self.forgets, self.asked = row, forgets, []
+
+    def useful(self, question, page):
+        told = TOLD.search(page)
+        return told[0] if told and not (self.forgets and self.forgets in told[0]) else ""
+
+    def answer(self, question, memory):
+        self.asked.append(list(memory))
+        return answer_from(memory, self.row)
+
+
+def urls_of(row):
+    """The clicks along the golden paths of a row, the way back to the root between them."""
+    clicks = []
+    for source in row["Info"]["Source_Website"]:
+        parts = source.removeprefix(SITE.root).split("/")
+        clicks += [SITE.root] if clicks else []
+        clicks += [SITE.root + "/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return clicks
+
+
+def click(url):
+    return f"<think>On.</think>{render_call('visit', {'url': [url], 'goal': 'members'})}"
+
+
+class Oracle:
+    """Clicks along the golden paths."""
+
+    def __init__(self, row):
+        self.todo = iter(urls_of(row))
+
+    def __call__(self, text):
+        return click(next(self.todo))
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ChatIds(train_tokenizer(["how many members"], 320))
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    with Toolbox(SiteWorld()) as toolbox:
+        yield toolbox
+
+
+def task_of(row):
+    return Task("t", row["Question"], row["Answer"], "search", "site-3", start=row["Root_Url"])
+
+
+def walk(chat, toolbox, row, say, critic=None, limits=CLICKS):
+    engine = Speaker(chat, say)
+    agent = WebWalker(engine, toolbox, chat, limits, critic=critic)
+    (done,) = agent.run([task_of(row)])
+    return done, engine.read
+
+
+@pytest.mark.parametrize("row", [SINGLE, BOTH], ids=["one source", "two sources"])
+def test_an_oracle_takes_the_golden_path_and_the_critic_stops_it_there(chat, toolbox, row):
+    critic = ExactCritic(row)
+    done, _ = walk(chat, toolbox, row, Oracle(row), critic)
+    assert (done.answer, done.termination) == (row["Answer"], Termination.ANSWERED)
+    assert done.metadata["clicks"] == urls_of(row)
+    assert len(done.tool_results) == 1 + len(urls_of(row))
+    verdicts = [answer_from(memory, row) for memory in critic.asked]
+    assert verdicts == [None] * (len(verdicts) - 1) + [row["Answer"]], (
+        "the first step that suffices"
+    )
+
+
+def test_without_one_of_the_two_facts_it_does_not_answer(chat, toolbox):
+    leaf = BOTH["Info"]["Golden_Path"][0].split(">")[-1]
+
+    oracle = Oracle(BOTH)
+
+    def onwards(text):
+        return click(next(oracle.todo, SITE.root))
+
+    done, _ = walk(chat, toolbox, BOTH, onwards, ExactCritic(BOTH, forgets=leaf))
+    assert (done.answer, done.termination) == (None, Termination.TURNS)
+    assert len(done.tool_results) == CLICKS.calls
+
+
+def links_in(text):
+    """Of the page that the explorer is on."""
+    page = text.split("<tool_response>")[-1]
+    besides = page.partition("Further links: ")[2].partition("<")[0].split(", ")
+    return [*re.findall(r"\]\(([^)\s]+)\)", page), *filter(None, map(str.strip, besides))]
+
+
+def wanderer(seed):
+    """Mostly clicks what it has not clicked yet, by the seed in another order."""
+
+    def say(text):
+        clicked = re.findall(r'"url": \["([^"]+)"\]', text)
+        links = links_in(text)
+        new = [url for url in links if url not in clicked] or links
+        return click(new[(len(clicked) * seed) % len(new)])
+
+    return say
+
+
+def test_a_walk_answers_just_when_it_came_by_what_was_asked(chat, toolbox):
+    """Whatever the explorer does; and it never says the answer itself."""
+    ends = set()
+    for seed in range(4):
+        for row in SITE.rows:
+            done, _ = walk(chat, toolbox, row, wanderer(seed), ExactCritic(row), WIDE)
+            seen = [SITE.pages[url].text for url in done.metadata["clicks"]]
+            assert done.answer == answer_from(seen, row)
+            assert len(done.tool_results) <= WIDE.calls
+            assert row["Answer"] not in chat.tokenizer.decode(done.token_ids[done.generated])
+            ends.add(done.termination)
+    assert ends == {Termination.ANSWERED, Termination.TURNS}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (render_answer("5000"), "click a link of this page"),
+        (render_call("search", {"query": ["members"]}), "click a link of this page"),
+        (click("https://elsewhere.example/"), "no link to https://elsewhere.example/"),
+        (render_call("visit", {"url": [], "goal": "x"}), "there is no link to  on this page"),
+        ("Hm.", "click a link of this page"),
+    ],
+)
+def test_anything_but_a_click_is_refused(chat, toolbox, said, told):
+    limits = Limits(calls=3, turn_tokens=200, context_tokens=10**5)
+    done, read = walk(chat, toolbox, SINGLE, lambda text: said, ExactCritic(SINGLE), limits)
+    assert done.termination is Termination.TURNS and done.metadata["clicks"] == []
+    assert told in read[-1] and len(read) == 3
+    assert [result.tool for result in done.tool_results] == ["visit", "format", "format"]
+
+
+class BothRoles:
+    """A policy that explores, and judges as it was told to."""
+
+    def __init__(self, row, broken=False):
+        self.oracle, self.row, self.broken = Oracle(row), row, broken
+
+    def __call__(self, text):
+        if "Is there anything on it" in text:
+            told = TOLD.search(text)
+            if told and self.broken:
+                return "Perhaps {so}."
+            return json.dumps({"usefulness": bool(told), "information": told[0] if told else ""})
+        if "Does that suffice" in text:
+            known = [line.removeprefix("- ") for line in text.splitlines()]
+            answer = answer_from(known, self.row)
+            return f"I think {json.dumps({'judge': answer is not None, 'answer': answer or ''})}"
+        return self.oracle(text)
+
+
+def test_the_policy_is_explorer_and_critic_in_turns(chat, toolbox):
+    """Its contexts change to and fro; the explorer's goes on where it stood, as it was sampled."""
+    done, read = walk(chat, toolbox, BOTH, BothRoles(BOTH))
+    assert (done.answer, done.metadata["critic_errors"]) == (BOTH["Answer"], 0)
+    explorer = [text for text in read if "You walk through a site" in text]
+    assert len(explorer) == len(urls_of(BOTH))
+    assert all(later.startswith(earlier) for earlier, later in zip(explorer, explorer[1:]))
+    judges = [text for text in read if "Does that suffice" in text]
+    assert not any("On." in text or "visit" in text for text in judges), "only what is known"
+    whole = chat.tokenizer.decode(done.token_ids[done.contexts == 0], skip_special_tokens=False)
+    assert whole.startswith(explorer[-1]), "one context in the record"
+    assert done.generated.sum() == sum(
+        len(chat.encode(turn)) + (not turn.endswith("</tool_call>"))
+        for turn in (m["content"] for m in done.messages if m["role"] == "assistant")
+    )
+    assert (done.segments[done.generated] != Segment.TOOL_RESPONSE).all()
+
+
+def test_a_judgement_that_cannot_be_read_is_a_no_and_is_counted(chat, toolbox):
+    both = BothRoles(SINGLE, broken=True)
+
+    def endless(text):
+        try:
+            return both(text)
+        except StopIteration:
+            return click(SITE.root)
+
+    done, _ = walk(chat, toolbox, SINGLE, endless)
+    assert done.answer is None and done.metadata["critic_errors"] > 0
+    assert done.metadata["memory"] == []
+
+
+def test_it_walks_over_a_server_too(toolbox):
+    both = BothRoles(BOTH)
+    with Scripted(lambda messages: both("\n".join(m["content"] for m in messages))) as server:
+        engine = ApiEngine(ChatEndpoint(server.url, server.model, timeout_s=5))
+        (done,) = WebWalker(engine, toolbox, limits=CLICKS).run([task_of(BOTH)])
+    assert done.answer == BOTH["Answer"] and done.metadata["clicks"] == urls_of(BOTH)
+
+
+def test_a_walk_needs_a_beginning(chat, toolbox):
+    engine = Speaker(chat, lambda text: "")
+    agent = WebWalker(engine, toolbox, chat, CLICKS)
+    with pytest.raises(ValueError, match="no `start`"):
+        agent.run([Task("t", "Where?", "", "search", "site-3")])
+    (done,) = agent.run([Task("t", "Where?", "", "search", "site-3", start="https://no.example/")])
+    assert done.answer is None and not done.tool_results[0].ok and engine.read == []
