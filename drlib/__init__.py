@@ -54,8 +54,8 @@ evals
 analysis
     Functions on trajectory files, figures, notebook widgets.
 ask
-    One question, researched in the terminal by any of the agents, on the tour's policy or any
-    model.
+    One question, researched in the terminal or behind a page in a browser, by any of the agents,
+    on the tour's policy or any model.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table|papers`.

@@ -309,9 +309,9 @@ MUTANTS = [
     ),
     Mutant(
         "engine: one random stream for all",
-        "drlib/policy/engine.py",
-        "key = np.array([self.params.seed, self.keys[request]], np.uint64)",
-        "key = np.array([self.params.seed, 0], np.uint64)",
+        "drlib/policy/turns.py",
+        "key=np.array([seed, key], np.uint64)",
+        "key=np.array([seed, 0], np.uint64)",
         (ENGINE, f"{LOOP}::test_the_ci_profile_takes_steps_that_have_a_gradient"),
         "siblings are copies and no group lives",
     ),

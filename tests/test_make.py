@@ -128,4 +128,4 @@ def test_make_lab_opens_the_notebooks_in_the_environment_of_the_project(clone):
 def test_make_help_names_every_target(clone):
     _, make = clone
     targets = [line.split()[1] for line in make("help").stdout.splitlines()]
-    assert targets == ["run", "lab", "test", "mutants", "reference", "clean"]
+    assert targets == ["run", "lab", "test", "test-vllm", "mutants", "reference", "clean"]

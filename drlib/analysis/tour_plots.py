@@ -221,7 +221,7 @@ PANELS = (
 
 def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
-    fig, axes = plt.subplots(2, 3, figsize=(10, 5.8), layout="constrained")
+    fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.5), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
@@ -273,7 +273,7 @@ HELD_OUT_KINDS = ("search", "2 conditions", "3 conditions")
 def conditions(engine: TourRun, chains: TourRun) -> Figure:
     """RL on questions of one to three conditions beside RL on chains: accuracy in training by
     conditions (dashed: on chains, all it is asked), and of both on held-out questions, sampled."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
     for number, (key, label) in enumerate(CONDITION_LINES.items()):
         draw(left, engine, "rl", key, f"C{number}", label, scale=100)
     draw(left, chains, "rl", "accuracy_search", CONTROL, "RL on chains", style="--", scale=100)

@@ -1,7 +1,8 @@
 """One question, researched: `python -m drlib.ask "question"`.
 
-`asking` puts an agent together (policy, world, tools, limits) and gives its answer with sources and
-cost; `terminal` shows the work as it goes.
+`setup` is what a person says, `speakers` the four ways to a model; `asking` puts an agent together
+(policy, world, tools, limits) and gives its answer with sources and cost; `terminal` shows the work
+as it goes, `serving` does so behind a page in a browser.
 """
 
 from drlib.ask.asking import Answered, Setup, ask

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from drlib.agents import AGENTS
-from drlib.ask.asking import ask, report_of
+from drlib.ask.asking import Asker, ask, report_of
 from drlib.ask.setup import AskError, Setup
 from drlib.ask.terminal import Trace, show
 from drlib.files import write_whole
@@ -20,7 +20,10 @@ from drlib.files import write_whole
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 with an answer; 1, and one line on stderr, without; 130 after Ctrl-C."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if (args.question is None) != args.serve:
+        parser.error("give a question, or --serve")
     console = Console(highlight=False, soft_wrap=True)
     before = _written(args.save)
     try:
@@ -41,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
             seconds=args.seconds,
             prices=tuple(args.prices),
         )
+        if args.serve:
+            return _serve(setup, args.host, args.port)
         done = ask(args.question, setup, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
         print(f"drlib.ask: {error}{_saved(args.save, before)}", file=sys.stderr)
@@ -57,6 +62,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _serve(setup: Setup, host: str, port: int) -> int:
+    from drlib.ask.serving import serve  # FastAPI is no base dependency
+
+    with Asker(setup) as asker:
+        serve(asker, host, port)
+    return 0
+
+
 def _written(path: Path | None) -> int | None:
     """When the file was written; None where there is none."""
     return path.stat().st_mtime_ns if path and path.exists() else None
@@ -70,7 +83,10 @@ def _saved(path: Path | None, before: int | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     known = Setup()
     parser = argparse.ArgumentParser(prog="python -m drlib.ask", description="research a question")
-    parser.add_argument("question")
+    parser.add_argument("question", nargs="?")
+    parser.add_argument("--serve", action="store_true", help="behind a page in a browser")
+    parser.add_argument("--host", default="127.0.0.1", help="of --serve; others need a token")
+    parser.add_argument("--port", type=int, default=8765, help="of --serve; 0 for any")
     parser.add_argument("--agent", default=known.agent, help=", ".join(AGENTS))
     parser.add_argument("--plugins", default="", help="modules that register your own agents")
     parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")

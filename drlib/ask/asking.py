@@ -55,39 +55,60 @@ class Answered:
     trajectory: Trajectory
 
 
-def ask(
-    question: str, setup: Setup, watch: Watch | None = None, save: Path | None = None
-) -> Answered:
-    """Research one question. save: a Parquet file for the trajectory, also where it fails.
+class Asker(ExitStack):
+    """Who answers: an agent that is made once and asked many questions, one after the other.
 
-    Raises:
-        AskError: no answer. KeyboardInterrupt: as it was pressed; what was done is saved.
+    AskError: there is no such agent, world or model.
     """
-    require(bool(question.strip()), "the question is empty")
-    ends: list[Trajectory] = []
 
-    def note(what: str, at, value) -> None:
-        if what == "end":
-            ends.append(value)
-        if watch is not None:
-            watch(what, at, value)
-
-    with ExitStack() as opened:
-        agent = _agent(setup, opened)
-        task = Task("asked", question, "", "search", setup.world)
+    def __init__(self, setup: Setup):
+        super().__init__()
+        self.setup = setup
         try:
-            agent.run([task], temperature=setup.temperature, watch=note)
+            self._agent = _agent(setup, self)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, question: str, watch: Watch | None = None, save: Path | None = None) -> Answered:
+        """Research one question. save: a Parquet file for the trajectory, also where it fails.
+
+        Raises:
+            AskError: no answer. KeyboardInterrupt, or what `watch` raises: as it came; what was
+                done is saved.
+        """
+        require(bool(question.strip()), "the question is empty")
+        ends: list[Trajectory] = []
+
+        def note(what: str, at, value) -> None:
+            if what == "end":
+                ends.append(value)
+            if watch is not None:
+                watch(what, at, value)
+
+        task = Task("asked", question, "", "search", self.setup.world)
+        try:
+            self._agent.run([task], temperature=self.setup.temperature, watch=note)
         except EndpointError as error:
-            raise AskError(f"{setup.endpoint}: {error}") from None
+            raise AskError(f"{self.setup.endpoint}: {error}") from None
         except ValueError as error:  # the question does not fit into the policy's context
             raise AskError(str(error)) from None
         finally:
             if save is not None and ends:
                 save_trajectories(save, ends)
-    done = ends[-1]
-    if done.answer is None:
-        raise AskError(_why_not(done, setup))
-    return Answered(done.answer, sources(done), usage_of(done), done)
+        done = ends[-1]
+        if done.answer is None:
+            raise AskError(_why_not(done, self.setup))
+        return Answered(done.answer, sources(done), usage_of(done), done)
+
+
+def ask(
+    question: str, setup: Setup, watch: Watch | None = None, save: Path | None = None
+) -> Answered:
+    """One question; see `Asker`."""
+    require(bool(question.strip()), "the question is empty")
+    with Asker(setup) as asker:
+        return asker.ask(question, watch, save)
 
 
 def _agent(setup: Setup, opened: ExitStack) -> Agent:

@@ -5,6 +5,7 @@ What pages and models say is printed as plain text: no markup, no control charac
 
 import re
 import threading
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +14,36 @@ from drlib.ask.asking import Answered
 from drlib.format import Answer, ToolCall, parse
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+STYLES = {"thinks": "dim", "unreadable": "yellow", "reads": "green", "fails": "red"}
 WIDE = 300  # characters of a thought or response
+
+
+class Line(NamedTuple):
+    """Something that happened. head: thinks, reads, fails, unreadable, or the tool that is called;
+    run: of Heavy mode, 0 elsewhere."""
+
+    run: int
+    head: str
+    text: str
+
+
+def lines_of(what: str, at, value) -> list[Line]:
+    """What a `Watch` is told, as lines for a person."""
+    number = at.name.rpartition("-")[2] if at is not None else ""
+    run = int(number) if number.isdecimal() else 0
+    if what == "result":
+        return [Line(run, "reads" if value.ok else "fails", value.text)]
+    if what != "turn":
+        return []
+    action = parse(value)
+    thought, closed, _ = value.partition("</think>")
+    lines = [Line(run, "thinks", thought.removeprefix("<think>"))] if closed else []
+    if isinstance(action, ToolCall):
+        given = "; ".join(f"{v}" for v in action.arguments.values())
+        lines.append(Line(run, action.name, given))
+    elif not isinstance(action, Answer):
+        lines.append(Line(run, "unreadable", action.reason))
+    return lines
 
 
 class Trace:
@@ -24,31 +54,17 @@ class Trace:
         self._lock = threading.Lock()
 
     def __call__(self, what: str, at, value) -> None:
-        """One line of what happened."""
-        if what == "turn":
-            action = parse(value)
-            thought = value.partition("</think>")[0].removeprefix("<think>")
-            if "</think>" in value:
-                self._line(at, "thinks", thought, "dim")
-            if isinstance(action, ToolCall):
-                given = "; ".join(f"{v}" for v in action.arguments.values())
-                self._line(at, action.name, given, "cyan")
-            elif not isinstance(action, Answer):
-                self._line(at, "unreadable", action.reason, "yellow")
-        elif what == "result":
-            self._line(
-                at, "reads" if value.ok else "fails", value.text, "green" if value.ok else "red"
-            )
+        """One line of each thing that happened."""
+        for line in lines_of(what, at, value):
+            self._line(line)
 
-    def _line(self, at, head: str, text: str, style: str) -> None:
-        run = at.name.rpartition("-")[2]
-        number = f"{run:>2} " if run != "0" else "   "
-        shown = plain(" ".join(text.split()))
+    def _line(self, line: Line) -> None:
+        number = f"{line.run:>2} " if line.run else "   "
+        shown = plain(" ".join(line.text.split()))
         shown = shown if len(shown) <= WIDE else shown[:WIDE] + " ..."
         with self._lock:
-            self._console.print(
-                Text(f"{number}{head:>10}  ", style="bold") + Text(shown, style=style)
-            )
+            head = Text(f"{number}{plain(line.head):>10}  ", style="bold")
+            self._console.print(head + Text(shown, style=STYLES.get(line.head, "cyan")))
 
 
 def show(console: Console, done: Answered) -> None:

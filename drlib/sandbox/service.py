@@ -119,7 +119,7 @@ class Service:
     async def check(self, request: fastapi.Request) -> None:
         """Before every answer: the token; without one, who may ask at all."""
         if not self.token:
-            _check_local(request.headers)
+            check_local(request.headers, TOKEN)
         shown = request.headers.get("authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
             raise Refusal(401, "Authorization: Bearer with the service's token is needed")
@@ -293,9 +293,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _check_local(headers) -> None:
-    """Refuse what a page in a browser may send; anyone may point a name of his at 127.0.0.1."""
-    remedy = f"set {TOKEN} to be asked from elsewhere"
+def check_local(headers, token: str) -> None:
+    """Refuse (403) what a page in a browser may send; anyone may point a name of his at 127.0.0.1.
+    token: the environment variable whose value would let others in."""
+    remedy = f"set {token} to be asked from elsewhere"
     host = ",".join(headers.getlist("host"))  # none, or several: no form of a loopback address
     if not _is_loopback(host):
         raise Refusal(403, f"Host {host!r:.100} is no loopback address or localhost: {remedy}")
