@@ -122,6 +122,17 @@ def test_an_oracle_takes_the_golden_path_and_the_critic_stops_it_there(chat, too
     )
 
 
+def test_what_is_known_already_is_not_judged_again(chat, toolbox):
+    critic = ExactCritic(BOTH)
+    first = urls_of(SINGLE)
+    todo = iter([*first, SITE.root, *first, SITE.root, *first])
+    limits = Limits(calls=1 + 3 * len(first) + 2, turn_tokens=400, context_tokens=10**5)
+    done, _ = walk(chat, toolbox, BOTH, lambda text: click(next(todo, SITE.root)), critic, limits)
+    assert len(done.metadata["clicks"]) == limits.calls - 1 and done.answer is None
+    memory = done.metadata["memory"]
+    assert len(memory) == len(set(memory)) == len(first) == len(critic.asked)
+
+
 def test_without_one_of_the_two_facts_it_does_not_answer(chat, toolbox):
     leaf = BOTH["Info"]["Golden_Path"][0].split(">")[-1]
 
@@ -201,7 +212,8 @@ class BothRoles:
         if "Does that suffice" in text:
             known = [line.removeprefix("- ") for line in text.splitlines()]
             answer = answer_from(known, self.row)
-            return f"I think {json.dumps({'judge': answer is not None, 'answer': answer or ''})}"
+            said = {"judge": answer is not None, "answer": answer or "5000, perhaps"}
+            return f"I think {json.dumps(said)}"
         return self.oracle(text)
 
 
@@ -240,9 +252,13 @@ def test_a_judgement_that_cannot_be_read_is_a_no_and_is_counted(chat, toolbox):
 def test_it_walks_over_a_server_too(toolbox):
     both = BothRoles(BOTH)
     with Scripted(lambda messages: both("\n".join(m["content"] for m in messages))) as server:
-        engine = ApiEngine(ChatEndpoint(server.url, server.model, timeout_s=5))
+        server.keep = True
+        engine = ApiEngine(ChatEndpoint(server.url, server.model, timeout_s=5), concurrency=1)
         (done,) = WebWalker(engine, toolbox, limits=CLICKS).run([task_of(BOTH)])
     assert done.answer == BOTH["Answer"] and done.metadata["clicks"] == urls_of(BOTH)
+    asked = [body["messages"] for body in server.bodies]
+    walked = [one for one in asked if "You walk through a site" in one[0]["content"]]
+    assert [len(one) for one in walked] == [1 + 2 * n for n in range(len(urls_of(BOTH)))]
 
 
 def test_a_walk_needs_a_beginning(chat, toolbox):
