@@ -26,6 +26,7 @@ from drlib.chat import load_any_tokenizer
 from drlib.format import render_answer, render_call
 from drlib.tools.pages import HIT
 from drlib.trajectory import Termination, ToolResult, load_trajectories
+from tests.provider_examples import RECORDED, Replay
 from tests.scripted_server import Scripted
 from tests.template_examples import foreign_model
 
@@ -248,3 +249,36 @@ def test_no_such_model_is_one_line(capsys, how, words):
 def test_vllm_where_it_is_not_installed_is_one_line(capsys):
     status, _, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
     assert status == 1 and "vLLM is not installed" in err and err.count("\n") == 1
+
+
+def test_live_search_takes_the_place_of_the_world(capsys):
+    """A search server of one's own on loopback, in the shape that is recorded of the real one."""
+    reply, hits = RECORDED["searxng"]
+    read = []
+
+    def model(messages):
+        read.append(messages[-1]["content"])
+        return render_answer("b") if "<tool_response>" in read[-1] else LOOK
+
+    with Replay() as web, Scripted(model) as server:
+        web.says(reply)
+        how = [*of(server), "--search", f"searxng={web.url}"]
+        status, out, err = told(capsys, NORWAY, *how)
+        web.shutdown()
+    assert (status, err) == (0, "") and hits[0]["url"] in out and hits[0]["title"] in read[-1]
+    assert "cldr:" not in out
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (["--search", "serper"], "live search is for a model that you name"),
+        (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
+        (["--search", "searxng", "--folder", TOUR_POLICY], "needs base_url"),
+        (["--search", "altavista", "--folder", TOUR_POLICY], "no provider 'altavista'"),
+    ],
+)
+def test_live_search_that_cannot_be_is_one_line(capsys, monkeypatch, how, words):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    status, out, err = told(capsys, NORWAY, *how)
+    assert (status, out) == (1, "") and words in err and err.count("\n") == 1

@@ -145,7 +145,7 @@ def _with_links(at: Attempt, result: ToolResult) -> tuple[str, list[str]]:
     in_text = _LINK.findall(result.text)
     world = at.world or at.toolbox.world
     try:
-        besides = [link for link in world.links(url) if link not in in_text]
+        besides = [link for link in world.links(url) if link not in in_text] if world else []
     except KeyError:  # a live page, whose links are in its text
         besides = []
     more = f"\nFurther links: {', '.join(besides)}" if besides else ""

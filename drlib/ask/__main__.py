@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             agent=args.agent,
             plugins=args.plugins,
             world=args.world,
+            search=args.search,
             endpoint=args.endpoint,
             model=args.model,
             folder=args.folder,
@@ -90,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--agent", default=known.agent, help=", ".join(AGENTS))
     parser.add_argument("--plugins", default="", help="modules that register your own agents")
     parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
+    parser.add_argument(
+        "--search", default="", metavar="NAME[=URL]", help="live, such as serper or searxng=URL"
+    )
     parser.add_argument("--endpoint", default="", metavar="URL", help="http://localhost:8000/v1")
     parser.add_argument("--model", default="", help="of the endpoint")
     parser.add_argument("--folder", default="", help="of a model on this disk")

@@ -20,7 +20,7 @@ from drlib.endpoint import EndpointError
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
-from drlib.tools import Toolbox
+from drlib.tools import PageReader, Provider, Toolbox
 from drlib.tools.pages import pages_shown
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.worlds import load_world
@@ -116,14 +116,24 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     try:
         load_plugins(setup.plugins)
         make = AGENTS[setup.agent]
-        world = load_world(setup.world)
+        world = None if setup.search else load_world(setup.world)
+        backends = _live(setup.search) if setup.search else None
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
     sandbox = opened.enter_context(Sandbox(workers=1))
-    toolbox = opened.enter_context(Toolbox(world, sandbox, results=results_of(setup)))
+    toolbox = opened.enter_context(
+        Toolbox(world, sandbox, results=results_of(setup), backends=backends)
+    )
     who = speaker(setup, toolbox)
     more = {"n": setup.runs} if setup.agent == "heavy" else {}
     return make(who.engine, toolbox, who.chat, who.limits, who.system, **more)
+
+
+def _live(search: str) -> dict[str, list]:
+    """Backends that look things up on the web. ValueError: no such provider, or it lacks its key or
+    its server's address."""
+    name, _, url = search.partition("=")
+    return {"search": [Provider(name, url)], "visit": [PageReader()]}
 
 
 def _why_not(done: Trajectory, setup: Setup) -> str:

@@ -13,17 +13,21 @@ class AskError(Exception):
 class Setup:
     """Who is asked, and with what.
 
-    agent: a key of `AGENTS`. world: a name of `load_world`. endpoint, model: of an
-    OpenAI-compatible server ("http://localhost:8000/v1"). folder: of a model on this disk, which
-    engine ("hf" or "vllm") runs, or, with an endpoint, that a vLLM server runs; the tour's policy
-    where all are empty. native: whether tools are told by the server's or the model's own means.
-    runs: of Heavy mode. plugins: modules that register agents, worlds or tools of one's own.
+    agent: a key of `AGENTS`. world: a name of `load_world`.
+    search: live search in the place of the world, a key of `tools.providers.PROVIDERS`, with "=URL"
+    where it is a server of yours; pages are then read from the web.
+    endpoint, model: of an OpenAI-compatible server ("http://localhost:8000/v1"). folder: of a model
+    on this disk, which engine ("hf" or "vllm") runs, or, with an endpoint, that a vLLM server runs;
+    the tour's policy where all are empty. native: whether tools are told by the server's or the
+    model's own means. runs: of Heavy mode.
+    plugins: modules that register agents, worlds or tools of one's own.
 
     AskError: what is named does not go together.
     """
 
     agent: str = "react"
     world: str = "tour"
+    search: str = ""
     endpoint: str = ""
     model: str = ""
     folder: str = ""
@@ -44,3 +48,7 @@ class Setup:
             raise AskError("an endpoint and a model go together: give both --endpoint and --model")
         if self.engine not in ENGINES:
             raise AskError(f"no engine {self.engine!r}: there are {' and '.join(ENGINES)}")
+        if self.search and not (self.endpoint or self.folder):
+            raise AskError(
+                "live search is for a model that you name: the tour's knows its own world"
+            )
