@@ -16,6 +16,7 @@ import pytest
 from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
 from drlib.agents.context import OMITTED
 from drlib.agents.heavy import vote
+from drlib.agents.resum import GO_ON, SUMMARISE
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import ROOT
 from drlib.format import render_answer, render_call
@@ -169,6 +170,39 @@ def test_resum_finishes_the_long_task_in_a_window_that_react_does_not(chat, tool
     said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
     towns = [int(n) for n in re.findall(r"Town (\d+) pays after", said)]
     assert towns == list(range(LONG + 1)), "the segments' turns are the whole trajectory's"
+
+
+def test_resum_s_policy_may_write_its_own_summaries(chat, toolbox):
+    """In a last turn of the context that is left, behind the observation that filled it."""
+    limits = Limits(calls=60, turn_tokens=120, context_tokens=1500)
+
+    def say(text):
+        said = walker(text)
+        thought = said.partition("</think>")[0].removeprefix("<think>")
+        return f"<summary>{thought}</summary>" if text.count(SUMMARISE) else said
+
+    engine = Speaker(chat, say)
+    done = run(ReSum(engine, toolbox, chat, limits, summarise=None))
+    assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
+    assert all(len(chat.encode(text)) <= 1500 for text in engine.read)
+    written = [m["content"] for m in done.messages if "<summary>" in m["content"]]
+    written = [text for text in written if text.startswith("<summary>")]
+    assert done.contexts.max() == len(written) >= 2, "each begins another context"
+    # the summaries are sampled turns, to be trained like the others
+    said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
+    assert said.count("<summary>") == len(written)
+    assert done.metadata["summary"] == written[-1].removeprefix("<summary>")[: -len("</summary>")]
+
+
+def test_a_policy_that_writes_no_summary_goes_on(chat, toolbox):
+    def say(text):
+        last = text[text.rfind("user") :]
+        return "Why?" if SUMMARISE in last else walker(text)
+
+    engine = Speaker(chat, say)
+    done = run(ReSum(engine, toolbox, chat, WIDE, summarise=None, every=30))
+    assert done.answer == TOTAL and done.contexts is None
+    assert engine.read[-1].count(GO_ON) == LONG - 29
 
 
 @pytest.mark.parametrize("broken", ["raises", "is empty"])

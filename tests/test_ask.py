@@ -17,6 +17,7 @@ import time
 import pytest
 from rich.console import Console
 
+from drlib.agents.resum import SUMMARISE
 from drlib.ask import Setup, ask
 from drlib.ask.__main__ import main
 from drlib.ask.setup import AskError
@@ -282,3 +283,16 @@ def test_live_search_that_cannot_be_is_one_line(capsys, monkeypatch, how, words)
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     status, out, err = told(capsys, NORWAY, *how)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
+
+
+def test_resum_s_model_writes_its_own_summary(capsys):
+    def model(messages):
+        if messages[-1]["content"] == SUMMARISE:
+            return "<summary>It is the Norwegian Krone.</summary>"
+        known = "Summary of the work so far: It is the" in messages[1]["content"]
+        look = render_call("search", {"query": [f"Norway {len(messages)}"]})
+        return render_answer("Norwegian Krone") if known else look
+
+    with Scripted(model) as server:
+        how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 900, "--quiet"]
+        assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")

@@ -3,12 +3,14 @@
 The policy goes on from the question and the summary as if it had just begun (arXiv 2509.13313).
 K summaries make K + 1 contexts, each an episode of its own to train on, all with the trajectory's
 reward (ReSum-GRPO). Who summarises is a setting, since it decides what is remembered: any function
-of the conversation, which may ask another model. A summariser that fails or says nothing costs the
-summary only: the history stays, and the attempt goes on as ReAct.
+of the conversation, which may ask another model, or the policy itself, in a last turn of the
+context that is left. A summariser that fails or says nothing costs the summary only: the history
+stays, and the attempt goes on as ReAct.
 
-Left out: a policy that writes its own summaries, and a trained summariser.
+Left out: a trained summariser.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -18,7 +20,12 @@ from drlib.agents.react import ReAct
 
 Summarise = Callable[[str, Sequence[dict], str], str]
 RESUME = "{question}\nSummary of the work so far: {summary}"
+SUMMARISE = """The context is nearly full, and what you say now is all that you will know of it. \
+Write down between <summary></summary> what was found, with its sources, and what is missing."""
+GO_ON = "Go on."
 FULL = 0.9  # of a context that is summarised
+
+_SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 
 def own_words(question: str, messages: Sequence[dict], before: str) -> str:
@@ -36,11 +43,13 @@ def own_words(question: str, messages: Sequence[dict], before: str) -> str:
 class ReSum(ReAct):
     """ReAct whose context is summarised; the last summary stands in `Trajectory.metadata`.
 
-    summarise: (question, messages of the context, summary before) -> summary. every: rounds after
-    which it is summarised however short it is, None for never.
+    summarise: (question, messages of the context, summary before) -> summary; None for the policy
+    itself. every: rounds after which it is summarised however short it is, None for never.
     """
 
-    def __init__(self, *how, summarise: Summarise = own_words, every: int | None = None, **more):
+    def __init__(
+        self, *how, summarise: Summarise | None = own_words, every: int | None = None, **more
+    ):
         super().__init__(*how, **more)
         self.summarise = summarise
         self.every = every
@@ -51,7 +60,15 @@ class ReSum(ReAct):
             return context
         question = at.task.question
         before = at.notes.get("summary", "")
-        summary = yield at.later(self._summary, question, context.messages, before)
+        if self.summarise is None:
+            context.ask(SUMMARISE)
+            turn = yield context
+            found = _SUMMARY.search(turn.text)
+            summary = found[1].strip() if found else ""
+            if not summary:
+                context.ask(GO_ON)
+        else:
+            summary = yield at.later(self._summary, question, context.messages, before)
         if not summary:
             return context
         at.notes["summary"] = summary

@@ -126,6 +126,8 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     )
     who = speaker(setup, toolbox)
     more = {"n": setup.runs} if setup.agent == "heavy" else {}
+    if setup.agent == "resum" and (setup.endpoint or setup.folder):
+        more = {"summarise": None}  # a model that can be told to write its own summaries
     return make(who.engine, toolbox, who.chat, who.limits, who.system, **more)
 
 
