@@ -294,5 +294,5 @@ def test_resum_s_model_writes_its_own_summary(capsys):
         return render_answer("Norwegian Krone") if known else look
 
     with Scripted(model) as server:
-        how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 900, "--quiet"]
+        how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
         assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
