@@ -42,7 +42,7 @@ policy
     of any model by its own template, routing replay, and log-probabilities for large vocabularies.
 agents
     How a policy is driven: ReAct, IterResearch, Heavy mode, ReSum, managed contexts, WebWeaver,
-    WebWalker, each a generator over any engine, within limits that hold for all.
+    WebWalker, s3, each a generator over any engine, within limits that hold for all.
 rl
     From trajectories to gradients, as pure functions: rewards, filters, resampling, advantages,
     losses with every published clip as a switch, curricula, stabilisers.

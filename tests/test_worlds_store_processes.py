@@ -5,10 +5,13 @@ Run: python -m pytest tests/test_worlds_store_processes.py
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
+from drlib.worlds import store
 from drlib.worlds.library import read_facts
 from drlib.worlds.store import Store
 from tests.store_examples import library, place
@@ -103,3 +106,27 @@ print(len(changes.added), store.version)
     found = [process.communicate()[0].split() for process in processes]
     assert sorted(int(read) for read, _ in found) == [0, 0, 0, 50]
     assert len({version for _, version in found}) == 1
+
+
+def test_a_file_that_another_makes_between_two_looks_is_no_stranger_s(tmp_path, monkeypatch):
+    """Another process makes the file just then: before the change, it was taken for damaged."""
+    path, connect = tmp_path / "index", sqlite3.connect
+    rivals = []
+
+    class Slow(sqlite3.Connection):
+        def execute(self, sql, *values):
+            if "sqlite_master" in sql and not rivals:
+                rivals.append(connect(path, 0.1, isolation_level=None))
+                with suppress(sqlite3.OperationalError):  # it waits while somebody looks
+                    rivals[0].executescript(store._schema())
+                with suppress(sqlite3.OperationalError):
+                    rivals[0].execute("ROLLBACK")
+            return super().execute(sql, *values)
+
+    def slowly(*how, **more):
+        return connect(*how, **more, factory=Slow)
+
+    monkeypatch.setattr(store.sqlite3, "connect", slowly)
+    world = library({"a": place("A", ("r", "1"))}, path)
+    assert len(world) == 1 and len(rivals) == 1
+    rivals[0].close()

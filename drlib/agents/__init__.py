@@ -8,11 +8,13 @@ from drlib.agents.heavy import Heavy
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
+from drlib.agents.s3 import S3
 from drlib.agents.webwalker import WebWalker
 from drlib.agents.webweaver import WebWeaver
 
 __all__ = [
     "AGENTS",
+    "S3",
     "Agent",
     "Attempt",
     "Heavy",

@@ -161,9 +161,12 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         where = self.path or ":memory:"
         db = sqlite3.connect(where, WAIT_S, isolation_level=None, check_same_thread=False)
+        db.execute("BEGIN")  # one state for both questions: another process may be making the file
         (ours,) = db.execute("PRAGMA application_id").fetchone()
+        is_filled = db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        db.execute("COMMIT")
         if ours != FILE_FORMAT:
-            if ours or db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if ours or is_filled:
                 raise sqlite3.DatabaseError("not an index of this version of drlib")
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_schema())
