@@ -100,9 +100,10 @@ $(VSTAMP): $(STAMP)
 	touch $@; \
 	echo "== set-up done"
 
+# torch's compiler, which vLLM calls for a trifle, fails in a folder with a space in its name.
 test-vllm: $(VSTAMP)
 	@$(ALONE) echo "== real vLLM: pytest tests/test_policy_vllm.py"; \
-	exec $(VPY) -m pytest --durations=5 tests/test_policy_vllm.py
+	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 tests/test_policy_vllm.py
 
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (a quarter of an hour)"; \

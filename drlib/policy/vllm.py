@@ -263,6 +263,8 @@ def _vllm():
     """(EngineArgs, LLMEngine, the platform): imported here, for it takes five seconds and is not
     everywhere."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report what runs here
+    if not torch.cuda.is_available():  # torch's compiler fails in a folder with a space in its name
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
