@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from drlib.policy.decoder import Decoder
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
-from drlib.policy.turns import check_ids, random_stream
+from drlib.policy.turns import check_ids, checked_requests, random_stream
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
@@ -89,21 +89,9 @@ class LocalEngine(Engine):
         `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
         Raises ValueError for empty or too long prompts and ids outside the vocabulary.
         """
-        context = self.max_context if context is None else context
-        if not 2 <= context <= self.max_context:
-            raise ValueError(f"context={context} must be in [2, max_context={self.max_context}]")
-        prompts, vocab_size = [list(map(int, p)) for p in prompts], self._decoder.vocab_size
-        for i, prompt in enumerate(prompts):
-            if not 0 < len(prompt) < context:
-                raise ValueError(
-                    f"prompt {i} has {len(prompt)} tokens: give at least one, and "
-                    f"fewer than the context of {context}, or raise max_context"
-                )
-            check_ids(prompt, vocab_size, f"prompt {i}")
-        keys = list(range(len(prompts)) if keys is None else keys)
-        if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
-            raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
-        check_ids(params.stop_ids, vocab_size, "stop_ids")
+        prompts, keys, context = checked_requests(
+            prompts, keys, params, context, self.max_context, self._decoder.vocab_size
+        )
         run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
         with torch.inference_mode():
             run.run()

@@ -50,6 +50,37 @@ def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
             raise ValueError(f"{what} holds id {token}, outside the vocabulary of {vocab_size}")
 
 
+def checked_requests(
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[int] | None,
+    params: SamplingParams,
+    context: int | None,
+    max_context: int,
+    vocab_size: int,
+) -> tuple[list[list[int]], list[int], int]:
+    """(prompts, keys, context) of a call of `converse`, with its defaults.
+
+    ValueError: a prompt that is empty or too long, an id outside the vocabulary, keys of another
+    number or out of range, a context that the engine does not have.
+    """
+    context = max_context if context is None else context
+    has_context = 2 <= context <= max_context
+    require(has_context, f"context={context} must be in [2, max_context={max_context}]")
+    prompts = [list(map(int, prompt)) for prompt in prompts]
+    for i, prompt in enumerate(prompts):
+        require(
+            0 < len(prompt) < context,
+            f"prompt {i} has {len(prompt)} tokens: give at least one, and "
+            f"fewer than the context of {context}, or raise max_context",
+        )
+        check_ids(prompt, vocab_size, f"prompt {i}")
+    keys = list(range(len(prompts)) if keys is None else keys)
+    if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
+        raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
+    check_ids(params.stop_ids, vocab_size, "stop_ids")
+    return prompts, keys, context
+
+
 class TurnwiseEngine(Engine):
     """`converse` over three methods that a subclass has: `_start`, `_step` and `_abandon`.
 
@@ -83,30 +114,15 @@ class TurnwiseEngine(Engine):
         context: int | None = None,
     ) -> None:
         """Run all requests to their end, turn by turn; see `LocalEngine.converse`."""
-        context = self.max_context if context is None else context
-        fits = 2 <= context <= self.max_context
-        require(fits, f"context={context} must be in [2, max_context={self.max_context}]")
-        prompts = [list(map(int, prompt)) for prompt in prompts]
-        for i, prompt in enumerate(prompts):
-            self._check_prompt(i, prompt, context)
-        keys = list(range(len(prompts)) if keys is None else keys)
-        if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
-            raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
-        check_ids(params.stop_ids, self.vocab_size, "stop_ids")
+        prompts, keys, context = checked_requests(
+            prompts, keys, params, context, self.max_context, self.vocab_size
+        )
         run = _Run(self, params, respond, context)
         try:
             run.run([Conversation(i, k, p) for i, (k, p) in enumerate(zip(keys, prompts))])
         except BaseException:
             self._abandon()
             raise
-
-    def _check_prompt(self, i: int, prompt: list[int], context: int) -> None:
-        if not 0 < len(prompt) < context:
-            raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens: give at least one, and "
-                f"fewer than the context of {context}, or raise max_context"
-            )
-        check_ids(prompt, self.vocab_size, f"prompt {i}")
 
 
 class _Run:
