@@ -296,3 +296,19 @@ def test_resum_s_model_writes_its_own_summary(capsys):
     with Scripted(model) as server:
         how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
         assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
+
+
+def test_a_walk_begins_where_it_is_told_to(capsys):
+    def model(messages):
+        last = messages[-1]["content"]
+        if "Is there anything on it" in last:
+            return json.dumps({"usefulness": True, "information": "Norwegian Krone"})
+        return json.dumps({"judge": "Norwegian Krone" in last, "answer": "Norwegian Krone"})
+
+    with Scripted(model) as server:
+        how = [*of(server), "--agent", "webwalker", "--quiet"]
+        walked = told(capsys, NORWAY, *how, "--start", "cldr:Norway")
+        assert walked == (0, "Norwegian Krone\n", "") and server.asked == 2
+        status, _, err = told(capsys, NORWAY, *how)
+        assert status == 1 and "needs --start" in err and err.count("\n") == 1
+        assert told(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1

@@ -292,6 +292,13 @@ def test_ask_by_a_server_s_ids_and_by_its_messages(url, capsys):
     assert err.startswith("drlib.ask: no answer: its context") and err.count("\n") == 1
 
 
+def test_ask_by_vllm_in_this_process(offline, capsys):
+    """`offline` is asked for because it has set vLLM up for this process."""
+    how = ["--folder", str(TOUR_POLICY), "--engine", "vllm", "--context-tokens", "400", "--quiet"]
+    assert main(["What is the currency of Norway?", *how]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Norwegian Krone"
+
+
 def test_a_wrong_name_and_a_server_that_takes_no_weights(url):
     with pytest.raises(EndpointError, match="HTTP 404"):
         VllmServer(endpoint_of(url, "other"), TOUR_POLICY).generate([[1, 2]], GREEDY)

@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             agent=args.agent,
             plugins=args.plugins,
             world=args.world,
+            start=args.start,
             search=args.search,
             endpoint=args.endpoint,
             model=args.model,
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--agent", default=known.agent, help=", ".join(AGENTS))
     parser.add_argument("--plugins", default="", help="modules that register your own agents")
     parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
+    parser.add_argument("--start", default="", help="a page's title or URL, for the webwalker")
     parser.add_argument(
         "--search", default="", metavar="NAME[=URL]", help="live, such as serper or searxng=URL"
     )

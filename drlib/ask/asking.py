@@ -86,7 +86,7 @@ class Asker(ExitStack):
             if watch is not None:
                 watch(what, at, value)
 
-        task = Task("asked", question, "", "search", self.setup.world)
+        task = Task("asked", question, "", "search", self.setup.world, start=self.setup.start)
         try:
             self._agent.run([task], temperature=self.setup.temperature, watch=note)
         except EndpointError as error:
@@ -124,7 +124,7 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
     toolbox = opened.enter_context(
         Toolbox(world, sandbox, results=results_of(setup), backends=backends)
     )
-    who = speaker(setup, toolbox)
+    who = speaker(setup, toolbox, opened)
     more = {"n": setup.runs} if setup.agent == "heavy" else {}
     if setup.agent == "resum" and (setup.endpoint or setup.folder):
         more = {"summarise": None}  # a model that can be told to write its own summaries

@@ -13,7 +13,8 @@ class AskError(Exception):
 class Setup:
     """Who is asked, and with what.
 
-    agent: a key of `AGENTS`. world: a name of `load_world`.
+    agent: a key of `AGENTS`. world: a name of `load_world`. start: where the webwalker's walk
+    begins, a page's title or URL.
     search: live search in the place of the world, a key of `tools.providers.PROVIDERS`, with "=URL"
     where it is a server of yours; pages are then read from the web.
     endpoint, model: of an OpenAI-compatible server ("http://localhost:8000/v1"). folder: of a model
@@ -27,6 +28,7 @@ class Setup:
 
     agent: str = "react"
     world: str = "tour"
+    start: str = ""
     search: str = ""
     endpoint: str = ""
     model: str = ""
@@ -52,3 +54,5 @@ class Setup:
             raise AskError(
                 "live search is for a model that you name: the tour's knows its own world"
             )
+        if (self.agent == "webwalker") != bool(self.start):
+            raise AskError("the webwalker, and nobody else, needs --start: a page's title or URL")

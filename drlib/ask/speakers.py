@@ -7,6 +7,7 @@ server; the folder's tokenizer makes them).
 """
 
 import os
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from drlib.agents import Limits
@@ -38,11 +39,12 @@ def results_of(setup: Setup) -> int:
     return RESULTS if named else Config.load("laptop").search_results
 
 
-def speaker(setup: Setup, toolbox: Toolbox) -> Speaker:
-    """The model that `setup` names. AskError: there is none, or it cannot do what is asked."""
+def speaker(setup: Setup, toolbox: Toolbox, opened: ExitStack) -> Speaker:
+    """The model that `setup` names; what must be closed is entered in `opened`. AskError: there is
+    none, or it cannot do what is asked."""
     try:
         if setup.folder:
-            return _in_a_folder(setup, toolbox)
+            return _in_a_folder(setup, toolbox, opened)
         if setup.endpoint:
             return _behind_a_server(setup, toolbox)
     except (ValueError, OSError, ModuleNotFoundError, EndpointError) as error:
@@ -60,11 +62,11 @@ def _behind_a_server(setup: Setup, toolbox: Toolbox) -> Speaker:
     return Speaker(engine, None, _limits(setup), _told(setup, toolbox))
 
 
-def _in_a_folder(setup: Setup, toolbox: Toolbox) -> Speaker:
+def _in_a_folder(setup: Setup, toolbox: Toolbox, opened: ExitStack) -> Speaker:
     from drlib.policy.model_chat import TemplateIds, is_ours
 
     tokenizer = load_any_tokenizer(setup.folder)
-    engine = _engine_of_ids(setup)
+    engine = _engine_of_ids(setup, opened)
     limits = _limits(setup, engine.max_context)
     if is_ours(tokenizer):
         return Speaker(engine, ChatIds(tokenizer), limits, None)
@@ -75,7 +77,7 @@ def _in_a_folder(setup: Setup, toolbox: Toolbox) -> Speaker:
     return Speaker(engine, chat, limits, _told(setup, toolbox))
 
 
-def _engine_of_ids(setup: Setup):
+def _engine_of_ids(setup: Setup, opened: ExitStack) -> Engine:
     if setup.endpoint:
         from drlib.policy.vllm_server import VllmServer
 
@@ -83,7 +85,9 @@ def _engine_of_ids(setup: Setup):
     if setup.engine == "vllm":
         from drlib.policy.vllm import VllmEngine
 
-        return VllmEngine(setup.folder, dtype="auto")
+        engine = VllmEngine(setup.folder, dtype="auto")
+        opened.callback(engine.close)
+        return engine
     from drlib.policy.hf import HfEngine
 
     return HfEngine(setup.folder)
