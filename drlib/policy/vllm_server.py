@@ -4,6 +4,9 @@
         --host 127.0.0.1 --port 8000 --generation-config vllm \\
         --logprobs-mode processed_logprobs --worker-extension-cls drlib.policy.vllm.WeightSync
 
+On a CPU also `--dtype float32 --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens
+8192` (policy.vllm says why), and TORCH_COMPILE_DISABLE=1 where a folder's name has a space.
+
 The chat interface of a server reads messages, and tokenises anew in every turn what it had sampled
 itself (`policy.api` speaks with it, and with any other server). Here prompts go as ids to vLLM's
 `/completions`, and ids come back: nothing is re-tokenised, so such a record can be trained on.
