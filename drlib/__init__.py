@@ -18,17 +18,21 @@ config
     The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
 format
     How a turn writes a tool call or an answer, and the strict parser of both.
+wordings
+    What an agent says to its policy where a context begins with a report or ends with a summary.
 endpoint
     The one client of language models behind OpenAI-compatible servers.
 worlds
     What can be looked up: pages with links, a full-text index, a graph of facts; real ones (Unicode
-    CLDR, Python's library, a folder, a Kiwix file, a data set) and fictional ones.
+    CLDR, Python's library, a folder, a Kiwix file, a data set) and fictional ones; drawn emblems of
+    their things.
 sandbox
     Where generated Python runs: forked from a warm process, without network or files, killed on
     time-out; a pool here, a service and a Ray front elsewhere.
 tools
-    What an agent can call (search, visit, python, google_scholar, parse_file, calculator), over a
-    world or live sources, with limits, caches, fail-over, and observations that never raise.
+    What an agent can call (search, visit, python, google_scholar, parse_file, calculator; over an
+    album of pictures image_search, crop, read), over a world or live sources, with limits, caches,
+    fail-over, and observations that never raise.
 chat
     The tokenizer, the one chat template of all stages, what each token is part of.
 segments
@@ -38,11 +42,12 @@ synthesis
     demonstrations by a solver that works through the tools alone; pre-training text.
 policy
     The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
-    log-probabilities), engines over transformers, vLLM and any OpenAI-compatible server, the chat
-    of any model by its own template, routing replay, and log-probabilities for large vocabularies.
+    log-probabilities), engines over transformers, vLLM, any OpenAI-compatible server and a script,
+    the chat of any model by its own template, routing replay, and log-probabilities for large
+    vocabularies.
 agents
     How a policy is driven: ReAct, IterResearch, Heavy mode, ReSum, managed contexts, WebWeaver,
-    WebWalker, s3, each a generator over any engine, within limits that hold for all.
+    WebWalker, WebWatcher, s3, each a generator over any engine, within limits that hold for all.
 rl
     From trajectories to gradients, as pure functions: rewards, filters, resampling, advantages,
     losses with every published clip as a switch, curricula, stabilisers.

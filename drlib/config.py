@@ -70,6 +70,14 @@ class Config:
         "cpt",
         *ROLLOUTS,
     )
+    skills: Literal["react", "memory"] = setting(
+        "react",
+        'what the policy learns ("memory": reports, summaries, trails too, drlib.synthesis.skills)',
+        "world",
+        "cpt",
+        "demonstrations",
+        "sft",
+    )
 
     hidden: int = setting(128, "width of the residual stream", POLICY)
     layers: int = setting(4, "layers", POLICY)
@@ -149,12 +157,27 @@ class Config:
     rl_conditions: int = setting(
         3, "of a question at most, where the engine makes them (1: chains alone)", "rl"
     )
+    rl_agent: str = setting(
+        "react", "who rolls out: an agent's line (drlib.agents.naming), several joined by +", "rl"
+    )
+    rl_trail_share: float = setting(
+        0.0, "of the questions: trails, longer than a context (drlib.synthesis.trails)", "rl"
+    )
+    rl_trail_pages: int = setting(12, "pages of a trail, at most", "rl")
     rl_overlong: Literal["exclude", "keep"] = setting(
         "exclude", 'unanswered over-long failures in the loss ("exclude": Tongyi\'s rule)', "rl"
     )
     # Switches of reinforcement learning; with all of them as here a step is the published recipe.
     rl_advantage: str = setting(
         "leave_one_out", "the estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
+    )
+    rl_baseline: Literal["trajectories", "samples"] = setting(
+        "trajectories",
+        'what rewards are compared over ("samples": the contexts of rollouts, WebResearcher)',
+        "rl",
+    )
+    rl_sample_multiple: int = setting(
+        1, "contexts that are trained on: a multiple of it (WebResearcher's down-sampling)", "rl"
     )
     rl_clip: str = setting(
         "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.clips:CLIPS"

@@ -25,7 +25,7 @@ class Task:
     id: str
     question: str
     answer: str
-    kind: Literal["search", "python"]
+    kind: Literal["search", "python", "trail"]
     world: str
     hops: int = 0  # look-ups; a python task has none
     start: str = ""
@@ -34,17 +34,21 @@ class Task:
     aliases: tuple[str, ...] = ()
     query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
     conditions: int = 1  # things that it names, each of which narrows the answer
+    picture: str = ""  # what it asks about, by its name in a `drlib.tools.pictures.Album`
 
     @property
     def skill(self) -> str:
-        """What the curriculum counts by: look-ups (`h1`), conditions (`c2`), or the kind of sum."""
+        """What the curriculum counts by: look-ups (`h1`), conditions (`c2`), the kind of sum, or
+        `trail`."""
         if self.kind == "python":
             return self.id.split("-")[1]
+        if self.kind == "trail":
+            return self.kind
         return f"c{self.conditions}" if self.conditions > 1 else f"h{self.hops}"
 
     @property
     def counted_as(self) -> str:
-        """What tables count it among: `python`, `search` (a chain), `2 conditions`, ..."""
+        """What tables count it among: `python`, `search` (a chain), `2 conditions`, `trail`, ..."""
         return f"{self.conditions} conditions" if self.conditions > 1 else self.kind
 
 

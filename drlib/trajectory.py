@@ -183,6 +183,14 @@ def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Tr
     return dataclasses.replace(trajectory, reward=reward, reward_parts=parts)
 
 
+def part_of(trajectory: Trajectory, kept_T: np.ndarray, **changes) -> Trajectory:
+    """The tokens at which `kept_T` (bool[T]) holds, in every column; all else as it is, but for the
+    fields in `changes`."""
+    columns = {name: getattr(trajectory, name) for name in _ARRAYS}
+    kept = {name: None if column is None else column[kept_T] for name, column in columns.items()}
+    return dataclasses.replace(trajectory, **{**kept, **changes})
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

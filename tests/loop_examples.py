@@ -40,8 +40,8 @@ def settings(**changes) -> Config:
 class ColdStart:
     """The policy, its tokenizer, the world and the tools: what a step needs besides settings."""
 
-    def __init__(self):
-        folder = stages.start_folder("rl", settings())
+    def __init__(self, **changes):
+        folder = stages.start_folder("rl", settings(**changes))
         self.policy, _ = load_policy(folder)
         self.chat = ChatIds(load_tokenizer(folder))
         self.world = load_world("tour")

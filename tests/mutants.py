@@ -42,9 +42,16 @@ class Mutant:
 
 def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
-    from tests import mutants_loop, mutants_open, mutants_tools
+    from tests import (
+        mutants_contexts,
+        mutants_loop,
+        mutants_open,
+        mutants_pictures,
+        mutants_tools,
+    )
 
-    return [*mutants_loop.MUTANTS, *mutants_open.MUTANTS, *mutants_tools.MUTANTS]
+    modules = (mutants_loop, mutants_open, mutants_pictures, mutants_contexts, mutants_tools)
+    return [mutant for module in modules for mutant in module.MUTANTS]
 
 
 def copy_checkout(target: Path) -> None:

@@ -8,6 +8,7 @@ Run: python -m pytest tests/test_agents_family.py
 import random
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -16,13 +17,14 @@ import pytest
 from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
 from drlib.agents.context import OMITTED
 from drlib.agents.heavy import vote
-from drlib.agents.resum import GO_ON, SUMMARISE
+from drlib.agents.resum import GO_ON
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import ROOT
 from drlib.format import render_answer, render_call
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, load_trajectories, save_trajectories
+from drlib.wordings import SUMMARISE
 from drlib.worlds import Entity, SmallWorld
 from tests.agent_examples import Speaker
 
@@ -256,7 +258,8 @@ def test_heavy_merges_reports_and_answers_alone(chat, toolbox):
     engine = Speaker(chat, say)
     done = run(Heavy(engine, toolbox, chat, WIDE, n=3))
     assert done.answer == TOTAL and done.metadata["runs"]["answers"] == [TOTAL] * 3
-    assert done.metadata["runs"]["calls"] == [LONG] * 3 and done.contexts is None
+    costs = done.metadata["runs"]["costs"]
+    assert [cost["calls"] for cost in costs] == [LONG] * 3 and done.contexts is None
     assert engine.read[-1].count(f"Town {LONG} pays after") == 3
     assert sum("researchers have worked" in text for text in engine.read) == 1
 
@@ -286,3 +289,21 @@ def test_heavy_of_one_run_that_is_voted_on_is_that_run(chat, toolbox):
     assert voted.token_ids.tolist() == alone.token_ids.tolist() and voted.answer == alone.answer
     with pytest.raises(ValueError, match="n=0"):
         Heavy(Speaker(chat, reporter), toolbox, chat, n=0)
+
+
+def test_shared_runs_are_made_once_a_question_and_merged_by_every_sample(chat, toolbox):
+    asked = []
+
+    def say(text):
+        asked.append("researchers have worked" in text)
+        return render_answer("yes")
+
+    tasks = [replace(TASK, id=str(i)) for i in range(2)]
+    engine = Speaker(chat, say)
+    done = Heavy(engine, toolbox, chat, WIDE, n=3, shared=True).run(tasks, samples=4)
+    assert asked == [False] * 6 + [True] * 8
+    assert len(done) == 8 and len({one.id for one in done}) == 8
+    assert all(one.metadata["runs"]["answers"] == ["yes"] * 3 for one in done)
+    asked.clear()
+    Heavy(engine, toolbox, chat, WIDE, n=3).run(tasks, samples=4)
+    assert asked == [False] * 24 + [True] * 8

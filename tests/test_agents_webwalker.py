@@ -16,7 +16,7 @@ from drlib.chat import ChatIds, train_tokenizer
 from drlib.endpoint import ChatEndpoint
 from drlib.format import render_answer, render_call
 from drlib.policy.api import ApiEngine
-from drlib.synthesis.families.webwalker import answer_from, make_site
+from drlib.synthesis.families.webwalker import SiteWorld, answer_from, make_site
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination
@@ -24,28 +24,11 @@ from tests.agent_examples import Speaker
 from tests.scripted_server import Scripted
 
 SITE = make_site(3, size=40, depth=4)
+WORLD = SiteWorld(SITE)
 SINGLE, _, BOTH = SITE.rows
 WIDE = Limits(calls=40, turn_tokens=400, context_tokens=10**6)
 CLICKS = Limits(calls=15, turn_tokens=400, context_tokens=10**5)
 TOLD = re.compile(r"^\w+ has \d+ members\.$", re.MULTILINE)
-
-
-class SiteWorld:
-    """The pages of a site, under their own URLs."""
-
-    name, scheme, version, graph = "site", "https", "site-3", None
-
-    def search(self, query, k=5):
-        return []
-
-    def page(self, url):
-        return SITE.pages[url]
-
-    def links(self, url):
-        return SITE.pages[url].links
-
-    def __len__(self):
-        return len(SITE.pages)
 
 
 class ExactCritic:
@@ -94,12 +77,19 @@ def chat():
 
 @pytest.fixture(scope="module")
 def toolbox():
-    with Toolbox(SiteWorld()) as toolbox:
+    with Toolbox(WORLD) as toolbox:
         yield toolbox
 
 
 def task_of(row):
-    return Task("t", row["Question"], row["Answer"], "search", "site-3", start=row["Root_Url"])
+    return Task("t", row["Question"], row["Answer"], "search", WORLD.version, start=row["Root_Url"])
+
+
+def test_a_site_is_a_world_without_an_index():
+    assert len(WORLD) == 40 and WORLD.search("members") == [] and WORLD.graph is None
+    assert WORLD.find(SITE.root) == SITE.root and WORLD.find("https://elsewhere.example/") is None
+    assert WORLD.links(SITE.root) == SITE.pages[SITE.root].links
+    assert WORLD.version == SiteWorld(make_site(3)).version != SiteWorld(make_site(4)).version
 
 
 def walk(chat, toolbox, row, say, critic=None, limits=CLICKS):
@@ -265,6 +255,8 @@ def test_a_walk_needs_a_beginning(chat, toolbox):
     engine = Speaker(chat, lambda text: "")
     agent = WebWalker(engine, toolbox, chat, CLICKS)
     with pytest.raises(ValueError, match="no `start`"):
-        agent.run([Task("t", "Where?", "", "search", "site-3")])
-    (done,) = agent.run([Task("t", "Where?", "", "search", "site-3", start="https://no.example/")])
+        agent.run([Task("t", "Where?", "", "search", WORLD.version)])
+    (done,) = agent.run(
+        [Task("t", "Where?", "", "search", WORLD.version, start="https://no.example/")]
+    )
     assert done.answer is None and not done.tool_results[0].ok and engine.read == []

@@ -26,7 +26,7 @@ from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, responses, token_statistics
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import record_routes
-from drlib.trajectory import Segment, ToolResult, load_trajectories, save_trajectories
+from drlib.trajectory import Segment, ToolResult, load_trajectories, part_of, save_trajectories
 from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
@@ -136,21 +136,7 @@ def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
     with pytest.raises(ValueError, match=r"training mode; call model.eval\(\) first"):
         next(rescore(model.train(), rollouts()))
     nothing = rollout("none", [])
-    nothing = replace(
-        nothing,
-        **{
-            name: getattr(nothing, name)[:0]
-            for name in (
-                "token_ids",
-                "generated",
-                "logprobs",
-                "entropies",
-                "segments",
-                "turns",
-                "versions",
-            )
-        },
-    )
+    nothing = part_of(nothing, np.zeros(len(nothing), bool))
     assert len(next(rescore(model.eval(), [nothing], top_k=2))) == 0
 
 

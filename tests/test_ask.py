@@ -17,7 +17,6 @@ import time
 import pytest
 from rich.console import Console
 
-from drlib.agents.resum import SUMMARISE
 from drlib.ask import Setup, ask
 from drlib.ask.__main__ import main
 from drlib.ask.setup import AskError
@@ -27,6 +26,7 @@ from drlib.chat import load_any_tokenizer
 from drlib.format import render_answer, render_call
 from drlib.tools.pages import HIT
 from drlib.trajectory import Termination, ToolResult, load_trajectories
+from drlib.wordings import SUMMARISE
 from tests.provider_examples import RECORDED, Replay
 from tests.scripted_server import Scripted
 from tests.template_examples import foreign_model
@@ -63,6 +63,13 @@ def test_the_tour_s_policy_answers_with_its_source_and_its_cost(capsys, tmp_path
     (kept,) = load_trajectories(saved)
     assert kept.answer == "Norwegian Krone" and kept.metadata["question"] == NORWAY
     assert f"{int(kept.generated.sum())} said tokens" in out
+
+
+@pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
+def test_agents_that_forget_have_a_policy_that_was_taught_to_write_things_down(capsys, agent):
+    status, out, err = told(capsys, NORWAY, "--agent", agent)
+    assert status == 0 and err == ""
+    assert "Answer  Norwegian Krone" in out
 
 
 @pytest.mark.parametrize("agent", ["react", "iterresearch", "heavy", "resum", "managed"])

@@ -27,6 +27,7 @@ ROOMS = (
     "trajectory",
     "config",
     "format",
+    "wordings",
     "endpoint",
     "worlds",
     "sandbox",
@@ -61,6 +62,7 @@ ONLY = {
     "httpx": ("tools/",),
     "openai": ("endpoint.py",),
     "httpx2": ("endpoint.py",),
+    "PIL": ("tools/pictures.py",),
     "pypdf": ("worlds/reading.py",),
     "openpyxl": ("worlds/reading.py",),
     "trafilatura": ("worlds/reading.py",),
@@ -90,6 +92,7 @@ IN_EXTRA = {
 }
 DISTRIBUTIONS = {
     "yaml": "pyyaml",
+    "PIL": "pillow",
     "IPython": "ipython",
     "traitlets": "ipykernel",
     "bs4": "beautifulsoup4",

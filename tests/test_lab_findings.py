@@ -21,6 +21,7 @@ from drlib.lab.findings import (
     measure,
     outcome_of,
 )
+from drlib.lab.strategies import Plan
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
 
@@ -141,7 +142,16 @@ def test_both_arms_are_trained_asked_and_written_down(tmp_path):
     )
 
 
-@pytest.mark.parametrize("path", sorted(FINDINGS.glob("*.json")), ids=lambda path: path.stem)
+TRAINED = [path for path in sorted(FINDINGS.glob("*.json")) if path.stem in claims()]
+
+
+def test_every_committed_finding_is_of_a_claim_that_there_is():
+    known = {*claims(), *Plan.load().claims}
+    assert {path.stem for path in FINDINGS.glob("*.json")} <= known
+    assert not {*claims()} & {*Plan.load().claims}, "a name is one claim's"
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
 def test_a_committed_finding_follows_from_its_rows(path):
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told == json.loads(json.dumps(finding(claims()[path.stem], FINDINGS / path.stem)))

@@ -68,6 +68,9 @@ def other(field):
         "demonstration_filter": "none",
         "sft_loss_on": "all",
         "questions": "engine",
+        "skills": "memory",
+        "rl_agent": "iterresearch",
+        "rl_baseline": "samples",
         "teacher": "solver",
         "world_endpoint": "http://localhost:1/v1",
         "world_model": "another",
@@ -120,7 +123,7 @@ def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
         _ = some.rl_lr
     assert some.derive(rl_lr=0.25).rl_lr == 0.25
     of_the_world = {"world", "world_pages", "world_relations", "world_endpoint", "world_model"}
-    assert {*declared_for("world")} == {*of_the_world, "vocabulary", "questions"}
+    assert {*declared_for("world")} == {*of_the_world, "vocabulary", "questions", "skills"}
 
 
 # ---------------------------------------------------------------- the command

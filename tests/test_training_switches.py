@@ -51,7 +51,19 @@ ROLLING = {
     "rl_reward": {"rl_reward": "random"},
     "rl_temperature": {"rl_temperature": 1.5},
 }
-ELSEWHERE = {"rl_steps", "rl_start", "rl_staleness", "rl_emergency_stop", "rl_conditions"}
+ELSEWHERE = {
+    "rl_steps",
+    "rl_start",
+    "rl_staleness",
+    "rl_emergency_stop",
+    "rl_conditions",
+    # tests/test_training_samples.py
+    "rl_agent",
+    "rl_baseline",
+    "rl_sample_multiple",
+    "rl_trail_share",
+    "rl_trail_pages",
+}
 
 
 def test_every_switch_has_its_test():

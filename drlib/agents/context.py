@@ -15,17 +15,26 @@ OMITTED = "Tool result is omitted to save tokens."
 
 @AGENTS.register("managed")
 class ManagedReAct(ReAct):
-    """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end."""
+    """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end.
+    note: what stands in the place of an observation that does not stay."""
 
-    def __init__(self, *how, keep_recent: int | None = 5, discard_above: int | None = None, **more):
+    def __init__(
+        self,
+        *how,
+        keep_recent: int | None = 5,
+        discard_above: int | None = None,
+        note: str = OMITTED,
+        **more,
+    ):
         super().__init__(*how, **more)
         self.keep_recent = keep_recent
         self.discard_above = discard_above
+        self.note = note
 
     def go_on(self, at, context):
         """The context with its old observations folded, or one that begins again."""
         yield from ()
         if self.keep_recent is not None:
-            context = at.keep(context.folded(self.keep_recent, OMITTED))
+            context = at.keep(context.folded(self.keep_recent, self.note))
         too_long = self.discard_above is not None and len(context) > self.discard_above
         return at.begin() if too_long else context

@@ -2,16 +2,23 @@
 
 Both forms only grow, and both know what the engine has read already. A context of ids has every id
 made once: the policy's as they were sampled, all else when it is said. A context of messages has
-whatever tags a page or a person wrote made harmless, for a server's template would read them.
+whatever tags a page or a person wrote made harmless, for a server's template would read them. And
+it may have pictures, beside its texts: the record names them, the engine gets them.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from drlib.chat import ChatIds
+from drlib.checks import require
 from drlib.format import TAGS
 from drlib.policy.protocol import Completion
 
 CHARACTERS_A_TOKEN = 4  # about, in English
+BLIND = (
+    "an engine that reads token ids sees no pictures: take one that reads messages, such as "
+    "drlib.policy.api.ApiEngine before a model that sees"
+)
 
 
 class Context(Protocol):
@@ -27,6 +34,8 @@ class Context(Protocol):
     def observe(self, text: str) -> None: ...
 
     def ask(self, text: str) -> None: ...
+
+    def show(self, pictures: Mapping[str, str]) -> None: ...
 
     def said(self, completion: Completion) -> str: ...
 
@@ -69,6 +78,10 @@ class IdContext:
             self.parts.append((self._chat.user_turn(text), None))
         else:
             self._reply(self._chat.user_turn(text))
+
+    def show(self, pictures: Mapping[str, str]) -> None:
+        """ValueError: there is nobody to see them."""
+        raise ValueError(BLIND)
 
     def _reply(self, ids: list[int]) -> None:
         end = self._chat.end_id
@@ -125,10 +138,11 @@ class MessageContext:
         self._fed = 0  # messages that the engine has
         self._counted = 0  # messages that the server has counted,
         self._tokens = 0  # and their tokens
+        self._urls: dict[str, str] = {}  # of the pictures, by name
 
     def __len__(self) -> int:
         """Tokens: as the server counted when the policy last spoke, and what came since by its
-        length."""
+        length, new pictures left out."""
         new = sum(len(message["content"]) for message in self.messages[self._counted :])
         return self._tokens + new // CHARACTERS_A_TOKEN
 
@@ -139,6 +153,15 @@ class MessageContext:
     def ask(self, text: str) -> None:
         """Another word of the user."""
         self.messages.append({"role": "user", "content": inert(text)})
+
+    def show(self, pictures: Mapping[str, str]) -> None:
+        """Pictures beside the last message, which nobody has answered to: name -> data URL.
+        ValueError: it is the policy's own turn, or was read already."""
+        last = self.messages[-1]
+        require(last["role"] in ("user", "tool"), "a picture belongs to what the policy reads")
+        require(self._fed < len(self.messages), "a picture comes before its message is read")
+        self.messages[-1] = last | {"pictures": [*last.get("pictures", ()), *pictures]}
+        self._urls |= pictures
 
     def said(self, completion: Completion) -> str:
         """Take the policy's turn; returns its text."""
@@ -152,7 +175,13 @@ class MessageContext:
         context in between."""
         new = self.messages if whole else self.messages[self._fed :]
         self._fed = len(self.messages)
-        return new
+        return [self._with_urls(message) for message in new]
+
+    def _with_urls(self, message: dict) -> dict:
+        """The message as the engine takes it: pictures as their data URLs."""
+        if "pictures" not in message:
+            return message
+        return message | {"pictures": [self._urls[name] for name in message["pictures"]]}
 
     def folded(self, keep: int, note: str) -> "MessageContext":
         """Itself, or where more than `keep` observations are not `note`, another one in which the
@@ -162,6 +191,7 @@ class MessageContext:
             return self
         new = MessageContext("")
         new.messages = folded
+        new._urls = self._urls
         return new
 
     def spoken(self) -> list[tuple[list[int], Completion | None]]:
@@ -173,7 +203,7 @@ def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
     """The messages with `note` in the place of all but the last `keep` observations."""
     shown = [i for i, message in enumerate(messages) if message["role"] == "tool"]
     old = shown[: max(len(shown) - keep, 0)]
-    return [m | {"content": note} if i in old else m for i, m in enumerate(messages)]
+    return [{"role": "tool", "content": note} if i in old else m for i, m in enumerate(messages)]
 
 
 def inert(text: str) -> str:

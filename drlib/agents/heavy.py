@@ -14,37 +14,42 @@ from dataclasses import replace
 
 from drlib.agents.agent import AGENTS, Agent, attempt_name
 from drlib.agents.attempt import Attempt, Steps
+from drlib.agents.costs import costs_of
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.running import Watch
 from drlib.format import Answer
 from drlib.task import Task, normalise_answer
 from drlib.trajectory import Trajectory
-
-MERGE = """{question}
-
-{n} researchers have worked on this question, each without the others. Their reports:
-
-{reports}
-
-Weigh what each report rests on, and give the one answer that they support best together. That \
-most of them agree counts for something, but a single well-founded report may be right. A report \
-without an answer counts for what it found."""
-REPORT = "Report {number}: {report}\nIts answer: {answer}"
+from drlib.wordings import merging
 
 
 @AGENTS.register("heavy")
 class Heavy(Agent):
     """`n` runs of `researcher` (the IterResearch of the same engine where it is None), merged.
 
-    merge: "policy" or "vote".
+    merge: "policy" or "vote". shared: whether all samples of a question merge the same runs, as
+    when the merger is trained: then only what it makes of them differs between siblings.
+    merger_temperature: of the merger's turn, None for that of the runs: many runs want variety, one
+    synthesis does not.
     """
 
-    def __init__(self, *how, n: int = 8, merge: str = "policy", researcher=None, **more):
+    def __init__(
+        self,
+        *how,
+        n: int = 8,
+        merge: str = "policy",
+        researcher=None,
+        shared: bool = False,
+        merger_temperature: float | None = None,
+        **more,
+    ):
         super().__init__(*how, **more)
         if n < 1 or merge not in ("policy", "vote"):
             raise ValueError(f"n={n} must be at least 1, and merge={merge!r} policy or vote")
         self.n = n
         self.merge = merge
+        self.shared = shared
+        self.merger_temperature = merger_temperature
         self.researcher = researcher or IterResearch(*how, **more)
         self._reports: dict[str, list[Trajectory]] = {}  # by attempt, while they are merged
 
@@ -53,16 +58,21 @@ class Heavy(Agent):
         keys = list(range(len(tasks))) if keys is None else list(keys)
         watch = how.pop("watch", None)
         quiet = {} if watch is None else {"watch": _but_for_ends(watch)}
-        runs = self.researcher.run(tasks, samples=samples * self.n, keys=keys, **quiet, **how)
+        made = self.n if self.shared else samples * self.n
+        runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **how)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
+        if self.shared:
+            groups = [group for group in groups for _ in range(samples)]
         seed = how.get("seed", 0)
         names = [attempt_name(seed, key, number) for key in keys for number in range(samples)]
         self._reports = dict(zip(names, groups))
         if self.merge == "vote":
             merged = [_voted(group, name) for name, group in self._reports.items()]
         else:
+            if self.merger_temperature is not None:
+                how = how | {"temperature": self.merger_temperature}
             merged = super().run(tasks, samples=samples, keys=keys, **quiet, **how)
-        merged = [_with_parts(one, group) for one, group in zip(merged, groups)]
+        merged = [_with_parts(one, group, self.merge) for one, group in zip(merged, groups)]
         for one in merged if watch else ():
             watch("end", None, one)
         return merged
@@ -75,15 +85,7 @@ class Heavy(Agent):
 
 def synthesis(question: str, runs: Sequence[Trajectory]) -> str:
     """What the merger reads: the last report and the answer of each run."""
-    reports = [
-        REPORT.format(
-            number=number,
-            report=run.metadata.get("report") or "empty",
-            answer=run.answer or "none",
-        )
-        for number, run in enumerate(runs, 1)
-    ]
-    return MERGE.format(question=question, n=len(runs), reports="\n\n".join(reports))
+    return merging(question, [(run.metadata.get("report", ""), run.answer) for run in runs])
 
 
 def vote(answers: Sequence[str | None]) -> str | None:
@@ -112,15 +114,8 @@ def _voted(runs: Sequence[Trajectory], name: str) -> Trajectory:
     return replace(chosen, id=name, group_id=name.rsplit("-", 1)[0])
 
 
-def _with_parts(merged: Trajectory, runs: Sequence[Trajectory]) -> Trajectory:
-    """What the runs answered and sampled, beside the merger's own."""
-    parts = {
-        "answers": [run.answer for run in runs],
-        "sampled_tokens": [int(run.generated.sum()) or _said(run) for run in runs],
-        "calls": [len(run.tool_results) for run in runs],
-    }
+def _with_parts(merged: Trajectory, runs: Sequence[Trajectory], merge: str) -> Trajectory:
+    """What the runs answered and cost, beside the merger's own."""
+    costs = [costs_of(run) for run in runs]
+    parts = {"merge": merge, "answers": [run.answer for run in runs], "costs": costs}
     return replace(merged, metadata=merged.metadata | {"runs": parts})
-
-
-def _said(run: Trajectory) -> int:
-    return run.metadata.get("usage", {}).get("said_tokens", 0)

@@ -18,10 +18,11 @@ from drlib.format import Answer
 
 @AGENTS.register("react")
 class ReAct(Agent):
-    """One context that holds everything, until the answer; relatives of it change `go_on`."""
+    """One context that holds everything, until the answer; relatives of it change `begin` and
+    `go_on`."""
 
     def attempt(self, at: Attempt) -> Steps:
-        context = at.begin()
+        context = self.begin(at)
         while True:
             turn = yield context
             if isinstance(turn.action, Answer):
@@ -29,6 +30,10 @@ class ReAct(Agent):
             result = yield at.act(turn.action)
             context.observe(result.text)
             context = yield from self.go_on(at, context)
+
+    def begin(self, at: Attempt) -> Context:
+        """What the first turn reads."""
+        return at.begin()
 
     def go_on(self, at: Attempt, context: Context) -> Generator[Context | Future, Any, Context]:
         """What the next turn reads: this context or another one. A generator, like `attempt`, for a

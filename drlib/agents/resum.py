@@ -10,22 +10,17 @@ stays, and the attempt goes on as ReAct.
 Left out: a trained summariser.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 
 from drlib.agents.agent import AGENTS
 from drlib.agents.contexts import Context
 from drlib.agents.react import ReAct
+from drlib.wordings import RESUME, SUMMARISE, summary_of
 
 Summarise = Callable[[str, Sequence[dict], str], str]
-RESUME = "{question}\nSummary of the work so far: {summary}"
-SUMMARISE = """The context is nearly full, and what you say now is all that you will know of it. \
-Write down between <summary></summary> what was found, with its sources, and what is missing."""
 GO_ON = "Go on."
 FULL = 0.9  # of a context that is summarised
-
-_SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 
 def own_words(question: str, messages: Sequence[dict], before: str) -> str:
@@ -63,8 +58,7 @@ class ReSum(ReAct):
         if self.summarise is None:
             context.ask(SUMMARISE)
             turn = yield context
-            found = _SUMMARY.search(turn.text)
-            summary = found[1].strip() if found else ""
+            summary = summary_of(turn.text)
             if not summary:
                 context.ask(GO_ON)
         else:

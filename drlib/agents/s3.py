@@ -20,16 +20,10 @@ from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.checks import require
 from drlib.format import Answer, ToolCall
+from drlib.synthesis.lookups import answer_from, facts_of
 from drlib.tools.pages import Shown, pages_shown
+from drlib.wordings import GATHER
 
-START = """{question}
-
-You gather what somebody else will answer this from. The first results:
-{information}
-
-In each turn mark the results that matter, by their numbers, at most {keep}: \
-<important_info>[1, 3]</important_info>. Then ask for more, <query>a search query</query>, or end: \
-<search_complete>"""
 GENERATE = """{question}
 
 Answer from these documents:
@@ -69,7 +63,9 @@ class S3(Agent):
         block = pages_shown(result)
         if self.generate is not None:
             at.notes["rag_answer"] = yield at.later(self.generate, question, block)
-        context = at.begin(START.format(question=question, information=result.text, keep=self.keep))
+        context = at.begin(
+            GATHER.format(question=question, information=result.text, keep=self.keep)
+        )
         kept: list[Shown] = []
         while True:
             turn = yield context
@@ -98,6 +94,11 @@ class S3(Agent):
             return list(block)
         numbers = dict.fromkeys(int(number) for number in re.findall(r"\d{1,3}", marks[1]))
         return [block[n - 1] for n in numbers if 1 <= n <= len(block)][: self.keep]
+
+
+def chain_reader(question: str, documents: Sequence[Shown]) -> str | None:
+    """A frozen generator for chains of look-ups: it reads facts, and never guesses."""
+    return answer_from(question, {page.title: facts_of(page.text) for page in documents})
 
 
 def _search(query: str) -> ToolCall:

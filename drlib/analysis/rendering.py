@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from drlib.task import is_accepted
 from drlib.trajectory import Trajectory
 
@@ -169,3 +171,17 @@ def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
     n = int(trajectory.generated.sum())
     head = f"advantage {advantage + 0.0:+.2f}, {n} of {len(names)} tokens carry loss (bold)"
     return Rendered(f"<p>{head}</p><p>{' '.join(pieces)}</p>", f"{head}\n{''.join(plain)}")
+
+
+def turns_and_contexts(trajectory: Trajectory, tokenizer) -> tuple[list[str], list[str]]:
+    """(the text of each turn, all that stood in its context before it), as they were tokens."""
+    said, seen = [], []
+    contexts = trajectory.contexts
+    for turn in np.unique(trajectory.turns[trajectory.generated]):
+        own = trajectory.generated & (trajectory.turns == turn)
+        first = int(np.argmax(own))
+        same = np.ones(len(trajectory), bool) if contexts is None else contexts == contexts[first]
+        same[first:] = False
+        said.append(tokenizer.decode(trajectory.token_ids[own].tolist()))
+        seen.append(tokenizer.decode(trajectory.token_ids[same].tolist()))
+    return said, seen

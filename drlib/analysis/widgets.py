@@ -129,6 +129,35 @@ class TrajectoryPanel(_Panel):
 trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
 
 
+class ContextPanel(_Panel):
+    """Step through an attempt beside what the policy could see: `turn` (slider), `page` (HTML).
+
+    Left is all that was said so far, right the context of this turn, and nothing else was read.
+
+    Args:
+        trajectory: of an engine of token ids, so that its contexts are known.
+        tokenizer: of the policy.
+    """
+
+    def __init__(self, trajectory: Trajectory, tokenizer):
+        self._said, self._seen = rendering.turns_and_contexts(trajectory, tokenizer)
+        if not self._said:
+            raise ValueError(f"trajectory {trajectory.id} has no turn of token ids to step through")
+        self.turn = ipw.IntSlider(1, min=1, max=len(self._said), description="turn")
+        self.page = ipw.HTML()
+        super().__init__([self.turn], [self.turn, self.page])
+
+    def _draw(self):
+        now = self.turn.value
+        said = [rendering.markup(text) for text in self._said[:now]]
+        said[-1] = f"<b>{said[-1]}</b>"
+        style = "width:48%;vertical-align:top;white-space:pre-wrap;text-align:left"
+        cells = ("\n\n".join(said), rendering.markup(self._seen[now - 1]))
+        heads = "<tr><th>said so far</th><th>what this turn could see</th></tr>"
+        row = "".join(f'<td style="{style}">{cell}</td>' for cell in cells)
+        self.page.value = f'<table style="width:100%">{heads}<tr>{row}</tr></table>'
+
+
 class TrajectoryViewer(ipw.VBox):
     """The page of `viewer` in a frame that may run its own script and reach nothing else.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from drlib.agents import AGENTS, Agent
 from drlib.agents.running import Watch
+from drlib.agents.s3 import chain_reader
 from drlib.ask.setup import AskError, Setup
 from drlib.ask.speakers import results_of, speaker
 from drlib.checks import require
@@ -125,9 +126,11 @@ def _agent(setup: Setup, opened: ExitStack) -> Agent:
         Toolbox(world, sandbox, results=results_of(setup), backends=backends)
     )
     who = speaker(setup, toolbox, opened)
-    more = {"n": setup.runs} if setup.agent == "heavy" else {}
-    if setup.agent == "resum" and (setup.endpoint or setup.folder):
-        more = {"summarise": None}  # a model that can be told to write its own summaries
+    more = {
+        "heavy": {"n": setup.runs},
+        "resum": {"summarise": None},  # the model writes its own
+        "s3": {} if setup.endpoint or setup.folder else {"generate": chain_reader},
+    }.get(setup.agent, {})
     return make(who.engine, toolbox, who.chat, who.limits, who.system, **more)
 
 

@@ -56,3 +56,7 @@ class Setup:
             )
         if (self.agent == "webwalker") != bool(self.start):
             raise AskError("the webwalker, and nobody else, needs --start: a page's title or URL")
+        if self.agent == "webwatcher":
+            raise AskError(
+                "the webwatcher asks about a picture, which has no option: see notebook 13"
+            )

@@ -1,9 +1,10 @@
 """Who speaks in `drlib ask`: an engine, its chat, what it is told, and its limits.
 
-Four ways to a model: the tour's policy (nothing named), any model behind an OpenAI-compatible
-server (`endpoint` and `model`: messages go there, the server's template makes ids of them), a model
-in a folder (`folder`: by transformers, or by vLLM in this process), and both (ids go to a vLLM
-server; the folder's tokenizer makes them).
+Four ways to a model: the tour's policy (nothing named; for agents that forget, the one that was
+taught to write reports and summaries), any model behind an OpenAI-compatible server (`endpoint` and
+`model`: messages go there, the server's template makes ids of them), a model in a folder (`folder`:
+by transformers, or by vLLM in this process), and both (ids go to a vLLM server; the folder's
+tokenizer makes them).
 """
 
 import os
@@ -20,7 +21,13 @@ from drlib.policy.api import ApiEngine
 from drlib.policy.protocol import Engine
 from drlib.tools import Toolbox
 
-TOUR_POLICY = ROOT / "figures" / "reference" / "tour" / "policy_rl"
+REFERENCE = ROOT / "figures" / "reference"
+TOUR_POLICY = REFERENCE / "tour" / "policy_rl"
+# The tour's other policy, which was taught what these agents ask: reports, summaries, merging.
+MEMORY_POLICY = REFERENCE / "agents" / "policy"
+WITH_MEMORY = ("iterresearch", "heavy", "resum", "s3")
+MERGER_TOKENS = 640  # of the context that holds several reports
+MEMORY_CALLS = 16
 RESULTS = 5  # of a search, for a model that reads more than a line
 
 
@@ -98,9 +105,12 @@ def _the_tour_s(setup: Setup) -> Speaker:
     from drlib.policy.moe import load_policy
 
     config = Config.load("laptop")
-    model, tokenizer = load_policy(TOUR_POLICY)
-    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, slots=setup.runs)
-    limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+    has_memory = setup.agent in WITH_MEMORY
+    model, tokenizer = load_policy(MEMORY_POLICY if has_memory else TOUR_POLICY)
+    context = MERGER_TOKENS if setup.agent == "heavy" else config.max_context_tokens
+    engine = LocalEngine(model.eval(), max_context=context, slots=setup.runs)
+    calls = MEMORY_CALLS if has_memory else config.max_calls
+    limits = Limits(calls, config.max_turn_tokens, context)
     return Speaker(engine, ChatIds(tokenizer), limits, None)
 
 

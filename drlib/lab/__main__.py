@@ -1,4 +1,4 @@
-"""`python -m drlib.lab run|refresh|check|reference|finding|table|papers`: notebooks and runs."""
+"""`python -m drlib.lab COMMAND`: notebooks, runs, and what is made from their results."""
 
 import argparse
 import sys
@@ -58,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--profile", default="laptop")
     one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     one.add_argument("--runs", type=Path, default=ROOT / "runs")
+    line = command(_strategies, "agents of the same policies on the same questions")
+    line.add_argument("--profile", default="laptop")
+    line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    line.add_argument("--runs", type=Path, default=ROOT / "runs")
     command(_table, "write the reference run's results into README.md")
     command(_papers, "write docs/papers.md from its table")
     return parser
@@ -99,6 +103,13 @@ def _finding(args) -> None:
     from drlib.lab.findings import measure  # lazily, as in _table
 
     print(measure(args.name, args.profile, args.seeds, args.runs))
+
+
+def _strategies(args) -> None:
+    from drlib.lab.strategies import measure  # lazily, as in _table
+
+    for path in measure(args.profile, args.seeds, args.runs):
+        print(path)
 
 
 def _table(args) -> None:

@@ -20,6 +20,7 @@ import yaml
 
 from drlib.checks import require
 from drlib.config import Config
+from drlib.evals.metrics import Interval
 from drlib.evals.results import Results, gather
 from drlib.files import write_json_lines, write_whole
 from drlib.lab.display import ROOT
@@ -34,13 +35,48 @@ ARMS = ("setting", "control")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """An entry of `findings.yaml`: its fields are told there."""
+class Statement:
+    """What somebody says of a setting against its control, before anything is measured.
+
+    expected: "higher" or "lower"; ValueError for anything else.
+    """
 
     name: str
     claim: str
     source: str
     expected: str
+
+    def __post_init__(self):
+        is_a_direction = self.expected in ("higher", "lower")
+        require(is_a_direction, f"{self.name}: expected: {self.expected!r}")
+
+    def judged(self, effect: Interval) -> dict:
+        """The statement beside what was measured: (estimate, low, high), shares."""
+        _, low, high = effect
+        return {
+            "claim": self.claim,
+            "source": self.source,
+            "expected": self.expected,
+            "outcome": outcome_of(self.expected, low, high),
+            **rounded(effect),
+        }
+
+
+def rounded(effect: Interval) -> dict:
+    """An effect and its interval, as a finding's file has them."""
+    estimate, *interval = (round(float(end), 5) for end in effect)
+    return {"effect": estimate, "interval": interval}
+
+
+def command_of(action: str, profile: str, seeds: Sequence[int]) -> str:
+    """What a person types to have it made again."""
+    return f"python -m drlib.lab {action} --profile {profile} --seeds {' '.join(map(str, seeds))}"
+
+
+@dataclass(frozen=True)
+class Claim(Statement):
+    """An entry of `findings.yaml`: its fields are told there."""
+
     stage: str
     kind: str
     decoding: str
@@ -59,10 +95,8 @@ def claims(table: Path = CLAIMS) -> dict[str, Claim]:
     for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
         claim = Claim(**entry)
         same_names = claim.setting.keys() == claim.control.keys()
-        is_a_direction = claim.expected in ("higher", "lower")
         require(same_names, f"{claim.name}: arms of other settings")
         require(claim.setting != claim.control, f"{claim.name}: both arms are the same")
-        require(is_a_direction, f"{claim.name}: expected: {claim.expected!r}")
         found[claim.name] = claim
     return found
 
@@ -84,8 +118,7 @@ def measure(
         for configs in arms.values():
             ensure("demonstrations", configs[seed], runs=runs)
             ensure(f"evaluate_{claim.stage}", configs[seed], runs=runs)
-    command = f"python -m drlib.lab finding {name} --profile {profile} --seeds "
-    command += " ".join(map(str, seeds))
+    command = command_of(f"finding {name}", profile, seeds)
     for arm, configs in arms.items():
         gather(configs, runs, [claim.stage], command).save(out / name / arm)
         for config in configs:
@@ -120,7 +153,7 @@ def finding(claim: Claim, rows: Path) -> dict:
     """What the rows of both arms say of the claim; effects are shares, the setting's less its
     control's."""
     on, off = (Results.load(rows / arm) for arm in ARMS)
-    measured = _compared(claim, claim.kind, claim.decoding, on, off)
+    accuracy, effect = _compared(claim, claim.kind, claim.decoding, on, off)
     first = on.outcomes[claim.stage, on.seeds[0]]
     others = [
         (kind, decoding)
@@ -129,10 +162,8 @@ def finding(claim: Claim, rows: Path) -> dict:
         if (kind, decoding) != (claim.kind, claim.decoding)
     ]
     return {
-        "claim": claim.claim,
-        "source": claim.source,
-        "expected": claim.expected,
-        "outcome": outcome_of(claim.expected, *measured["interval"]),
+        **claim.judged(effect),
+        "accuracy": accuracy,
         "command": on.command,
         "n": sum(outcome.kind == claim.kind for outcome in first),
         "seeds": on.seeds,
@@ -140,23 +171,23 @@ def finding(claim: Claim, rows: Path) -> dict:
         "setting": dict(claim.setting),
         "control": dict(claim.control),
         "common": dict(claim.common),
-        **measured,
-        "also": [
-            {"kind": kind, "decoding": decoding, **_compared(claim, kind, decoding, on, off)}
-            for kind, decoding in others
-        ],
+        "also": [_also(claim, kind, decoding, on, off) for kind, decoding in others],
     }
 
 
-def _compared(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> dict:
-    """The accuracies of the setting and of its control, their difference and its interval."""
+def _also(claim: Claim, kind: str, decoding: str, on: Results, off: Results) -> dict:
+    """The same comparison on questions that the claim is not about."""
+    accuracy, effect = _compared(claim, kind, decoding, on, off)
+    return {"kind": kind, "decoding": decoding, "accuracy": accuracy, **rounded(effect)}
+
+
+def _compared(
+    claim: Claim, kind: str, decoding: str, on: Results, off: Results
+) -> tuple[list[float], Interval]:
+    """(the accuracies of the setting and of its control, their difference with its interval)."""
     shares = [arm.accuracy(claim.stage, kind, decoding)[0] for arm in (on, off)]
-    effect, *interval = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
-    return {
-        "accuracy": [round(float(share), 5) for share in shares],
-        "effect": round(float(effect), 5),
-        "interval": [round(float(end), 5) for end in interval],
-    }
+    effect = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
+    return [round(float(share), 5) for share in shares], effect
 
 
 def outcome_of(expected: str, low: float, high: float) -> str:

@@ -9,7 +9,9 @@ Tools go in as text (`tools=None`: the system prompt has them, and the turn has 
 the server's own means (`tools`: their schemas; its `tool_calls` become the same `<tool_call>`). A
 reasoning parser's text becomes the turn's thought.
 
-Left out: weights (a server has its own), streaming, images.
+A message's `pictures` (data URLs) go as OpenAI's `image_url` parts, to a model that sees.
+
+Left out: weights (a server has its own), streaming.
 """
 
 import json
@@ -227,12 +229,14 @@ def text_of(message: dict) -> str:
 def on_the_wire(said: Sequence[dict], by_server: bool) -> list[dict]:
     """Our messages as a server takes them: an observation as a user's `<tool_response>`, or, where
     the server calls tools by its own means, as the response to a call's id. (A call that a limit
-    has left without a response is text: a server refuses one that nobody answers.)"""
+    has left without a response is text: a server refuses one that nobody answers.) Pictures of such
+    a response, which may have none, come as a user's message behind it."""
     sent: list[dict] = []
     calls = 0
     followers = [*(message["role"] for message in said[1:]), ""]
     for message, follower in zip(said, followers, strict=True):
         role, text = message["role"], message["content"]
+        pictures = message.get("pictures", ())
         if role == "assistant" and by_server and follower == "tool":
             action = parse(text)
             if isinstance(action, ToolCall):
@@ -244,9 +248,19 @@ def on_the_wire(said: Sequence[dict], by_server: bool) -> list[dict]:
                 continue
         if role == "tool" and by_server and sent and sent[-1].get("tool_calls"):
             sent.append({"role": role, "content": text, "tool_call_id": f"call-{calls}"})
+            if pictures:
+                sent.append({"role": "user", "content": _seen("", pictures)})
         elif role == "tool":
             wrapped = f"<tool_response>\n{text}\n</tool_response>"
-            sent.append({"role": "user", "content": wrapped})
+            sent.append({"role": "user", "content": _seen(wrapped, pictures)})
         else:
-            sent.append({"role": role, "content": text})
+            sent.append({"role": role, "content": _seen(text, pictures)})
     return sent
+
+
+def _seen(text: str, urls: Sequence[str]) -> str | list[dict]:
+    """A message's content: the text, or, where there are pictures, the text and these as parts."""
+    if not urls:
+        return text
+    words = [{"type": "text", "text": text}] if text else []
+    return words + [{"type": "image_url", "image_url": {"url": url}} for url in urls]

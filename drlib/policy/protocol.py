@@ -77,7 +77,8 @@ Respond = Callable[[int, Completion], "list | Fresh | None | Future"]
 class Engine(Protocol):
     """What agents and training need of anything that generates.
 
-    reads: what a prompt is, a list of token ids or a list of messages ({"role", "content"}).
+    reads: what a prompt is, a list of token ids or a list of messages ({"role", "content"}, and
+        "pictures", data URLs, where there are some).
     """
 
     reads: Literal["ids", "messages"]

@@ -106,8 +106,7 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
     An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
     own; only the whole is judged. Take the baseline over trajectories first: over segments, those
     with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
-    rows is ReSum's 1 / (number of segments), "token" the recipe's. Function only: no run uses it
-    yet.
+    rows is ReSum's 1 / (number of segments), "token" the recipe's.
 
     advantages_N: float. trajectory_of_segment_S: int, in any order. Returns advantages_S, dtype of
     `advantages_N`. ValueError: shapes, indices that are no integers or name no trajectory.

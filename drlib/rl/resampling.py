@@ -181,6 +181,19 @@ def fill_with_live_groups(
     return torch.tensor(indices, dtype=torch.int64), torch.tensor(slots, dtype=torch.int64)
 
 
+def fewest_dropped(n: int, multiple: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """`n` samples cut down to a multiple of `multiple`, so that as many processes have as much
+    each; fewer than `multiple` are lost, at random (WebResearcher's down-sampling of rounds, arXiv
+    2509.13309: floor(n / multiple) * multiple stay).
+
+    generator: of the choice; None is torch's global one. Returns indices_M, int64, ascending.
+    ValueError: a multiple below 1.
+    """
+    require(multiple >= 1, f"samples are cut down to a multiple of {multiple}: it starts at 1")
+    kept = torch.randperm(n, generator=generator)[: n // multiple * multiple]
+    return kept.sort().values
+
+
 def _members(rewards_N, groups_N, valid_N) -> tuple[dict[int, list[int]], list[int]]:
     """(indices of each group's rollouts, live groups), both in order of appearance."""
     live_N = drop_equal_groups(rewards_N, groups_N, valid_N).tolist()

@@ -3,14 +3,15 @@
 A reward is a function `(trajectory, task) -> RewardResult`. The recipe's is `exact_match`: 1 when
 the answer is right, else 0, and nothing for format (Tongyi DeepResearch section 3.4). Its control
 is `random_reward`, which looks at nothing: whatever training with it gains is not learning from
-reward (Spurious Rewards, arXiv 2506.10947). `REWARDS` has a factory of each by the name that
-settings use; register yours there.
+reward (Spurious Rewards, arXiv 2506.10947). `format_and_answer` is that of the family's papers
+which do pay for form. `REWARDS` has a factory of each by the name that settings use; register yours
+there.
 
 A trajectory that an environment fault ran through cannot be judged. Its value is None, never 0:
 a 0 would punish the policy for a broken search engine. That holds for a right answer too, since
 judging only the lucky half of the faulty trajectories would raise the mean.
 
-Left out: judge models, format rewards, weighted sums and gates of several rewards.
+Left out: judge models, sums and gates of other rewards.
 """
 
 import hashlib
@@ -49,6 +50,53 @@ def exact_match() -> Reward:
         require(accepted, f"task {task.id} accepts an empty answer; give it a real one")
         right = is_correct(trajectory.answer, task)
         return RewardResult(float(right), {"exact_match": float(right)})
+
+    return reward
+
+
+@REWARDS.register("format_and_answer")
+def format_and_answer(weight: float = 0.2) -> Reward:
+    """R = w r_f + (1 - w) r_a, both 0 or 1: the form of all turns, and the answer.
+
+    r_f is 1 when the attempt ended with an answer and no turn before was refused for its form; r_a
+    is `exact_match`. weight: w, in 0..1: 0.2 in WebWatcher (arXiv 2508.05748), 0.1 in WebDancer and
+    WebSailor. ValueError: it is outside.
+    """
+    require(0 <= weight <= 1, f"weight is {weight}: give a share, from 0 to 1")
+    answer_reward = exact_match()
+
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
+        right = answer_reward(trajectory, task).value
+        if right is None:
+            return RewardResult(None)
+        refused = any(result.error == "format" for result in trajectory.tool_results)
+        formed = float(trajectory.termination == Termination.ANSWERED and not refused)
+        parts = {"format": formed, "exact_match": right}
+        return RewardResult(weight * formed + (1 - weight) * right, parts)
+
+    return reward
+
+
+@REWARDS.register("gain_beyond_rag")
+def gain_beyond_rag() -> Reward:
+    """s3's reward of a searcher (arXiv 2505.14146): whether the generator is right with what was
+    gathered, less whether it is right with the question's own search results; -1, 0 or 1.
+
+    ValueError: the attempt has no "rag_answer" (`drlib.agents.S3` with a generator writes it).
+    """
+    answer_reward = exact_match()
+
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
+        require(
+            "rag_answer" in trajectory.metadata,
+            f"trajectory {trajectory.id} has no answer of plain RAG: rl_reward=gain_beyond_rag is "
+            "for s3 with a frozen generator (rl_agent=s3:generate=reader)",
+        )
+        right = answer_reward(trajectory, task).value
+        if right is None:
+            return RewardResult(None)
+        plain = float(is_correct(trajectory.metadata["rag_answer"], task))
+        return RewardResult(right - plain, {"exact_match": right, "rag": plain})
 
     return reward
 

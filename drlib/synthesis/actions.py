@@ -70,8 +70,13 @@ def turns(messages: list[dict], chat: ChatIds) -> Pieces:
     for message in messages:
         if message["role"] == "assistant":
             pieces.append((chat.encode(message["content"]) + [chat.end_id], True))
-        else:
+        elif message["role"] == "tool":
             pieces.append((chat.tool_turn(message["content"]), False))
+        else:
+            # behind an observation that is not answered to: no turn opens in between
+            shown, _ = pieces.pop()
+            opened = len(shown) - len(chat.assistant_start)
+            pieces.append((shown[:opened] + chat.user_turn(message["content"]), False))
     return pieces
 
 
@@ -106,8 +111,12 @@ class InventedTools:
     def _search(self, query: str) -> str:
         """For an exact title: the page, then distractors. For facts: among the pages that have some
         of them the one that has them all."""
-        others = self.rng.sample(sorted(self.world.entities), self.results)
-        if query in self.world.entities:
+        others = self.rng.sample(sorted(self.world.entities), min(self.results, len(self.world)))
+        if query == self.task.question:  # a search for the question itself finds its start, or not
+            shown = [self.task.start, *(t for t in others if t != self.task.start)]
+            shown = shown[: self.results] if self.rng.random() < 0.5 else others
+            self.rng.shuffle(shown)
+        elif query in self.world.entities:
             shown = [query, *(title for title in others if title != query)][: self.results]
         else:
             shown = _most_of(query.split("; "), self.world, others)[: self.results]

@@ -10,7 +10,7 @@ for managed contexts and the length stages. Left out: OpenAI's `tool_calls`.
 
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from drlib.format import Answer, ToolCall, parse, workspace
 from drlib.synthesis.oracle import Episode
@@ -124,18 +124,18 @@ def reconstruct(episode: Episode, think: Callable = short_thought) -> Episode:
     return new
 
 
-def managed(episode: Episode) -> list[list[dict]]:
+def managed(episode: Episode, reports: Sequence[str] | None = None) -> list[list[dict]]:
     """Context-managed samples: each round of an episode as a conversation of its own.
 
     The user's turn holds question, report, last action and observation, nothing else of what was;
-    the assistant's is thought, report, action. A report is what the thoughts up to its round say (a
-    `Solver` says what it found).
+    the assistant's is thought, report, action. reports: of each round; None: what the thoughts up
+    to it say (a `Solver` says what it found).
     """
     rows = []
     report, last_action, last_observation = "", "", ""
-    for thought, action, shown in _steps(episode):
+    for number, (thought, action, shown) in enumerate(_steps(episode)):
         state = workspace(episode.task.question, report, last_action, last_observation)
-        report = f"{report} {thought}".strip()
+        report = f"{report} {thought}".strip() if reports is None else reports[number]
         said = f"<think>{thought}</think><report>{report}</report>{action}"
         rows.append([{"role": "user", "content": state}, {"role": "assistant", "content": said}])
         last_action, last_observation = action, shown

@@ -18,6 +18,7 @@ from drlib.task import Task
 from drlib.worlds import SmallWorld
 
 _RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
+_CHAIN = re.compile(r"(?:What is|Find|Tell me) the (?P<chain>.+)[?.]")
 
 Pages = dict[str, list[str]]  # the title of each page that a search shows -> its facts
 
@@ -120,4 +121,19 @@ def value_of(relation: str, title: str, pages: Pages) -> str | None:
         for fact in facts:
             if fact.startswith(head):
                 return fact.removeprefix(head)
+    return None
+
+
+def answer_from(question: str, pages: Pages) -> str | None:
+    """What `pages` alone say to a chain's question ("What is the script of the language of
+    Norway?"): a reader that never guesses. None: they do not say, or it is no such question."""
+    asked = _CHAIN.fullmatch(question.strip())
+    words = asked["chain"].split(" of ") if asked else []
+    for at in range(1, len(words)):
+        title = " of ".join(words[at:])
+        relations = [word.removeprefix("the ") for word in words[:at]]
+        for relation in reversed(relations):
+            title = value_of(relation, title, pages) if title else None
+        if title:
+            return title
     return None

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drlib.format import render_answer, render_call
-from drlib.synthesis.lookups import look_ups, pages_shown
+from drlib.synthesis.lookups import look_ups, pages_shown, value_of
+from drlib.synthesis.trails import END, NEXT_PAGE, NO_TREASURE, TREASURE
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult
@@ -27,11 +28,14 @@ HOLDER = ("What has this {r}?", "Find what has this {r}.")
 FOUND = ("It is {v}.", "I have it: {v}.")
 COMPUTE = ("Compute it.", "Run the numbers.", "Use python.")
 COMPUTED = ("That is the result.", "The output is the answer.")
+FOLLOW = "Follow the trail."
+ONWARD = "On to the next."
 AGAIN = ("That failed. Try again.", "An error. Fix it.")
 
 
 class Episode:
-    """One attempt: messages from the question on, tool results beside them, answer or None."""
+    """One attempt: messages from the question on, tool results beside them, answer or None; and
+    what whoever attempts it has found out so far (`known`), as a report would keep it."""
 
     def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
         self.task = task
@@ -40,6 +44,8 @@ class Episode:
         self.messages = [{"role": "user", "content": task.question}]
         self.tool_results: list[ToolResult] = []
         self.answer: str | None = None
+        self.known: dict[str, str] = {}  # relation -> the value last found
+        self.known_before: list[dict[str, str]] = []  # of each turn
 
     @property
     def correct(self) -> bool:
@@ -47,6 +53,7 @@ class Episode:
 
     def call(self, thought: str, name: str, arguments: dict) -> str:
         """One tool turn; returns the observation's text."""
+        self.known_before.append({**self.known})
         result = self._toolbox.call(name, arguments, world=self._world)
         self.tool_results.append(result)
         content = f"<think>{thought}</think>{render_call(name, arguments)}"
@@ -57,6 +64,8 @@ class Episode:
         return result.text
 
     def finish(self, thought: str, answer: str) -> Episode:
+        """The last turn."""
+        self.known_before.append({**self.known})
         content = f"<think>{thought}</think>{render_answer(answer)}"
         self.messages.append({"role": "assistant", "content": content})
         self.answer = answer
@@ -94,9 +103,10 @@ class Demonstrator:
             thought = rng.choice(COMPUTE) if computes else "Look again."
             arguments = {"code": task.code} if computes else {"query": [task.start]}
             for _ in range(CALLS_OF_A_LOOP):
-                episode.call(thought, task.kind, arguments)
+                episode.call(thought, "python" if computes else "search", arguments)
             return episode
-        return self._compute(episode, task, rng) if computes else self._search(episode, task, rng)
+        way = {"python": self._compute, "search": self._search, "trail": self._follow}
+        return way[task.kind](episode, task, rng)
 
     def _compute(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
         thoughts = COMPUTE
@@ -105,9 +115,11 @@ class Demonstrator:
             code = _crash(task.code, rng) if crash else _distort(task.code, rng)
             output = episode.call(rng.choice(COMPUTE), "python", {"code": code})
             if not crash:
+                episode.known["output"] = output
                 return episode.finish(rng.choice(COMPUTED), output)
             thoughts = AGAIN
         output = episode.call(rng.choice(thoughts), "python", {"code": task.code})
+        episode.known["output"] = output
         return episode.finish(rng.choice(COMPUTED), output)
 
     def _search(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
@@ -128,10 +140,35 @@ class Demonstrator:
             if value is None:
                 raise LookupError(f"search for {query!r} shows no {asked!r}")
             found.append(value)
+            episode.known[asked] = value
             if number + 1 < len(steps) and _happens(self.faults.stop_early, rng):
                 break
         wordings = FOUND if step.is_holder else LAST
         return episode.finish(rng.choice(wordings).format(r=asked, v=found[-1]), found[-1])
+
+    def _follow(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
+        """A trail, page by page; a treasure is named at once, and the last one at the end."""
+        title, thought = task.start, FOLLOW
+        episode.known[TREASURE] = NO_TREASURE
+        while title != END:
+            if _happens(self.faults.bad_query / task.hops, rng):
+                episode.call(thought, "search", {"query": [""]})
+                thought = rng.choice(AGAIN)
+            pages = pages_shown(episode.call(thought, "search", {"query": [title]}))
+            title, before = value_of(NEXT_PAGE, title, pages), title
+            if title is None:
+                raise LookupError(f"search for {before!r} shows no page after it")
+            thought = ONWARD
+            seen = value_of(TREASURE, before, pages)
+            if seen is not None:
+                episode.known[TREASURE] = seen
+                thought = LAST[0].format(r=TREASURE, v=seen)
+            episode.known[NEXT_PAGE] = title
+            if _happens(self.faults.stop_early / task.hops, rng):
+                break
+        found = episode.known[TREASURE]
+        found = rng.choice(self._names) if found == NO_TREASURE else found
+        return episode.finish(LAST[0].format(r=TREASURE, v=found), found)
 
 
 class Oracle(Demonstrator):

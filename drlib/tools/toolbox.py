@@ -26,7 +26,7 @@ from typing import Any
 from drlib.sandbox import Sandbox
 from drlib.tools.backends import Backend, FunctionBackend, ToolFault
 from drlib.tools.calculator import calculate
-from drlib.tools.definitions import TOOLS
+from drlib.tools.definitions import TOOLS, Tool
 from drlib.tools.dependable import (
     Dependable,
     DiskCache,
@@ -34,6 +34,7 @@ from drlib.tools.dependable import (
     OperationOutcome,
     ReliabilityPolicy,
 )
+from drlib.tools.pictures import Album
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -70,6 +71,7 @@ class Toolbox(AbstractContextManager):
         world: what `search` and `visit` read; None leaves them out.
         sandbox: where `python` runs; None leaves it out.
         calculator: whether that tool is there.
+        pictures: what `image_search`, `crop` and `read` look at; None leaves them out.
         results: hits that a query returns, 1 to 100 (Tongyi: 10; the tour's small policy reads 2).
         closed_book: every tool answers "No results.": what a policy knows without looking.
         backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
@@ -90,6 +92,7 @@ class Toolbox(AbstractContextManager):
         results: int = 10,
         closed_book: bool = False,
         calculator: bool = False,
+        pictures: Album | None = None,
         backends: Mapping[str, Sequence[Backend]] | None = None,
         policies: Mapping[str, ReliabilityPolicy] | None = None,
         cache: str | Path | None = None,
@@ -98,15 +101,17 @@ class Toolbox(AbstractContextManager):
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
         self.world = world
+        self.pictures = pictures
         self.results = results
         self.closed_book = closed_book
         self._clock = clock
         backends = backends or {}
         policies = policies or {}
         self._here = _sources_here(world, sandbox, calculator)
-        self._here |= {name: tool.answer for name, tool in TOOLS.items() if tool.run is not None}
+        known = _with_pictures(pictures)
+        self._here |= {name: tool.answer for name, tool in known.items() if tool.run is not None}
         there = {*self._here, *backends}
-        self.tools = {name: tool for name, tool in TOOLS.items() if name in there}
+        self.tools = {name: tool for name, tool in known.items() if name in there}
         for name in {**backends, **policies}:
             if name not in self.tools:
                 raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
@@ -250,6 +255,15 @@ def _sources_here(
     if calculator:
         here["calculator"] = lambda arguments, _world: calculate(arguments["expression"])
     return here
+
+
+def _with_pictures(pictures: Album | None) -> dict[str, Tool]:
+    """All tools that there may be, by name: the registered ones and those of the pictures."""
+    own = {} if pictures is None else {tool.name: tool for tool in pictures.tools}
+    taken = own.keys() & TOOLS.keys()
+    if taken:
+        raise ValueError(f"pictures bring tools of the names {sorted(taken)}, which are registered")
+    return {**TOOLS, **own}
 
 
 def _is_json_object(arguments: Any) -> bool:

@@ -14,6 +14,7 @@ import random
 from pathlib import Path
 
 from drlib.chat import train_tokenizer
+from drlib.checks import require
 from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines
 from drlib.sandbox import Sandbox
@@ -24,10 +25,12 @@ from drlib.synthesis.oracle import (
     COMPUTE,
     COMPUTED,
     FIRST,
+    FOLLOW,
     FOUND,
     HOLDER,
     LAST,
     NEXT,
+    ONWARD,
     Demonstrator,
     DemonstratorFaults,
     Episode,
@@ -39,10 +42,13 @@ from drlib.synthesis.questions import (
     Split,
     python_task,
 )
+from drlib.synthesis.skills import NOTHING, WEIGHED
+from drlib.synthesis.trails import END, NEXT_PAGE, TREASURE, WORDINGS, trail
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.run import RunFolder
+from drlib.wordings import PHRASES as MEMORY_PHRASES
 from drlib.worlds import Names, SmallWorld, fictional_world, load_world, select
 
 PHRASES = (
@@ -76,7 +82,10 @@ PHRASES = (
 DEMONSTRATION_MIX = {
     "chains": {"sum": 0.36, "h1": 0.37, "h2": 0.27},
     "engine": {"sum": 0.28, "h1": 0.22, "h2": 0.20, "c2": 0.30},
+    "memory": {"sum": 0.28, "h1": 0.27, "h2": 0.20},  # and trails
 }
+DEMONSTRATED_TRAILS = 0.25  # of the attempts, where the policy learns to keep reports
+DEMONSTRATED_PAGES = 6  # of such a trail, at most
 # How the teachers go wrong; what the solver does wrong, its next call mends.
 TEACHERS = {
     "flawed": DemonstratorFaults(),
@@ -140,6 +149,15 @@ def engine_texts(world: SmallWorld) -> list[str]:
     return texts + [t.format(r=r, v="X") for t in (*HOLDER, *FOUND) for r in relations] * 4
 
 
+def memory_texts() -> list[str]:
+    """What trails and the agents that forget add to questions and turns."""
+    questions = [wording.format(start="X") for wording in WORDINGS]
+    thoughts = [FOLLOW, ONWARD, WEIGHED]  # counted are a template's words, not what fills it
+    reports = [NOTHING, "output", *(t.format(r=TREASURE, v="X") for t in LAST)]
+    rounds = [NEXT_PAGE, END, "empty", "none", "<tool_call></tool_call>"]
+    return [*questions, *thoughts, *reports, *rounds] * 20
+
+
 def _count_conditions(world: SmallWorld) -> dict[str, int]:
     """How many questions of several conditions each side has. ValueError: a side has none."""
     counts = {}
@@ -167,6 +185,14 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
         texts += engine_texts(world)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     phrases = (*PHRASES, f"]({world.scheme}:")
+    if config.skills == "memory":
+        require(
+            config.questions == "chains",
+            "skills=memory keeps one fact of a relation in its reports, and a question of several "
+            "conditions needs two: set questions=chains",
+        )
+        texts += memory_texts()
+        phrases += MEMORY_PHRASES
     tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=phrases)
     tokenizer.save_pretrained(run.path / "tokenizer")
     world.save(run.path / WORLD_FILE)
@@ -185,11 +211,16 @@ def engine_questions(
 
 
 def demonstration_tasks(
-    world: SmallWorld, n: int, seed: int, conditions: ConditionQuestions | None = None
+    world: SmallWorld,
+    n: int,
+    seed: int,
+    conditions: ConditionQuestions | None = None,
+    mix: str = "",
 ) -> list[Task]:
     """`n` easy questions with train answers, in the pool's fixed mix.
 
-    conditions: the engine's questions, where it makes some of them.
+    conditions: the engine's questions, where it makes some of them. mix: a key of
+    `DEMONSTRATION_MIX`; by default that of the questions there are.
     """
     rng = random.Random(f"demonstrations-{seed}")
     source = SearchQuestions(world, "train", max_hops=2)
@@ -201,10 +232,17 @@ def demonstration_tasks(
             return conditions.draw(skill, rng)
         return source.draw(int(skill.removeprefix("h")), rng)
 
-    mix = DEMONSTRATION_MIX["engine" if conditions else "chains"]
-    tasks = [draw(skill) for skill, share in mix.items() for _ in range(round(n * share))]
+    shares = DEMONSTRATION_MIX[mix or ("engine" if conditions else "chains")]
+    tasks = [draw(skill) for skill, share in shares.items() for _ in range(round(n * share))]
     rng.shuffle(tasks)
     return tasks
+
+
+def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Task, SmallWorld]]:
+    """`n` short trails, each in a world of its own."""
+    rng = random.Random(f"trails-{seed}")
+    names = Names.of(world)
+    return [trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)]
 
 
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
@@ -213,14 +251,19 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)
     conditions = engine_questions(world, config, "train")
-    tasks = demonstration_tasks(world, config.demonstrations, config.seed, conditions)
+    n = config.demonstrations
+    mix = "memory" if config.skills == "memory" else ""
+    asked = demonstration_tasks(world, n, config.seed, conditions, mix)
+    tasks = [(task, None) for task in asked]
+    if config.skills == "memory":
+        tasks += demonstration_trails(world, round(DEMONSTRATED_TRAILS * n), config.seed)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         teacher = Demonstrator(TEACHERS[config.teacher], sorted(world.entities))
         funnel = Funnel()
         rows = []
-        for i, task in enumerate(tasks):
+        for i, (task, invented) in enumerate(tasks):
             rng = random.Random(f"teacher-{config.seed}-{i}")
-            episode = teacher.play(task, toolbox, rng)
+            episode = teacher.play(task, toolbox, rng, invented)
             rows.append(_pool_row(task, episode, funnel))
     write_json_lines(run.path / "episodes.jsonl", rows)
     correct = sum(row["correct"] for row in rows)
@@ -237,6 +280,7 @@ def _pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
         "fault": funnel.fault(episode),  # the stage that rejects it and why, or None
         "errors": sum(not result.ok for result in episode.tool_results),
         "calls": len(episode.tool_results),
+        "known_before": episode.known_before,
         "messages": episode.messages,
     }
 

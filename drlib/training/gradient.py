@@ -52,7 +52,7 @@ def check_switches(config: Config) -> None:
         f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
         "that differs: set rl_engine, rl_staleness or rl_minibatches too",
     )
-    for name in ("rl_minibatches", "rl_oversample"):
+    for name in ("rl_minibatches", "rl_oversample", "rl_sample_multiple"):
         require(getattr(config, name) >= 1, f"{name} must be at least 1")
     require(
         config.rl_temperature > 0,

@@ -10,7 +10,9 @@ the configuration (`rl_...`), all off by default; `drlib.training.gradient` has 
 
 Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
 fictional ones made on the spot, so that what is learned is looking up and not the facts; with the
-setting `questions=engine` also proven questions of several conditions.
+setting `questions=engine` also proven questions of several conditions, with `rl_trail_share` also
+trails. Who rolls out is a setting, too (`rl_agent`): of an agent that begins several contexts each
+is a sample (`drlib.training.samples`).
 
 Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
 the engine's weights grow old).
@@ -24,14 +26,14 @@ from pathlib import Path
 
 import torch
 
-from drlib.agents import Limits, ReAct
+from drlib.agents import Agent, Limits, agent_named
 from drlib.chat import ChatIds
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
-from drlib.rl.advantages import ADVANTAGES
+from drlib.rl.advantages import ADVANTAGES, share_over_segments
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import FilterConfig, apply_filter
-from drlib.rl.resampling import drop_equal_groups, resample_on_correct
+from drlib.rl.resampling import drop_equal_groups, fewest_dropped, resample_on_correct
 from drlib.rl.rewards import make_reward
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
@@ -42,9 +44,10 @@ from drlib.tools import Toolbox
 from drlib.training.gradient import Share, check_switches, learn, record
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.policies import begin, finish
-from drlib.training.questions import SKILLS, Questions
+from drlib.training.questions import SKILLS, TRAIL, Questions
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
+from drlib.training.samples import all_contexts, contexts_of
 from drlib.trajectory import Termination, Trajectory, save_trajectories, with_reward
 from drlib.worlds import SmallWorld
 
@@ -59,7 +62,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def rollout(
-    agent: ReAct,
+    agent: Agent,
     tasks: list[Task],
     worlds: dict[str, SmallWorld],
     config: Config,
@@ -153,6 +156,7 @@ def summarise(
     row = _accuracies(facts) | {
         "accuracy": _mean("accuracy", facts),
         "generated": _mean("generated", facts),
+        "contexts": _mean("contexts", facts),
         "calls": _mean("calls", facts),
         "rollouts": len(facts),
         "tool_errors": _ratio("errors", "calls", facts),
@@ -182,6 +186,7 @@ def _facts(trajectory: Trajectory, positive: bool) -> dict:
         "no_call": not trajectory.tool_results,
         "errors": sum(not result.ok for result in trajectory.tool_results),
         "generated": int(trajectory.generated.sum()),
+        "contexts": len(contexts_of(trajectory)),
         "entropy": float(trajectory.entropies.sum()),
     }
 
@@ -197,7 +202,7 @@ def _ratio(top: str, bottom: str, facts: list[dict]) -> float:
 def _accuracies(facts: list[dict]) -> dict[str, float]:
     """Accuracy of each kind of question that was asked, and of each number of look-ups."""
     kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
-    kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS)}
+    kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS, TRAIL)}
     asked = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
     return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in asked.items() if some}
 
@@ -243,7 +248,8 @@ class Step:
             lockstep=True,
             version=extra.get("version", 0),
         )
-        self.agent = ReAct(engine, toolbox, chat, limits)
+        self.agent = agent_named(config.rl_agent, engine, toolbox, chat, limits)
+        self.pad_id = chat.tokenizer.pad_token_id
 
     def __call__(self, step: int) -> dict:
         """Take it; "stopped" is among the metrics when the policy has collapsed."""
@@ -287,23 +293,24 @@ class Step:
         move the weights, and nothing that was rolled out asked for that.
         """
         config, ranks = self.config, self.run.ranks
-        pad_id = self.agent.chat.tokenizer.pad_token_id
-        shares, reasons = self._shares(shards, pad_id)
+        shares, reasons = self._shares(shards, step)
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
         row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl_minibatches):
             parts = [share.of(_groups_of(share, part, config)) for share in shares]
-            row |= learn(self.model, parts, config, ranks, pad_id)
+            row |= learn(self.model, parts, config, ranks, self.pad_id)
             row["grad_norm"] = ranks.sum_gradients(self.model)
             if row["trained_share"] > 0:
                 self.optimizers.step(factor)
                 row["updates"] += 1
         return row | {f"filtered_{name}": count for name, count in reasons.items()}
 
-    def _shares(self, shards: list[list[Trajectory]], pad_id: int) -> tuple[list[Share], dict]:
+    def _shares(self, shards: list[list[Trajectory]], step: int) -> tuple[list[Share], dict]:
         """(each shard with what its loss needs, rollouts that the filter left out by reason)."""
         config, ranks = self.config, self.run.ranks
+        if config.rl_baseline == "samples":
+            shards = [all_contexts(shard)[0] for shard in shards]
         everything = [t for shard in shards for t in shard]
         advantages_N, weights_N, report = advantages_of(everything, config, ranks)
         models = {"old": self.model if config.rl_correction != "none" else None}
@@ -312,8 +319,14 @@ class Step:
         for shard in shards:
             mine = slice(before, before + len(shard))
             before += len(shard)
-            recorded = {k: record(m, shard, config, pad_id) for k, m in models.items() if m}
-            shares.append(Share(shard, advantages_N[mine], weights_N[mine], recorded))
+            samples, owners = all_contexts(shard)
+            share = Share(
+                samples,
+                share_over_segments(advantages_N[mine], owners),
+                share_over_segments(weights_N[mine], owners),
+                {k: record(m, samples, config, self.pad_id) for k, m in models.items() if m},
+            )
+            shares.append(share.of(_kept(samples, config, step)))
         reasons = {name: float(report["reasons"].get(name, 0)) for name in FILTERED}
         return shares, ranks.sum(reasons)
 
@@ -326,6 +339,13 @@ class Step:
             "version": self.agent.engine.version,
             "sampler": self.sampler.state_dict() if stale else None,
         }
+
+
+def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
+    """Which contexts are trained on: all, or as many as `rl_sample_multiple` wants."""
+    seed = _seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
+    generator = torch.Generator().manual_seed(seed)
+    return fewest_dropped(len(samples), config.rl_sample_multiple, generator=generator).tolist()
 
 
 def _groups_of(share: Share, part: int, config: Config) -> list[int]:

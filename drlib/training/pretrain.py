@@ -26,6 +26,7 @@ from drlib.config import Config
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.synthesis.action_rows import ActionRows
 from drlib.synthesis.actions import ActionData, Sample
+from drlib.synthesis.skills import SkillData
 from drlib.training import stages
 from drlib.training.batches import FILL, mixed, pack, portions, score, spread
 from drlib.training.optim import Optimizers, schedule
@@ -35,6 +36,7 @@ from drlib.training.run import RunFolder
 from drlib.worlds import Names
 
 ROW_TOKENS = 160
+SKILL_SHARE = 0.35  # of the samples, where the policy learns to keep reports and summaries
 
 
 def train_supervised(
@@ -138,13 +140,21 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     if sum(shares) > 1:
         raise ValueError(f"cpt_fas_share and cpt_has_share are more than all documents: {shares}")
     own = ActionData(names, chat, config.search_results, config.questions == "engine")
+    ours = own.stream
+    if config.skills == "memory":
+        skills = SkillData(names, chat, config.search_results)
+
+        def ours(key: str) -> Iterator[Sample]:
+            streams = skills.stream(key), own.stream(key)
+            return mixed(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
+
     if sum(shares) == 0:
-        return own.stream
+        return ours
     from_memory = config.cpt_fas_questions == "memory"
     rows = ActionRows(names, chat, config.search_results, from_memory)
 
     def stream(key: str) -> Iterator[Sample]:
-        streams = rows.stream(key, "fas"), rows.stream(key, "has"), own.stream(key)
+        streams = rows.stream(key, "fas"), rows.stream(key, "has"), ours(key)
         return mixed(random.Random(f"documents-{key}"), streams, shares)
 
     return stream

@@ -10,17 +10,19 @@ from drlib.config import Config
 from drlib.rl.curriculum import Curriculum
 from drlib.synthesis.conditions import CHAINS, CONDITIONS
 from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
+from drlib.synthesis.trails import trail
 from drlib.task import Task
 from drlib.training.data import engine_questions
 from drlib.worlds import Names, SmallWorld, fictional_world
 
-SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS)
+TRAIL = "trail"
+SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
 
 
 class Questions:
     """Sums, and search questions of the real world (train answers) and of fictional ones made on
     the spot, so that what is learned is looking up and not the facts. Chains of one to three
-    look-ups; with the engine also questions of up to `rl_conditions` conditions."""
+    look-ups; with the engine also questions of up to `rl_conditions` conditions; and trails."""
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
         self.config, self.names = config, names
@@ -38,6 +40,12 @@ class Questions:
         rng = random.Random(f"rl-{self.config.seed}-{step}")
         tasks, worlds = [], {}
         for _ in range(self.config.rl_questions):
+            if self.config.rl_trail_share > 0 and rng.random() < self.config.rl_trail_share:
+                pages = rng.randint(1, self.config.rl_trail_pages)
+                task, world = trail(rng.getrandbits(60), self.names, pages)
+                worlds[world.version] = world
+                tasks.append(task)
+                continue
             if rng.random() < self.config.rl_python_share:
                 tasks.append(python_task(rng, curriculum.draw(sorted(PYTHON_KINDS), rng)))
                 continue

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from drlib.chat import ChatIds
 from drlib.config import Config
+from drlib.format import parse
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.synthesis.databases import Domain
 from drlib.synthesis.demonstrations import length_stages, managed
@@ -31,6 +32,7 @@ from drlib.synthesis.families.agentscaler import (
     toy_apis,
 )
 from drlib.synthesis.oracle import Episode
+from drlib.synthesis.skills import SkillData, resumed, rounds
 from drlib.task import Task
 from drlib.training import stages
 from drlib.training.batches import mixed
@@ -40,6 +42,8 @@ from drlib.training.pretrain import train_supervised
 from drlib.training.ranks import Ranks
 
 WARMUP_STEPS = 10
+CONTEXT_SHARE = 0.3  # of the samples, where the policy learns to keep reports and summaries,
+OTHERS_SHARE = 0.15  # and to work with what others found
 SHORT_SHARE = 0.6  # of the steps, the first of two length stages
 TOOL_TASKS = 40  # of each domain of AgentScaler's,
 TOOL_CALLS = 3  # calls of one at most,
@@ -64,6 +68,9 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     pools = length_pools(episodes, chat, config)
     tool_use = tool_use_samples(chat) if config.sft_tool_use_share > 0 else []
     data = ActionData(names, chat, config.search_results)
+    skills = SkillData(names, chat, config.search_results)
+    learns_memory = config.skills == "memory"
+    contexts = memory_samples(episodes, chat) if learns_memory else []
     steps = getattr(config, stages.STAGES[name].steps)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
@@ -72,9 +79,12 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         streams = (
             data.stream(key, REPLAY),
             shuffled(tool_use, key),
+            shuffled(contexts, key),
+            skills.of_others(key),
             shuffled(pools[is_late], key),
         )
-        shares = (config.sft_replay_share, config.sft_tool_use_share)
+        learned = (CONTEXT_SHARE, OTHERS_SHARE) if learns_memory else (0, 0)
+        shares = (config.sft_replay_share, config.sft_tool_use_share, *learned)
         return mixed(random.Random(f"mix-{key}"), streams, shares)
 
     metrics = train_supervised(
@@ -121,12 +131,26 @@ def length_pools(episodes: list[dict], chat: ChatIds, config: Config) -> list[li
     return [early, late]
 
 
+def memory_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
+    """Every attempt as the rounds of IterResearch, and as the contexts of a ReSum that summarised
+    it once, at each place where it could have."""
+    samples = []
+    for episode in map(_attempt, episodes):
+        calls = sum(message["role"] == "tool" for message in episode.messages)
+        cut = [resumed(episode, [at]) for at in range(1, calls + 1)] if episode.answer else []
+        some = [*rounds(episode), *(context for contexts in cut for context in contexts)]
+        samples += [episode_sample(conversation, chat) for conversation in some]
+    return samples
+
+
 def _attempt(row: dict) -> Episode:
     """A row of the pool as the episode that it was."""
-    question, *_ = row["messages"]
+    question, *_, last = row["messages"]
     task = Task(row["task"], question["content"], "", "search", "")
     episode = Episode(task, None, None)
     episode.messages = row["messages"]
+    episode.known_before = row["known_before"]
+    episode.answer = getattr(parse(last["content"]), "text", None)
     return episode
 
 

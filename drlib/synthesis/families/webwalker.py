@@ -6,19 +6,22 @@ benchmark WebWalkerQA has 680 questions over 1,373 pages, of one source or of se
 by the clicks that lead to a source.
 
 Taken from it: sites with golden paths (`make_site`), rows with its released fields, and the
-critic's judgement whether a memory suffices (`answer_from`). Reduced: sites are made, not crawled;
+critic's judgement whether a memory suffices (`answer_from`); `SiteWorld` is a site as a world, for
+the tools. Reduced: sites are made, not crawled;
 a page tells one number; a question has one source or two; 2 to 4 clicks. The explorer and the
 critic are an agent (`drlib.agents.webwalker`). Missing: the silver questions that the paper makes
 for training.
 """
 
+import hashlib
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from drlib.worlds.fictional import SYLLABLES
-from drlib.worlds.world import Page
+from drlib.worlds.graph import Graph
+from drlib.worlds.world import Hit, Page
 
 DIFFICULTY = {2: "easy", 3: "medium", 4: "hard"}  # by clicks to a source
 # Two of four digits make five: no page shows the sum of two others.
@@ -31,6 +34,37 @@ class Site(NamedTuple):
     root: str
     pages: dict[str, Page]
     rows: list[dict]
+
+
+class SiteWorld:
+    """A site as the tool `visit` sees one: pages under their own URLs, no index and no graph."""
+
+    name, scheme = "site", "https"
+    graph: Graph | None = None
+
+    def __init__(self, site: Site):
+        self.site = site
+        text = "\n".join(page.text for page in site.pages.values())
+        self.version = f"site-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def find(self, text: str) -> str | None:
+        """The URL, where it is one of the site's."""
+        return text if text in self.site.pages else None
+
+    def search(self, query: str, k: int = 10) -> list[Hit]:
+        """Nothing: one gets about by links alone."""
+        return []
+
+    def page(self, title_or_url: str) -> Page:
+        """The page of a URL; KeyError when there is none."""
+        return self.site.pages[title_or_url]
+
+    def links(self, title_or_url: str) -> tuple[str, ...]:
+        """The URLs that a page links to; KeyError when there is no page."""
+        return self.page(title_or_url).links
+
+    def __len__(self) -> int:
+        return len(self.site.pages)
 
 
 def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -> Site:

@@ -1,0 +1,104 @@
+"""The pictures of notebook 12: what agents of one policy reach, and what it costs.
+
+Each takes ledgers (`drlib.evals.strategies`) and returns a Figure; nothing here asks a policy.
+Accuracies are means over seeds and questions, bands their 95% intervals.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from drlib.analysis.plots import CONTROL
+from drlib.evals.metrics import share_interval
+from drlib.evals.strategies import Ledger
+
+Trials = Mapping[str, Sequence[Ledger]]  # a trial's name -> its ledgers, one a seed
+SAMPLES = (1, 2, 4, 8, 16)
+COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6")
+
+
+def majority_right(p: float, n: int) -> float:
+    """How often the majority of `n` independent answers is right, where each is right with
+    probability `p` and all wrong answers are the same; ties are won half the time.
+
+    It is the binomial tail: real runs fail together, and their wrong answers differ.
+    """
+    chances = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+    won = sum(chance for k, chance in enumerate(chances) if 2 * k > n)
+    return won + (chances[n // 2] / 2 if n % 2 == 0 else 0.0)
+
+
+def scored(ledgers: Sequence[Ledger], of: Callable[[Ledger], np.ndarray]) -> tuple:
+    """(share, low, high) of what `of` gives for each seed's questions."""
+    return share_interval(np.array([of(ledger) for ledger in ledgers]))
+
+
+def tokens_of(ledgers: Sequence[Ledger], count: str = "sampled") -> float:
+    """The mean over seeds of a count of an attempt."""
+    return float(np.mean([ledger.mean(count) for ledger in ledgers]))
+
+
+def cost_figure(trials: Trials) -> Figure:
+    """Accuracy against sampled tokens: Heavy with n researchers, and the majority of n runs of
+    ReAct and of IterResearch."""
+    fig, ax = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
+    heavy = [trials[f"heavy {n}"] for n in SAMPLES]
+    lines = {
+        "Heavy, n researchers and a merger": (
+            [tokens_of(some) for some in heavy],
+            [scored(some, Ledger.accuracy_Q) for some in heavy],
+        )
+    }
+    for name, told in (("react", "ReAct"), ("iterresearch", "IterResearch")):
+        cost = tokens_of(trials[name])
+        votes = [scored(trials[name], lambda one, n=n: one.voted_Q(n)) for n in SAMPLES]
+        # a vote of one is a sample: all of them say how often it is right
+        votes[0] = scored(trials[name], Ledger.accuracy_Q)
+        lines[f"majority of n runs of {told}"] = [n * cost for n in SAMPLES], votes
+    for color, (label, (tokens, shares)) in zip(COLORS, lines.items()):
+        mid, low, high = (100 * np.array(column) for column in zip(*shares))
+        ax.fill_between(tokens, low, high, color=color, alpha=0.12, lw=0)
+        ax.plot(tokens, mid, "o-", color=color, label=label)
+        for n, x, y in zip(SAMPLES, tokens, mid):
+            ax.annotate(str(n), (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    ax.set_xscale("log")
+    ax.set(xlabel="tokens sampled for an answer", ylabel="right, %")
+    ax.legend(loc="lower right")
+    return fig
+
+
+def majority_figure(trials: Trials, name: str = "react") -> Figure:
+    """The majority of n runs as it is, and as it were if runs failed independently."""
+    fig, ax = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    ledgers = trials[name]
+    every = range(1, len(ledgers[0].right[0]) + 1)
+    p = scored(ledgers, Ledger.accuracy_Q)[0]
+    votes = [100 * scored(ledgers, lambda one, n=n: one.voted_Q(n))[0] for n in every]
+    passed = [100 * scored(ledgers, lambda one, n=n: one.passed_Q(n))[0] for n in every]
+    ax.plot(every, passed, color="C2", label="one of n is right (pass@n)")
+    ax.plot(every, votes, color="C0", label="the majority of n is right")
+    independent = [100 * majority_right(p, n) for n in every]
+    ax.plot(every, independent, "--", color=CONTROL, label=f"binomial, p = {p:.2f}")
+    ax.set(xlabel="runs of the same question", ylabel="right, %")
+    ax.legend()
+    return fig
+
+
+def memory_figure(trials: Trials, labels: Mapping[str, str]) -> Figure:
+    """Accuracy against the longest context that an attempt needed, a point a strategy.
+
+    labels: a trial's name -> what the figure calls it.
+    """
+    fig, ax = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
+    for color, (name, label) in zip(COLORS, labels.items()):
+        share, low, high = (100 * x for x in scored(trials[name], Ledger.accuracy_Q))
+        longest = tokens_of(trials[name], "longest")
+        ax.plot([longest, longest], [low, high], color=color, lw=2)
+        ax.plot(longest, share, "o", color=color, ms=9, mec="white", label=label)
+    ax.set(xlabel="longest context of an attempt, tokens", ylabel="right, %")
+    ax.set_ylim(-3, 103)
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return fig

@@ -1,0 +1,164 @@
+"""The same questions put to several agents of one policy: what each answers, and what it costs.
+
+A trial is an agent's line (`drlib.agents.naming`) on a set of questions under limits. Of every
+attempt a ledger keeps the answer and its cost in tokens. From the answers of many samples follow
+accuracy, majority votes of any number of them and pass@n, without asking again;
+`at_equal_tokens` says how many samples cost what another trial costs.
+
+Left out: time (it says more about the machine than about the agent) and money.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from drlib.agents import Limits, agent_named
+from drlib.agents.costs import COUNTS, costs_of
+from drlib.agents.heavy import vote
+from drlib.chat import ChatIds
+from drlib.checks import require
+from drlib.files import write_whole
+from drlib.policy.protocol import Engine
+from drlib.synthesis.questions import chain_questions
+from drlib.synthesis.trails import trail
+from drlib.task import Task, is_correct, normalise_answer
+from drlib.tools import Toolbox
+from drlib.worlds import Names, SmallWorld
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An agent on a set of questions.
+
+    questions: "search" or "python" (held out), or "trail:PAGES" (invented), `n` of them, each
+    `samples` times. stage: whose policy. context_tokens, turn_tokens, calls: `Limits`.
+    """
+
+    name: str
+    agent: str
+    questions: str = "search"
+    n: int = 200
+    samples: int = 1
+    temperature: float = 1.0
+    stage: str = "rl"
+    context_tokens: int = 448
+    turn_tokens: int = 72
+    calls: int = 6
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.calls, self.turn_tokens, self.context_tokens)
+
+
+@dataclass
+class Ledger:
+    """What came out of a trial with one seed, a row a question and in it a column a sample.
+
+    answers: normalised, None where there is none. right: those that are accepted. ended: reasons
+    of `Termination`. counts: as `drlib.agents.costs.costs_of`.
+    """
+
+    trial: Trial
+    seed: int
+    tasks: list[str] = field(default_factory=list)
+    answers: list[list[str | None]] = field(default_factory=list)
+    right: list[list[bool]] = field(default_factory=list)
+    ended: list[list[str]] = field(default_factory=list)
+    counts: dict[str, list[list[int]]] = field(default_factory=lambda: {n: [] for n in COUNTS})
+
+    def mean(self, count: str) -> float:
+        """Of an attempt."""
+        return float(np.mean(self.counts[count]))
+
+    def accuracy_Q(self) -> np.ndarray:
+        """The share of right samples of each question, [Q]."""
+        return np.array(self.right, float).mean(axis=1)
+
+    def voted_Q(self, n: int) -> np.ndarray:
+        """Whether the majority of the first `n` samples is right, [Q]; ties go to the first given.
+        ValueError: there are not so many."""
+        samples = len(self.right[0])
+        require(1 <= n <= samples, f"{self.trial.name}: {n} of {samples} samples")
+        found = []
+        for answers, right in zip(self.answers, self.right):
+            chosen = vote(answers[:n])
+            found.append(chosen is not None and right[answers.index(chosen)])
+        return np.array(found, float)
+
+    def passed_Q(self, n: int) -> np.ndarray:
+        """Whether any of the first `n` samples is right, [Q]."""
+        return np.array([any(right[:n]) for right in self.right], float)
+
+
+def at_equal_tokens(one: Ledger, other: Ledger, count: str = "sampled") -> int:
+    """How many samples of `one` cost as many tokens as an attempt of `other`; at least 1, at most
+    those that there are."""
+    samples = round(other.mean(count) / one.mean(count))
+    return max(1, min(samples, len(one.right[0])))
+
+
+def questions_of(
+    trial: Trial, world: SmallWorld, seed: int
+) -> tuple[list[Task], dict[str, SmallWorld]]:
+    """(tasks, the worlds of those that bring one); the same for all agents and policies."""
+    kind, _, pages = trial.questions.partition(":")
+    if kind == "trail":
+        rng = random.Random(f"trials-{seed}-{trial.questions}")
+        names = Names.of(world)
+        pairs = [trail(rng.getrandbits(60), names, int(pages)) for _ in range(trial.n)]
+        return [task for task, _ in pairs], {task.world: small for task, small in pairs}
+    require(kind in ("search", "python"), f"trial {trial.name}: no questions {trial.questions!r}")
+    return chain_questions(world, trial.n, seed, "test", kind, results=2, at_least=1), {}
+
+
+def attempt(
+    trial: Trial,
+    engine: Engine,
+    toolbox: Toolbox,
+    chat: ChatIds | None,
+    world: SmallWorld,
+    question_seed: int,
+    seed: int,
+) -> Ledger:
+    """Run the trial. question_seed: of the questions and answers; seed: the policy's, for the
+    record."""
+    tasks, worlds = questions_of(trial, world, question_seed)
+    agent = agent_named(trial.agent, engine, toolbox, chat, trial.limits)
+    done = agent.run(
+        tasks,
+        samples=trial.samples,
+        temperature=trial.temperature,
+        seed=question_seed,
+        worlds=worlds,
+    )
+    ledger = Ledger(trial, seed, [task.id for task in tasks])
+    for i, task in enumerate(tasks):
+        some = done[i * trial.samples : (i + 1) * trial.samples]
+        ledger.answers.append([t.answer and normalise_answer(t.answer) for t in some])
+        ledger.right.append([is_correct(t.answer, task) for t in some])
+        ledger.ended.append([str(t.termination) for t in some])
+        costs = [costs_of(t) for t in some]
+        for name in COUNTS:
+            ledger.counts[name].append([cost[name] for cost in costs])
+    return ledger
+
+
+def save_ledgers(path: Path, head: dict, ledgers: Sequence[Ledger]) -> Path:
+    """One JSON file: `head` (command, profile, ..), then a line a ledger."""
+    lines = [json.dumps(asdict(ledger), ensure_ascii=False) for ledger in ledgers]
+    text = f'{json.dumps(head)[:-1]}, "ledgers": [\n' + ",\n".join(lines) + "\n]}\n"
+    return write_whole(path, text)
+
+
+def load_ledgers(path: Path) -> tuple[dict, list[Ledger]]:
+    """(head, ledgers) of what `save_ledgers` wrote; ValueError when it cannot be read."""
+    try:
+        head = json.loads(path.read_text(encoding="utf-8"))
+        rows = head.pop("ledgers")
+        return head, [Ledger(**row | {"trial": Trial(**row["trial"])}) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise ValueError(f"no readable ledgers in {path}: {fault!r}") from fault

@@ -1,0 +1,333 @@
+"""WebWatcher (arXiv 2508.05748): questions about a picture, made from questions about a name.
+
+The paper: text questions come from a tree of linked pages, explicit (level 1) or fuzzed (level 2).
+Each becomes one about a picture: the entity's name gives way to words such as "the object in the
+image", and real photographs of it are found. A Selector drops what is no question about a picture
+(unchanged, the name or an alias in it, image and question that have little to do with each other);
+an Examiner drops pictures that a model cannot tell the entity from. Attempts must be right, be
+consistent step by step, and have at least 3 calls of tools. Rows: question, image_path, answers,
+domain.
+
+Taken from it: the conversion (`to_visual`), Selector and Examiner, whose verdicts are reasons
+(`selected`, `examined`, `quality`), the filter of attempts (`attempt_fault`), the rows. Reduced:
+pictures are drawn emblems (`drlib.worlds.emblems`), alone or several on a sheet, of which one is
+meant by its number; relevance and consistency are rules, no model's judgement. The reward is
+`format_and_answer` in `drlib.rl.rewards`, the agent `drlib.agents.webwatcher`; `say_by_rule` is a
+policy for it that needs no weights, to try the line with and for demonstrations. Missing:
+photographs, fuzzy questions (other families' blurs come before the conversion), runs of GRPO.
+"""
+
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from drlib.checks import require
+from drlib.files import write_whole
+from drlib.format import ToolCall, parse, render_answer, render_call
+from drlib.task import Task, is_correct
+from drlib.tools.pages import HIT
+from drlib.tools.pictures import Album, from_data_url, to_png
+from drlib.trajectory import Trajectory
+from drlib.worlds import World
+from drlib.worlds.emblems import WHITE, Box, Pixels, boxes_in, draw, read_numbers, sheet
+
+ALONE = "the thing in the picture"
+AMONG = "the thing numbered {} in the picture"
+OTHERS = 3  # on a sheet, beside what is asked about
+LEAST_RELEVANCE = 0.2
+LEAST_CALLS = 3
+
+See = Callable[[Pixels, str], str | None]
+
+
+@dataclass(frozen=True)
+class Visual:
+    """A question about a picture, and what it was made from.
+
+    task: with `picture`, its name in the album. source: the question in words alone. entity: whose
+    name gave way. number: of its emblem, where the picture has others beside it; "" where it stands
+    alone.
+    """
+
+    task: Task
+    source: Task
+    entity: str
+    number: str = ""
+
+
+def to_visual(
+    tasks: Iterable[Task], world: World, album: Album, seed: int | str = 0, others: int = OTHERS
+) -> tuple[list[Visual], list[tuple[Task, str]]]:
+    """Each task's question about a picture, and (task, reason) for those that become none.
+
+    others: emblems on the sheet beside the entity's, drawn by the seed; 0 for the entity's alone.
+    ValueError: the album has too few emblems.
+    """
+    require(0 <= others < len(album.emblems), f"others={others}: {len(album.emblems)} emblems")
+    made: list[Visual] = []
+    dropped: list[tuple[Task, str]] = []
+    for task in tasks:
+        if task.start not in album.emblems:
+            dropped.append((task, f"no picture of {task.start!r}"))
+        else:
+            rng = random.Random(f"visual-{seed}-{task.id}")
+            made.append(_visual(task, world, album, others, rng))
+    return made, dropped
+
+
+def _visual(task: Task, world: World, album: Album, others: int, rng: random.Random) -> Visual:
+    entity = task.start
+    number = album.emblems[entity].number if others else ""
+    words = AMONG.format(number) if others else ALONE
+    question = task.question
+    # the longest first: a name may stand in another one
+    for name in sorted(_names(entity, world), key=len, reverse=True):
+        question = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", words, question, flags=re.IGNORECASE)
+    beside = [
+        title
+        for title, emblem in album.emblems.items()
+        if title != entity and emblem.number != number
+    ]
+    shown = [entity, *rng.sample(beside, others)]
+    rng.shuffle(shown)
+    drawn = [draw(album.emblems[title]) for title in shown]
+    picture = album.add(sheet(drawn) if others else drawn[0])
+    kind = "sheet" if others else "emblem"
+    visual = replace(
+        task, id=f"{task.id}-{kind}", question=question, start="", query="", picture=picture
+    )
+    return Visual(visual, task, entity, number)
+
+
+def _names(entity: str, world: World) -> tuple[str, ...]:
+    """An entity's title and aliases."""
+    node = world.graph.nodes.get(entity) if world.graph is not None else None
+    return (entity, *(node.aliases if node else ()))
+
+
+# ----------------------------------------------------------------------------- what may be asked
+
+
+def selected(visual: Visual, world: World, least: float = LEAST_RELEVANCE) -> str:
+    """The Selector: why a question is dropped, "" for none: it is unchanged, it leaks a name of the
+    entity, or its picture has less than `least` to do with it (`relevance`)."""
+    if _words(visual.task.question) == _words(visual.source.question):
+        return "unchanged"
+    asked = _words(visual.task.question)
+    for name in _names(visual.entity, world):
+        if _stands_in(_words(name), asked):
+            return f"leaks {name!r}"
+    found = relevance(visual, world)
+    return "" if found >= least else f"relevance {found:.2f}"
+
+
+def relevance(visual: Visual, world: World) -> float:
+    """How much of what is asked the entity's page speaks of, 0..1: of the words of relations in the
+    question, the share that its page has."""
+    known = {word for relation in world.graph.adjacent for word in _words(relation)} - {"of"}
+    asked = [word for word in _words(visual.task.question) if word in known]
+    page = set(_words(world.page(visual.entity).text))
+    return sum(word in page for word in asked) / len(asked) if asked else 0.0
+
+
+def _words(text: str) -> list[str]:
+    """Words without case and accents, as somebody would still recognise a name by."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
+
+
+def _stands_in(name: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether the words of a name follow each other somewhere."""
+    places = range(len(words) - len(name) + 1)
+    return bool(name) and any([*words[at : at + len(name)]] == [*name] for at in places)
+
+
+def examined(visual: Visual, album: Album, see: See | None = None) -> str:
+    """The Examiner: why a picture is dropped, "" for none: whoever sees it takes it for another
+    thing, or for none.
+
+    see: (pixels, number or "") -> title; by default the rule that compares emblems.
+    """
+    if visual.task.picture not in album:
+        return "no picture"
+    look = see or (lambda pixels, number: looked_up(pixels, number, album))
+    found = look(album.pixels(visual.task.picture), visual.number)
+    if found is None:
+        return "shows nothing known"
+    return "" if found == visual.entity else f"shows {found!r}"
+
+
+def looked_up(pixels: Pixels, number: str, album: Album) -> str | None:
+    """The title that a picture shows; with a number, of the thing that bears it."""
+    if not number:
+        return album.thing_in(pixels)
+    parts = [
+        pixels[top : top + high, left : left + wide] for left, top, wide, high in boxes_in(pixels)
+    ]
+    bearing = [part for part in parts if read_numbers(part) == number]
+    return album.thing_in(bearing[0]) if len(bearing) == 1 else None
+
+
+def quality(
+    visuals: Iterable[Visual], world: World, album: Album, see: See | None = None
+) -> tuple[list[Visual], list[tuple[Visual, str]]]:
+    """What Selector and Examiner keep, and (question, reason) for all that one of them drops."""
+    kept: list[Visual] = []
+    dropped: list[tuple[Visual, str]] = []
+    for visual in visuals:
+        reason = selected(visual, world) or examined(visual, album, see)
+        if reason:
+            dropped.append((visual, reason))
+        else:
+            kept.append(visual)
+    return kept, dropped
+
+
+def blanked(visual: Visual, album: Album) -> Visual:
+    """The same question with a white picture of the same size: what can be answered without."""
+    white = np.full_like(album.pixels(visual.task.picture), WHITE)
+    return replace(visual, task=replace(visual.task, picture=album.add(white)))
+
+
+# ---------------------------------------------------------------------- what may be learned from
+
+
+def attempt_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) -> str:
+    """Why nobody should learn from an attempt, "" for nothing: a wrong answer, fewer than `least`
+    calls (refused turns are none), or a step that names a picture or a page of which nothing before
+    it told."""
+    if not is_correct(trajectory.answer, task):
+        return "wrong answer"
+    calls = sum(result.tool != "format" for result in trajectory.tool_results)
+    if calls < least:
+        return f"{calls} calls"
+    told = ""
+    for message in trajectory.messages:
+        if message["role"] != "assistant":
+            told += message["content"] + "\n"
+            continue
+        action = parse(message["content"])
+        for name in _addresses(action.arguments) if isinstance(action, ToolCall) else ():
+            if name not in told:
+                return f"names {name!r} unseen"
+    return ""
+
+
+def _addresses(arguments: Mapping) -> list[str]:
+    """The pictures and pages that a call names."""
+    urls = arguments.get("url", [])
+    named = [arguments.get("image"), *([urls] if isinstance(urls, str) else urls)]
+    return [name for name in named if isinstance(name, str)]
+
+
+def export(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[dict]:
+    """Rows with the released fields {question, image_path, answers, domain}; the pictures are
+    written into `folder` as PNG files. The domain is the kind of level: "emblem" or "sheet"."""
+    rows = []
+    for visual in visuals:
+        path = Path(folder) / visual.task.picture
+        write_whole(path, to_png(album.pixels(visual.task.picture)))
+        rows.append(
+            {
+                "question": visual.task.question,
+                "image_path": path.name,
+                "answers": [visual.task.answer, *visual.task.aliases],
+                "domain": "sheet" if visual.number else "emblem",
+            }
+        )
+    return rows
+
+
+# ------------------------------------------------------------------------------ a policy by rule
+
+UNKNOWN = "unknown"
+
+
+def say_by_rule(messages: Sequence[dict]) -> str:
+    """The next turn of a policy that sees by rule: a function of messages as a server gets them.
+
+    It decodes the picture, reads the numbers, cuts out what bears the one that is asked for, finds
+    the thing by its pixels and follows the relations that the question names by `search`. It knows
+    nothing but what stands in `messages`; where pixels find nothing it searches for the question's
+    words and guesses. ValueError: a question that it cannot read (`to_visual` makes those it can).
+    """
+    first = next(message for message in messages if message["role"] == "user")
+    question, picture = _text_and_picture(first["content"])
+    steps = _steps(messages)
+    asked = re.search(r"\bthe (.+?) of the thing (?:numbered (\d+) )?in the picture", question)
+    named = re.search(r"picture is called (\S+) and", question)
+    require(bool(asked and named), f"no question about a picture: {question[:80]!r}")
+    relations = asked[1].split(" of the ")[::-1]
+    call, observation = steps[-1] if steps else (None, "")
+    if call is None and asked[2]:
+        return _call("Which of them has the number?", "read", image=named[1])
+    if call is None:
+        return _call("What is it?", "image_search", image=named[1])
+    if call.name == "read":
+        box = _box_of(asked[2], observation, picture)
+        if box:
+            return _call("That one.", "crop", image=named[1], box=",".join(map(str, box)))
+    if call.name == "crop":
+        part = observation.partition(" ")[0]
+        return _call("What is it?", "image_search", image=part)
+    hits = [*HIT.finditer(observation)]
+    if call.name in ("read", "image_search") and not hits:
+        return _call("I see nothing that I know.", "search", query=[question.splitlines()[0]])
+    done = sum(before.name == "search" for before, _ in steps)
+    if call.name == "image_search":
+        return _call(f"It is {hits[0]['title']}.", "search", query=[hits[0]["title"]])
+    seen = any(before.name == "image_search" and HIT.search(text) for before, text in steps)
+    if not seen:
+        return _answer(_fact(relations[-1], [hit["text"] for hit in hits]))
+    value = _fact(relations[done - 1], [hit["text"] for hit in hits[:1]])
+    if done == len(relations) or value == UNKNOWN:
+        return _answer(value)
+    return _call(f"Its {relations[done - 1]} is {value}.", "search", query=[value])
+
+
+def _text_and_picture(content: str | list[dict]) -> tuple[str, Pixels | None]:
+    """What a user's message says, and its picture, decoded."""
+    if isinstance(content, str):
+        return content, None
+    text = "".join(part["text"] for part in content if part["type"] == "text")
+    urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    return text, from_data_url(urls[0]) if urls else None
+
+
+def _steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
+    """The calls so far, each with what was observed."""
+    steps = []
+    for said, heard in zip(messages, messages[1:]):
+        action = parse(said["content"]) if said["role"] == "assistant" else None
+        if isinstance(action, ToolCall):
+            text, _ = _text_and_picture(heard["content"])
+            inside = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+            steps.append((action, inside))
+    return steps
+
+
+def _box_of(number: str, read: str, picture: Pixels | None) -> Box | None:
+    """Where the thing stands whose number was read, by what the picture looks like."""
+    boxes = [] if picture is None else boxes_in(picture)
+    numbers = read.split()
+    found = len(boxes) == len(numbers) and number in numbers
+    return boxes[numbers.index(number)] if found else None
+
+
+def _fact(relation: str, lines: Iterable[str]) -> str:
+    """The value of a relation in a hit's line of facts."""
+    found = (re.search(rf"(?:^|; ){re.escape(relation)} ([^;]+?)(?:;|\.$)", line) for line in lines)
+    return next((fact[1] for fact in found if fact), UNKNOWN)
+
+
+def _call(thought: str, name: str, **arguments) -> str:
+    return f"<think>{thought}</think>{render_call(name, arguments)}"
+
+
+def _answer(value: str) -> str:
+    return f"<think>So it is.</think>{render_answer(value)}"

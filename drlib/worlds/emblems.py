@@ -1,0 +1,206 @@
+"""Drawn pictures: each thing of a world has an emblem, a coloured shape over a number.
+
+Photographs would need a model that sees, and files in the repository. An emblem needs neither: it
+is drawn by rule from the title, so that its pixels are the thing's key, equal on every machine, and
+nothing but the picture tells which thing it is. Several emblems on one sheet are a picture in which
+one has to look for something. `read_numbers` reads the drawn digits back, by comparing each glyph
+with the font: a reader of this font alone, and honest about what is cut off.
+
+Left out: letters, other scales within one sheet, anything that is not drawn here.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from drlib.checks import require
+
+Pixels = np.ndarray  # uint8 [height, width, 3], red green blue
+Box = tuple[int, int, int, int]  # left, top, width, height, in pixels
+
+SIZE = 64  # of an emblem, both ways
+MARGIN = 8  # between the emblems of a sheet, and around them
+WHITE, FRAME, INK = 255, 200, 0
+DARK = 64  # ink has less in all three colours
+ROOM = 44  # rows for the shape, above the number
+SCALE = 2  # pixels of a dot of a digit
+DIGITS = 4
+COLOURS = {
+    "red": (204, 51, 51),
+    "orange": (230, 140, 30),
+    "yellow": (225, 200, 50),
+    "green": (60, 150, 70),
+    "teal": (50, 170, 170),
+    "blue": (60, 100, 200),
+    "purple": (145, 80, 180),
+    "grey": (150, 150, 150),
+}
+SHAPES = ("circle", "ring", "square", "diamond", "triangle", "cross")
+# five dots wide, seven high
+_FONT = {
+    "0": "01110 10001 10011 10101 11001 10001 01110",
+    "1": "00100 01100 00100 00100 00100 00100 01110",
+    "2": "01110 10001 00001 00010 00100 01000 11111",
+    "3": "11111 00010 00100 00010 00001 10001 01110",
+    "4": "00010 00110 01010 10010 11111 00010 00010",
+    "5": "11111 10000 11110 00001 00001 10001 01110",
+    "6": "00110 01000 10000 11110 10001 10001 01110",
+    "7": "11111 00001 00010 00100 01000 01000 01000",
+    "8": "01110 10001 10001 01110 10001 10001 01110",
+    "9": "01110 10001 10001 01111 00001 00010 01100",
+}
+_DOTS = {digit: np.array([[*row] for row in rows.split()]) == "1" for digit, rows in _FONT.items()}
+_HEIGHT, _WIDTH = _DOTS["0"].shape
+_ALIKE = 0.9  # of a glyph's dots, for it to be that digit
+
+
+@dataclass(frozen=True)
+class Emblem:
+    """What an emblem shows; `number` has four digits."""
+
+    shape: str
+    colour: str
+    number: str
+
+    @property
+    def caption(self) -> str:
+        """In words."""
+        return f"a {self.colour} {self.shape} over the number {self.number}"
+
+
+def emblem_of(title: str, salt: int = 0) -> Emblem:
+    """The emblem that a title's hash draws; another `salt`, another one."""
+    drawn = hashlib.sha256(f"emblem|{salt}|{title}".encode()).digest()
+    return Emblem(
+        SHAPES[drawn[0] % len(SHAPES)],
+        [*COLOURS][drawn[1] % len(COLOURS)],
+        f"{int.from_bytes(drawn[2:6]) % 10**DIGITS:0{DIGITS}d}",
+    )
+
+
+def emblems_of(titles: Iterable[str]) -> dict[str, Emblem]:
+    """An emblem for each title, no two alike: of two that would be, the later in the alphabet is
+    drawn again. ValueError: more titles than emblems."""
+    titles = sorted(set(titles))
+    most = len(SHAPES) * len(COLOURS) * 10**DIGITS // 2
+    require(len(titles) <= most, f"{len(titles)} titles, above {most}: their emblems would repeat")
+    found: dict[str, Emblem] = {}
+    taken: set[Emblem] = set()
+    for title in titles:
+        salt = 0
+        while (emblem := emblem_of(title, salt)) in taken:
+            salt += 1
+        taken.add(emblem)
+        found[title] = emblem
+    return found
+
+
+def draw(emblem: Emblem) -> Pixels:
+    """The emblem, uint8 [64, 64, 3]: shape, number and a thin frame on white."""
+    pixels = np.full((SIZE, SIZE, 3), WHITE, np.uint8)
+    pixels[:ROOM][_shape(emblem.shape)] = COLOURS[emblem.colour]
+    step = SCALE * (_WIDTH + 1)
+    left, top = (SIZE - DIGITS * step) // 2, ROOM + 2
+    for at, digit in enumerate(emblem.number):
+        dots = _DOTS[digit].repeat(SCALE, 0).repeat(SCALE, 1)
+        place = pixels[top : top + SCALE * _HEIGHT, left + at * step :][:, : SCALE * _WIDTH]
+        place[dots] = INK
+    pixels[[0, -1]] = pixels[:, [0, -1]] = FRAME
+    return pixels
+
+
+def _shape(name: str) -> np.ndarray:
+    """Which of the pixels above the number belong to the shape, bool [44, 64]."""
+    y, x = np.mgrid[:ROOM, :SIZE]
+    y, x = y - (ROOM - 1) / 2 - 1, x - (SIZE - 1) / 2
+    far = np.hypot(x, y)
+    masks = {
+        "circle": far < 17,
+        "ring": (far < 18) & (far > 10),
+        "square": np.maximum(abs(x), abs(y)) < 15,
+        "diamond": abs(x) + abs(y) < 19,
+        "triangle": (y < 15) & (y > -17) & (abs(x) < (y + 17) * 0.6),
+        "cross": (np.minimum(abs(x), abs(y)) < 5) & (np.maximum(abs(x), abs(y)) < 17),
+    }
+    return masks[name]
+
+
+def sheet(pictures: Sequence[Pixels], columns: int = 2) -> Pixels:
+    """Emblems side by side on white, `columns` in a row, in reading order."""
+    boxes = places(len(pictures), columns)
+    right = max(left + width for left, _, width, _ in boxes) + MARGIN
+    bottom = max(top + height for _, top, _, height in boxes) + MARGIN
+    pixels = np.full((bottom, right, 3), WHITE, np.uint8)
+    for picture, (left, top, width, height) in zip(pictures, boxes, strict=True):
+        pixels[top : top + height, left : left + width] = picture
+    return pixels
+
+
+def places(n: int, columns: int = 2) -> list[Box]:
+    """Where the `n` emblems of a sheet stand, in reading order."""
+    step = SIZE + MARGIN
+    corners = [(MARGIN + at % columns * step, MARGIN + at // columns * step) for at in range(n)]
+    return [(left, top, SIZE, SIZE) for left, top in corners]
+
+
+def boxes_in(pixels: Pixels) -> list[Box]:
+    """What stands apart on white, in reading order; nothing in a blank picture."""
+    marked = (pixels < WHITE).any(axis=2)
+    return [
+        (left, top, right - left, bottom - top)
+        for top, bottom in _runs(marked.any(axis=1))
+        for left, right in _runs(marked[top:bottom].any(axis=0))
+    ]
+
+
+def read_numbers(pixels: Pixels) -> str:
+    """The drawn digits, a line a row of numbers; "?" for a glyph that is none of them (one that is
+    cut off, say), "" where there is no ink."""
+    ink = (pixels < DARK).all(axis=2)
+    lines = [_line(ink[top:bottom]) for top, bottom in _runs(ink.any(axis=1))]
+    return "\n".join(lines)
+
+
+def _line(ink: np.ndarray) -> str:
+    """The digits of a row of glyphs; a space where they stand further apart than in a number."""
+    dot = len(ink) / _HEIGHT  # pixels
+    text, end = "", None
+    for left, right in _runs(ink.any(axis=0)):
+        far = end is not None and left - end > 3 * dot
+        text += " " * far + _digit(ink[:, left:right], dot)
+        end = right
+    return text
+
+
+def _digit(glyph: np.ndarray, dot: float) -> str:
+    """The digit whose dots are most like the glyph's."""
+    best, alike = "?", _ALIKE
+    for digit, dots in _templates().items():
+        if round(glyph.shape[1] / dot) != dots.shape[1]:
+            continue
+        share = (resized(glyph, *dots.shape) == dots).mean()
+        if share >= alike:
+            best, alike = digit, share
+    return best
+
+
+@lru_cache
+def _templates() -> dict[str, np.ndarray]:
+    """The digits without the empty columns beside them."""
+    return {digit: dots[:, dots.any(axis=0)] for digit, dots in _DOTS.items()}
+
+
+def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The picture [H, W, ...] in another size, by the nearest pixel."""
+    rows = ((np.arange(height) + 0.5) * pixels.shape[0] / height).astype(int)
+    columns = ((np.arange(width) + 0.5) * pixels.shape[1] / width).astype(int)
+    return pixels[rows][:, columns]
+
+
+def _runs(marked: np.ndarray) -> list[tuple[int, int]]:
+    """(begin, end) of each run of True, bool [L]."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], marked, [False]]).astype(int)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -1,0 +1,106 @@
+"""The faults of agents of several contexts, and of training through them (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+SAMPLES = "tests/test_training_samples.py"
+SKILLS = "tests/test_synthesis_skills.py"
+STRATEGIES = "tests/test_evals_strategies.py"
+
+MUTANTS = [
+    Mutant(
+        "contexts: a sample reads those before it",
+        "drlib/training/samples.py",
+        "inside_T = trajectory.contexts == number",
+        "inside_T = trajectory.contexts <= number",
+        (SAMPLES,),
+        "tokens are trained behind text that the policy had forgotten",
+    ),
+    Mutant(
+        "contexts: the advantage of another rollout",
+        "drlib/training/grpo.py",
+        "share_over_segments(advantages_N[mine], owners),",
+        "share_over_segments(advantages_N[mine], owners[::-1]),",
+        (SAMPLES,),
+        "segments are pushed by the rewards of others",
+    ),
+    Mutant(
+        "contexts: the baseline over samples is one over rollouts",
+        "drlib/training/grpo.py",
+        'if config.rl_baseline == "samples":',
+        "if False:",
+        (SAMPLES,),
+        "a failure of many rounds pushes harder than a success of few pulls",
+    ),
+    Mutant(
+        "down-sampling: nothing is dropped",
+        "drlib/rl/resampling.py",
+        "[: n // multiple * multiple]",
+        "[:n]",
+        (SAMPLES,),
+        "processes get batches of different sizes",
+    ),
+    Mutant(
+        "trails: a later treasure does not count",
+        "drlib/synthesis/trails.py",
+        "return titles[0], found[places[-1]], entities",
+        "return titles[0], found[places[0]], entities",
+        ("tests/test_synthesis_trails.py",),
+        "the answer is known long before the end, and nothing has to be remembered",
+    ),
+    Mutant(
+        "skills: a summary of the turn before",
+        "drlib/synthesis/skills.py",
+        "summary = report_text(episode.known_before[cut])",
+        "summary = report_text(episode.known_before[cut - 1])",
+        (SKILLS,),
+        "a policy is taught to forget what it has just read",
+    ),
+    Mutant(
+        "skills: a turn opens before the summary is asked for",
+        "drlib/synthesis/actions.py",
+        "opened = len(shown) - len(chat.assistant_start)",
+        "opened = len(shown)",
+        (SKILLS,),
+        "what is taught is not what ReSum shows",
+    ),
+    Mutant(
+        "skills: pre-training tells answers",
+        "drlib/synthesis/skills.py",
+        "yield from self._sample(_without_answer(conversation))",
+        "yield from self._sample(conversation)",
+        (SKILLS,),
+        "the cold start has nothing left to teach",
+    ),
+    Mutant(
+        "several agents: the tasks of one for another",
+        "drlib/agents/naming.py",
+        "for at, i in enumerate(mine)}",
+        "for at, i in enumerate(reversed(mine))}",
+        ("tests/test_agents_naming.py",),
+        "rollouts are judged by the answers of other questions",
+    ),
+    Mutant(
+        "heavy: researchers cost nothing",
+        "drlib/agents/costs.py",
+        'own[name] + sum(part[name] for part in runs["costs"])',
+        "own[name]",
+        (STRATEGIES,),
+        "Heavy seems as cheap as one turn",
+    ),
+    Mutant(
+        "votes: of all samples",
+        "drlib/evals/strategies.py",
+        "chosen = vote(answers[:n])",
+        "chosen = vote(answers)",
+        (STRATEGIES,),
+        "a vote of few is sold with the accuracy of many",
+    ),
+    Mutant(
+        "equal tokens: as many samples as there are",
+        "drlib/evals/strategies.py",
+        "return max(1, min(samples, len(one.right[0])))",
+        "return len(one.right[0])",
+        (STRATEGIES,),
+        "the control spends more than what it is compared with",
+    ),
+]

@@ -1,0 +1,88 @@
+"""Agents by one line of text.
+
+Run: python -m pytest tests/test_agents_naming.py
+"""
+
+import pytest
+
+from drlib.agents import Heavy, IterResearch, ManagedReAct, ReAct, ReSum, agent_named
+from drlib.agents.resum import own_words
+from drlib.agents.s3 import S3, chain_reader
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT
+from drlib.format import render_answer
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.worlds import load_world
+from tests.agent_examples import Speaker
+
+TASKS = [Task(f"t{i}", f"Question {i}?", "yes", "search", "") for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    with Toolbox(load_world("tour")) as toolbox:
+        yield toolbox
+
+
+@pytest.fixture
+def named(chat, toolbox):
+    def make(line, say=lambda text: render_answer("yes")):
+        return agent_named(line, Speaker(chat, say), toolbox, chat)
+
+    return make
+
+
+def test_a_line_names_an_agent_and_its_options(named):
+    assert type(named("react")) is ReAct and type(named("iterresearch")) is IterResearch
+    kept = named("managed:keep_recent=2,discard_above=300")
+    assert type(kept) is ManagedReAct and (kept.keep_recent, kept.discard_above) == (2, 300)
+    assert named("managed:keep_recent=none").keep_recent is None
+    assert named("resum:summarise=policy,every=4").summarise is None
+    assert named("resum:summarise=policy,every=4").every == 4
+    assert (
+        type(named("resum")) is ReSum and named("resum:summarise=thoughts").summarise is own_words
+    )
+    assert type(named("s3:generate=reader")) is S3
+    assert named("s3:generate=reader").generate is chain_reader
+    heavy = named("heavy:n=3,merge=vote,researcher=react")
+    assert type(heavy) is Heavy and (heavy.n, heavy.merge) == (3, "vote")
+    assert type(heavy.researcher) is ReAct and type(named("heavy").researcher) is IterResearch
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("raect", "unknown agent 'raect': did you mean 'react'"),
+        ("resum:evry=2", "agent 'resum' has no option 'evry': did you mean 'every'"),
+        ("resum:every", "'every' is not key=value"),
+        ("resum:summarise=nobody", "summarise is one of .'policy', 'thoughts'"),
+        ("heavy:researcher=nobody", "unknown agent 'nobody'"),
+        ("react:limits=2", "agent 'react' has no option 'limits'"),
+        ("react+", "unknown agent ''"),
+    ],
+)
+def test_a_line_that_names_nothing_is_refused_with_the_reason(named, line, reason):
+    with pytest.raises(ValueError, match=reason):
+        named(line)
+
+
+def test_several_agents_share_the_tasks_in_turn_and_keep_their_order(named):
+    shown = []
+
+    def say(text):
+        shown.append("Report:" in text)
+        return render_answer(text.partition("Question ")[2][0])
+
+    several = named("react+iterresearch", say)
+    done = several.run(TASKS, samples=2, keys=[7, 8, 9, 10, 11], seed=3)
+    assert [one.task_id for one in done] == [task.id for task in TASKS for _ in range(2)]
+    assert [one.answer for one in done] == [str(i) for i in range(5) for _ in range(2)]
+    assert [one.id for one in done[:4]] == ["3-7-0", "3-7-1", "3-8-0", "3-8-1"]
+    assert shown == [False] * 6 + [True] * 4  # three tasks of ReAct, two of IterResearch
+    assert several.engine is several.agents[0].engine is several.agents[1].engine

@@ -1,0 +1,247 @@
+"""Agents on the same questions: ledgers, votes, costs, and what is claimed of them.
+
+Run: python -m pytest tests/test_evals_strategies.py
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from drlib.agents import Limits, agent_named
+from drlib.agents.costs import costs_of
+from drlib.analysis.strategy_plots import majority_right
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT
+from drlib.evals.metrics import difference_interval
+from drlib.evals.strategies import (
+    Ledger,
+    Trial,
+    at_equal_tokens,
+    attempt,
+    load_ledgers,
+    questions_of,
+    save_ledgers,
+)
+from drlib.format import render_answer
+from drlib.lab.findings import FINDINGS
+from drlib.lab.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.worlds import load_world
+from tests.agent_examples import Speaker
+from tests.loop_examples import build_stages
+
+
+@pytest.fixture(scope="module")
+def tour():
+    return load_world("tour")
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
+
+
+@pytest.fixture(scope="module")
+def toolbox(tour):
+    with Toolbox(tour, results=2) as toolbox:
+        yield toolbox
+
+
+def ledger(answers, rights, name="one", seed=0, sampled=10):
+    """By hand: answers as letters, the right letter of each question."""
+    trial = Trial(name, "react", samples=len(answers[0]))
+    rows = [[None if a == "-" else a for a in row] for row in answers]
+    right = [[a == wanted for a in row] for row, wanted in zip(answers, rights)]
+    tasks = [f"t{i}" for i in range(len(answers))]
+    counts = {
+        name: [[sampled] * len(row) for row in answers]
+        for name in ("sampled", "processed", "longest", "contexts", "calls")
+    }
+    return Ledger(trial, seed, tasks, rows, right, [["answered"] * len(answers[0])] * 2, counts)
+
+
+def test_votes_and_passes_by_hand():
+    one = ledger(["abba", "-c-c"], "bc")
+    assert one.accuracy_Q().tolist() == [0.5, 0.5]
+    assert [one.voted_Q(n).tolist() for n in (1, 2, 3, 4)] == [[0, 0], [0, 1], [1, 1], [0, 1]]
+    assert [one.passed_Q(n).tolist() for n in (1, 2)] == [[0, 0], [1, 1]]
+    with pytest.raises(ValueError, match="5 of 4 samples"):
+        one.voted_Q(5)
+
+
+def test_equal_tokens_are_as_many_samples_as_the_other_costs():
+    cheap, dear = ledger(["abab", "abab"], "aa"), ledger(["a", "a"], "aa", sampled=32)
+    assert at_equal_tokens(cheap, dear) == 3
+    assert at_equal_tokens(dear, cheap) == 1
+    assert at_equal_tokens(cheap, ledger(["a", "a"], "aa", sampled=500)) == 4
+    assert measured_Q(cheap, "vote:equal", dear).tolist() == cheap.voted_Q(3).tolist()
+    assert measured_Q(cheap, "pass:2", dear).tolist() == [1, 1]
+    for what in ("voting", "vote", "mean:3"):
+        with pytest.raises(ValueError, match="no measure"):
+            measured_Q(cheap, what, dear)
+
+
+def test_the_questions_are_the_same_for_every_agent_and_held_out(tour):
+    one, other = Trial("a", "react", n=30), Trial("b", "heavy:n=2", n=30, temperature=0.0)
+    asked, worlds = questions_of(one, tour, 7)
+    assert asked == questions_of(other, tour, 7)[0] and worlds == {}
+    assert asked != questions_of(one, tour, 8)[0]
+    trails, worlds = questions_of(Trial("c", "react", "trail:9", n=5), tour, 7)
+    assert [task.hops for task in trails] == [9] * 5 and {*worlds} == {t.world for t in trails}
+    with pytest.raises(ValueError, match="trial d: no questions 'riddle'"):
+        questions_of(Trial("d", "react", "riddle"), tour, 7)
+
+
+@pytest.mark.parametrize("line", ["heavy:n=3", "heavy:n=3,merge=vote"])
+def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, chat, line):
+    task = Task("t", "Who?", "yes", "search", tour.version)
+
+    def say(text):
+        return (
+            render_answer("yes")
+            if "researchers" in text
+            else f"<think>Hm.</think>{render_answer('yes')}"
+        )
+
+    def run(line):
+        agent = agent_named(line, Speaker(chat, say), toolbox, chat, Limits(context_tokens=2000))
+        return agent.run([task])[0]
+
+    (single, merged) = (costs_of(run(line)) for line in ("iterresearch", line))
+    own = len(chat.encode(render_answer("yes"))) if "vote" not in line else 0
+    assert merged["sampled"] == 3 * single["sampled"] + own
+    assert merged["contexts"] == 3 + (own > 0)
+    assert merged["longest"] >= single["longest"]
+
+
+def test_a_trial_writes_down_what_each_attempt_said_and_cost(tour, toolbox, chat, tmp_path):
+    trial = Trial("x", "react", n=3, samples=2)
+    asked, _ = questions_of(trial, tour, 7)
+    engine = Speaker(chat, lambda text: render_answer(asked[0].answer))
+    found = attempt(trial, engine, toolbox, chat, tour, 7, seed=4)
+    assert found.seed == 4 and found.tasks == [task.id for task in asked]
+    assert found.right[0] == [True, True] and found.ended == [["answered"] * 2] * 3
+    said = len(chat.encode(render_answer(asked[0].answer)))
+    assert found.mean("sampled") == said and found.mean("processed") > said
+    path = save_ledgers(tmp_path / "seed4.json", {"command": "make it"}, [found])
+    head, (again,) = load_ledgers(path)
+    assert head == {"command": "make it"} and again == found
+    path.write_text("{")
+    with pytest.raises(ValueError, match="no readable ledgers in .*seed4.json"):
+        load_ledgers(path)
+
+
+def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "policies: {p: {}}\nquestion_seed: 5\n"
+        "trials:\n"
+        "- {name: new, policy: p, agent: react}\n"
+        "- {name: old, policy: p, agent: react, samples: 4}\n"
+        "claims:\n"
+        "- {name: x, claim: c, source: s, expected: higher, setting: new, control: old,\n"
+        "   measure: [sample, 'vote:3']}\n"
+    )
+    claim = Plan.load(plan).claims["x"]
+    ons = [ledger(["b", "a"], "bc", "new", s) for s in (0, 1)]
+    offs = [ledger(["abba", "-c-c"], "bc", "old", 0), ledger(["aaab", "cccc"], "bc", "old", 1)]
+    for seed in (0, 1):
+        save_ledgers(tmp_path / f"seed{seed}.json", {"command": "go"}, [ons[seed], offs[seed]])
+    found = finding(claim, tmp_path, [0, 1])
+    differences_SQ = np.array([[1.0 - 1.0, 0.0 - 1.0], [1.0 - 0.0, 0.0 - 1.0]])
+    effect, low, high = difference_interval(differences_SQ)
+    assert found["effect"] == effect == -0.25
+    assert found["interval"] == [round(low, 5), round(high, 5)]
+    assert found["accuracy"] == [0.5, 0.75] and found["command"] == "go"
+    assert found["setting"] == {"trial": "new", "agent": "react", "measure": "sample"}
+    assert found["outcome"] == "open" and found["n"] == 2 and found["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("policy: p", "policy: q"), "trial new: no policy 'q'"),
+        (("control: old", "control: ol"), "claim x: no trial 'ol'"),
+        (("samples: 4", "questions: 'trail:3'"), "claim x: its trials ask different questions"),
+    ],
+)
+def test_a_plan_that_names_what_is_not_there_is_refused(tmp_path, change, reason):
+    text = (
+        "policies: {p: {}}\nquestion_seed: 5\ntrials:\n- {name: new, policy: p, agent: react}\n"
+        "- {name: old, policy: p, agent: react, samples: 4}\nclaims:\n"
+        "- {name: x, claim: c, source: s, expected: higher, setting: new, control: old}\n"
+    )
+    path = tmp_path / "plan.yaml"
+    path.write_text(text.replace(*change, 1))
+    with pytest.raises(ValueError, match=reason):
+        Plan.load(path)
+    path.write_text(text)
+    Plan.load(path)
+
+
+def test_the_majority_of_independent_runs_is_the_binomial_tail():
+    assert majority_right(0.7, 1) == pytest.approx(0.7)
+    assert majority_right(0.7, 2) == pytest.approx(0.7)
+    assert majority_right(0.7, 3) == pytest.approx(0.7**3 + 3 * 0.7**2 * 0.3)
+    brute = sum(
+        math.prod(0.6 if bit else 0.4 for bit in bits) * (sum(bits) > 2)
+        for bits in np.ndindex(2, 2, 2, 2, 2)
+    )
+    assert majority_right(0.6, 5) == pytest.approx(brute)
+
+
+def test_the_command_trains_asks_and_writes_down(tmp_path):
+    small = "{layers: 2, processes: 1, hidden: 32, world: tour}"
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        f"policies: {{small: {small}}}\nquestion_seed: 5\ntrials:\n"
+        "- &one {name: one, policy: small, agent: react, stage: untrained, n: 3, samples: 2}\n"
+        "- {<<: *one, name: two, agent: 'heavy:n=2'}\nclaims:\n"
+        "- {name: x, claim: c, source: s, expected: higher, setting: two, control: one}\n"
+    )
+    plan = Plan.load(path)
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    build_stages(("world", "untrained"), plan.config("small", "ci", 3), runs)
+    made = measure("ci", [3], runs, out, tmp_path / "found", plan)
+    assert [path.name for path in made] == ["seed3.json", "x.json"]
+    head, by_trial = read_ledgers(out)
+    assert head["command"] == "python -m drlib.lab strategies --profile ci --seeds 3"
+    assert [some[0].seed for some in by_trial.values()] == [3, 3]
+    assert [len(row) for row in by_trial["two"][0].right] == [2, 2, 2]
+    found = json.loads(made[1].read_text())
+    assert found["accuracy"] == [0, 0] and found["outcome"] == "open"
+
+    # a trial more: what is there is kept, whatever it says; other questions begin anew
+    ledgers = [some[0] for some in by_trial.values()]
+    ledgers[0].answers[0][0] = "kept"
+    save_ledgers(made[0], head, ledgers)
+    path.write_text(path.read_text().replace("claims:", "- {<<: *one, name: three}\nclaims:"))
+    measure("ci", [3], runs, out, tmp_path / "found", Plan.load(path))
+    _, by_trial = read_ledgers(out)
+    assert [*by_trial] == ["one", "two", "three"]
+    assert by_trial["one"][0].answers[0][0] == "kept"
+    path.write_text(path.read_text().replace("question_seed: 5", "question_seed: 6"))
+    measure("ci", [3], runs, out, tmp_path / "found", Plan.load(path))
+    assert read_ledgers(out)[1]["one"][0].answers[0][0] != "kept"
+
+
+# ---------------------------------------------------------------- the committed ones
+
+
+@pytest.mark.parametrize("name", Plan.load().claims)
+def test_a_committed_finding_follows_from_its_ledgers(name):
+    told = json.loads((FINDINGS / f"{name}.json").read_text(encoding="utf-8"))
+    again = finding(Plan.load().claims[name], LEDGERS, told["seeds"])
+    assert told == json.loads(json.dumps(again)) and len(told["seeds"]) >= 3
+
+
+def test_the_committed_ledgers_are_of_the_committed_plan():
+    plan = Plan.load()
+    head, by_trial = read_ledgers()
+    assert {*by_trial} == {*plan.trials}
+    for name, (_, trial) in plan.trials.items():
+        assert all(one.trial == trial for one in by_trial[name])
+    assert head["policies"] == json.loads(json.dumps(dict(plan.policies)))

@@ -1,0 +1,130 @@
+"""Steps of the stage `rl` whose rollouts are made by other agents than ReAct, with a gradient.
+
+They start from the committed policy that was taught to keep reports and summaries. Run:
+python -m pytest tests/test_training_contexts.py
+"""
+
+import pytest
+import torch
+
+from drlib.config import Config
+from drlib.training import stages
+from drlib.training.pretrain import documents
+from drlib.training.run import RunFolder
+from drlib.training.sft import memory_samples
+from drlib.wordings import PHRASES
+from drlib.worlds import Names
+from tests.loop_examples import ColdStart, build_stages, flat, settings
+
+POLICY = "figures/reference/agents/policy"
+LINES = {
+    "iterresearch": {},
+    "resum:summarise=policy,every=1": {},
+    "iterresearch+resum:summarise=policy": {"rl_trail_share": 0.5, "rl_trail_pages": 9},
+    "heavy:n=2": {"rl_questions": 4},
+    "s3:generate=reader": {"rl_reward": "gain_beyond_rag", "rl_python_share": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def start():
+    start = ColdStart(rl_start=POLICY)
+    yield start
+    start.close()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
+    config = settings(rl_agent=line, rl_lr=1e-3, rl_overlong="keep", max_calls=16, **LINES[line])
+    step = start.step(config, tmp_path / "run")
+    before = flat(step.model)
+    metrics, trajectories = step.take(1)
+    assert metrics["updates"] == 1 and metrics["live_groups"] > 0
+    assert not torch.equal(flat(step.model), before)
+    # every token was scored in the context that it was sampled in
+    assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
+    assert metrics["rollouts"] == config.rl_questions * config.rl_group
+    if line.startswith(("iter", "resum")):
+        assert metrics["contexts"] > 1.5
+        assert max(one.contexts.max() for one in trajectories if one.contexts is not None) > 0
+
+
+def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_path):
+    config = settings(
+        rl_agent="s3:generate=reader",
+        rl_reward="gain_beyond_rag",
+        rl_python_share=0.0,
+        max_calls=8,
+        rl_questions=24,
+    )
+    step = start.step(config, tmp_path / "run")
+    _, trajectories = step.take(0)
+    found = {(t.reward_parts["exact_match"], t.reward_parts["rag"], t.reward) for t in trajectories}
+    assert all(reward == right - rag for right, rag, reward in found)
+    assert (1.0, 0.0, 1.0) in found, "it gathers what plain retrieval does not find"
+    assert {t.metadata["skill"][0] for t in trajectories} == {"h"}
+
+
+# ---------------------------------------------------------------- what it was taught
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """World, tokenizer and pool of the memory line, small."""
+    config = settings(skills="memory", demonstrations=40, teacher="solver")
+    runs = tmp_path_factory.mktemp("runs")
+    return config, runs, build_stages(("world", "demonstrations"), config, runs)
+
+
+def test_the_tokenizer_has_a_piece_for_every_line_that_agents_say_each_time(built):
+    from drlib.chat import ChatIds, load_tokenizer
+
+    _, _, made = built
+    chat = ChatIds(load_tokenizer(made["world"] / "tokenizer"))
+    for phrase in PHRASES:
+        assert len(chat.plain(phrase)) == 1, phrase
+
+
+def test_the_pool_has_trails_and_says_what_was_known_at_every_turn(built):
+    from drlib.training.data import read_episodes
+
+    _, _, made = built
+    rows = read_episodes(made["demonstrations"], "correct")
+    trails = [row for row in rows if row["kind"] == "trail"]
+    assert len(trails) == 10 and len(rows) > 30
+    for row in rows:
+        turns = sum(message["role"] == "assistant" for message in row["messages"])
+        assert len(row["known_before"]) == turns
+    for row in trails:
+        assert row["known_before"][-1]["next"] == "nowhere"
+
+
+def test_every_attempt_becomes_rounds_and_resumed_contexts(built, start):
+    from drlib.training.data import read_episodes
+
+    _, _, made = built
+    rows = read_episodes(made["demonstrations"], "correct")
+    samples = memory_samples(rows, start.chat)
+    calls = [row["calls"] for row in rows]
+    # a round a turn; and for each call a context before and one behind the summary
+    assert len(samples) == sum(n + 1 for n in calls) + sum(2 * n for n in calls)
+    assert all(any(sample.loss) and not sample.loss[0] for sample in samples)
+
+
+def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start):
+    config, *_ = built
+    names = Names.of(start.world)
+
+    def texts(config: Config) -> list[str]:
+        stream = documents(config, names, start.chat)("a")
+        return [start.chat.tokenizer.decode(next(stream).ids) for _ in range(150)]
+
+    assert sum("<report>" in text for text in texts(config)) > 5
+    assert not any("<report>" in text for text in texts(settings()))
+
+
+def test_questions_of_several_conditions_and_memory_are_refused_together(tmp_path):
+    config = settings(skills="memory", questions="engine", world="folder:notebooks/tern")
+    with pytest.raises(ValueError, match="set questions=chains"):
+        build_stages(("world",), config, tmp_path)
+    assert not RunFolder.complete(stages.folder("world", config, tmp_path))

@@ -1,0 +1,172 @@
+"""Reinforcement learning through agents of several contexts: each context is a sample.
+
+Run: python -m pytest tests/test_training_samples.py
+"""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.rl.resampling import fewest_dropped
+from drlib.synthesis.trails import NEXT_PAGE
+from drlib.training import grpo
+from drlib.training.gradient import check_switches
+from drlib.training.questions import SKILLS, Questions
+from drlib.training.samples import all_contexts, contexts_of
+from drlib.worlds import Names
+from tests.loop_examples import a_batch, cold_start, flat, settings
+
+start = cold_start
+batch = a_batch
+
+
+def cut(trajectory, *lengths):
+    """The same tokens as if they had stood in contexts of these lengths."""
+    assert sum(lengths) == len(trajectory)
+    numbers = np.repeat(np.arange(len(lengths)), lengths).astype(np.uint16)
+    return dataclasses.replace(trajectory, contexts=numbers)
+
+
+def halved(trajectory):
+    """Cut before its second turn, where it has one."""
+    second = np.flatnonzero(trajectory.turns == 1)
+    if not len(second):
+        return trajectory
+    return cut(trajectory, second[0], len(trajectory) - second[0])
+
+
+@pytest.fixture
+def rollouts(batch):
+    return [t for shard in batch for t in shard]
+
+
+def test_k_summaries_leave_k_plus_one_segments_that_concatenate_to_the_whole(rollouts):
+    whole = next(t for t in rollouts if t.turns.max() >= 1)
+    parts = contexts_of(halved(whole))
+    assert len(parts) == 2 and all(part.contexts is None for part in parts)
+    for name in ("token_ids", "generated", "logprobs", "segments", "versions"):
+        joined = np.concatenate([getattr(part, name) for part in parts])
+        assert joined.tolist() == getattr(whole, name).tolist()
+    assert {part.group_id for part in parts} == {whole.group_id}
+    assert {part.reward for part in parts} == {whole.reward}
+    assert [part.id for part in parts] == [f"{whole.id}/0", f"{whole.id}/1"]
+
+
+def test_a_rollout_of_one_context_is_itself_and_a_silent_context_is_no_sample(rollouts):
+    assert all(contexts_of(one) == [one] for one in rollouts)
+    one = rollouts[0]
+    prompt = int(np.argmax(one.generated))
+    (spoken,) = contexts_of(cut(one, prompt, len(one) - prompt))
+    assert spoken.token_ids.tolist() == one.token_ids[prompt:].tolist()
+
+
+def test_all_contexts_names_the_rollout_of_each(rollouts):
+    samples, owners = all_contexts([halved(t) for t in rollouts[:6]])
+    for sample, owner in zip(samples, owners):
+        assert sample.id.partition("/")[0] == rollouts[owner].id
+    assert sorted({*owners}) == list(range(6))
+
+
+def learned_from(start, tasks_shards, folder, **changes):
+    """(weights, metrics, shares) after one update on these shards."""
+    step = start.step(settings(rl_lr=1e-3, **changes), folder)
+    shares, _ = step._shares(tasks_shards, 0)
+    row = step._learn(tasks_shards, 0)
+    return flat(step.model), row, shares
+
+
+def test_without_a_second_context_the_update_has_the_recipe_s_bits(start, batch, tmp_path):
+    """K = 0: samples by contexts are plain GRPO, bit for bit."""
+    shards = batch
+    whole, *_ = learned_from(start, shards, tmp_path / "whole")
+    one_context = [[cut(t, len(t)) for t in shard] for shard in shards]
+    same, *_ = learned_from(start, one_context, tmp_path / "same")
+    assert torch.equal(whole, same)
+    assert not torch.equal(whole, flat(start.policy))
+
+
+def test_every_segment_has_its_rollout_s_advantage(start, batch, tmp_path):
+    shards = batch
+    split = [[halved(t) for t in shard] for shard in shards]
+    _, plain_row, plain = learned_from(start, shards, tmp_path / "plain")
+    weights, row, shares = learned_from(start, split, tmp_path / "split")
+    for before, after in zip(plain, shares):
+        of_rollout = dict(zip((t.id for t in before.trajectories), before.advantages_N.tolist()))
+        found = [of_rollout[t.id.partition("/")[0]] for t in after.trajectories]
+        assert after.advantages_N.tolist() == found
+        assert len(after.trajectories) > len(before.trajectories)
+    assert row["tokens"] == plain_row["tokens"], "every sampled token, once"
+    # what a later context has not seen is not in its gradient
+    assert not torch.equal(weights, learned_from(start, shards, tmp_path / "again")[0])
+
+
+def test_a_baseline_over_samples_counts_long_rollouts_more(start, batch, tmp_path):
+    """By hand: with rewards 1 (two contexts), 0, 0 the mean over samples is 1/2, not 1/3."""
+    shards = batch
+    long = next(t for shard in shards for t in shard if t.turns.max() >= 1)
+    group = [
+        dataclasses.replace(long, id=f"x-{i}", group_id="x", reward=reward)
+        for i, reward in enumerate((1.0, 0.0, 0.0))
+    ]
+    group[0] = halved(group[0])
+    changes = {"rl_advantage": "group_mean"}
+    _, _, (share,) = learned_from(start, [group], tmp_path / "a", **changes)
+    assert np.allclose(share.advantages_N, [2 / 3, 2 / 3, -1 / 3, -1 / 3])
+    changes["rl_baseline"] = "samples"
+    _, _, (share,) = learned_from(start, [group], tmp_path / "b", **changes)
+    assert np.allclose(share.advantages_N, [1 / 2, 1 / 2, -1 / 2, -1 / 2])
+
+
+@pytest.mark.parametrize(("n", "multiple"), [(10, 4), (8, 4), (3, 4), (7, 1), (0, 4)])
+def test_down_sampling_keeps_the_largest_multiple(n, multiple):
+    kept = fewest_dropped(n, multiple, generator=torch.Generator().manual_seed(0)).tolist()
+    assert len(kept) % multiple == 0 and n - len(kept) < multiple
+    assert kept == sorted(set(kept)) and all(0 <= i < n for i in kept)
+
+
+def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
+    found = Counter()
+    for seed in range(200):
+        kept = fewest_dropped(5, 4, generator=torch.Generator().manual_seed(seed))
+        found.update({*range(5)} - {*kept.tolist()})
+    assert {*found} == {*range(5)} and max(found.values()) < 70
+    with pytest.raises(ValueError, match="multiple of 0"):
+        fewest_dropped(5, 0)
+    with pytest.raises(ValueError, match="rl_sample_multiple must be at least 1"):
+        check_switches(settings(rl_sample_multiple=0))
+
+
+def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path):
+    shards = batch
+    split = [[halved(t) for t in shard] for shard in shards]
+    _, row, shares = learned_from(start, split, tmp_path / "run", rl_sample_multiple=13)
+    for shard, share in zip(split, shares):
+        n = len(all_contexts(shard)[0])
+        assert len(share.trajectories) == n // 13 * 13 < n
+
+
+# ---------------------------------------------------------------- questions
+
+
+def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
+    config = settings(rl_trail_share=0.4, rl_trail_pages=5, rl_questions=200)
+    questions = Questions(config, start.world, Names.of(start.world))
+    tasks, worlds = questions.draw(0, grpo.Curriculum(SKILLS))
+    trails = [task for task in tasks if task.kind == "trail"]
+    assert 55 < len(trails) < 105
+    assert {task.hops for task in trails} == {1, 2, 3, 4, 5}
+    for task in trails:
+        assert NEXT_PAGE in worlds[task.world].entities[task.start].facts
+    assert tasks == questions.draw(0, grpo.Curriculum(SKILLS))[0]
+
+
+def test_without_trails_the_questions_are_those_of_before(start):
+    """The committed runs' draws: a share of 0 takes nothing from the stream."""
+    names = Names.of(start.world)
+    curriculum = grpo.Curriculum(SKILLS)
+    plain = Questions(settings(), start.world, names).draw(3, curriculum)[0]
+    other = Questions(settings(rl_trail_pages=99), start.world, names).draw(3, curriculum)[0]
+    assert plain == other and not any(task.kind == "trail" for task in plain)

@@ -1,0 +1,86 @@
+"""Emblems: equal on every machine, no two alike, their digits read back from any whole crop.
+
+Run: python -m pytest tests/test_worlds_emblems.py
+"""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+
+from drlib.worlds.emblems import (
+    COLOURS,
+    SHAPES,
+    SIZE,
+    Emblem,
+    boxes_in,
+    draw,
+    emblem_of,
+    emblems_of,
+    places,
+    read_numbers,
+    resized,
+    sheet,
+)
+
+NUMBERS = ("0123", "4567", "8901", "1111", "7770")
+SHEET = sheet([draw(Emblem("ring", "red", number)) for number in NUMBERS], columns=2)
+
+
+def cut(pixels, box):
+    left, top, width, height = box
+    return pixels[top : top + height, left : left + width]
+
+
+def test_an_emblem_is_a_function_of_the_title():
+    assert emblem_of("Norway") == Emblem("ring", "yellow", "9366") != emblem_of("Norway", salt=1)
+    drawn = draw(emblem_of("Norway"))
+    assert drawn.shape == (SIZE, SIZE, 3) and drawn.dtype == np.uint8
+    assert hashlib.sha256(drawn.tobytes()).hexdigest()[:12] == "8e1fd4448bdf"
+    assert emblem_of("Norway").caption == "a yellow ring over the number 9366"
+
+
+def test_no_two_things_look_alike_however_many_there_are():
+    titles = [f"thing {n}" for n in range(3000)]
+    found = emblems_of(titles)
+    assert len({*found.values()}) == len(titles) > len({emblem_of(title) for title in titles})
+    assert found == emblems_of(reversed(titles)), "in whatever order they come"
+    with pytest.raises(ValueError, match="would repeat"):
+        emblems_of(map(str, range(240_001)))
+
+
+def test_shapes_and_colours_all_differ():
+    drawn = [draw(Emblem(*how, "0000")) for how in itertools.product(SHAPES, COLOURS)]
+    apart = [(one != other).any(axis=2).sum() for one, other in itertools.combinations(drawn, 2)]
+    assert min(apart) > 100, "pixels"
+
+
+def test_every_digit_is_read_in_every_place():
+    for number in ("0123", "1234", "2345", "3456", "4567", "5678", "6789", "7890", "8901", "9012"):
+        drawn = draw(Emblem("square", "grey", number))
+        assert read_numbers(drawn) == number
+        assert read_numbers(drawn.repeat(3, 0).repeat(3, 1)) == number
+        assert read_numbers(resized(drawn, 96, 96)) == number
+
+
+def test_a_sheet_is_read_in_reading_order():
+    assert boxes_in(SHEET) == places(5, columns=2)
+    assert read_numbers(SHEET) == "0123 4567\n8901 1111\n7770"
+    assert [read_numbers(cut(SHEET, box)) for box in boxes_in(SHEET)] == [*NUMBERS]
+    blank = np.full_like(SHEET, 255)
+    assert boxes_in(blank) == [] and read_numbers(blank) == ""
+
+
+def test_crops_read_what_they_hold_and_say_what_is_cut_off():
+    left, top, width, height = places(5)[1]  # of 4567
+    for less in range(1, 9):
+        whole = (left + less, top + less, width - 2 * less, height - less)
+        assert read_numbers(cut(SHEET, whole)) == "4567"
+    wide = (left - 7, top - 7, width + 14, height + 14)
+    assert read_numbers(cut(SHEET, wide)) == "4567"
+    assert read_numbers(cut(SHEET, (left, top, 30, height)))[:2] == "45"
+    through_the_5 = cut(SHEET, (left, top, 25, height))
+    assert read_numbers(through_the_5) == "4?"
+    halved = cut(SHEET, (left, top, width, height - 12))
+    assert set(read_numbers(halved)) <= {"?", " "}, "no digit out of half a glyph"
