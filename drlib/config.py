@@ -40,6 +40,8 @@ def setting(default: Any, meaning: str, *stages: str, choices: str = "") -> Any:
 
 POLICY = "untrained"
 PATHS = ("folder", "zim")  # worlds whose name goes on with a path
+OF_A_MODEL = (POLICY, "demonstrations")  # and of all that is made from them
+TRAINED = ("cpt", "sft", "rl")
 ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody uses the tools
 
 
@@ -77,6 +79,36 @@ class Config:
         "cpt",
         "demonstrations",
         "sft",
+    )
+
+    # A real model instead of the small one that is made here, and what trains and serves it.
+    model: str = setting(
+        "", "a model's folder or hub id to begin with (none: a small one is made)", *OF_A_MODEL
+    )
+    trainer: Literal["local", "trl"] = setting(
+        "local", 'who trains ("trl": TRL, PEFT and accelerate, any model)', *OF_A_MODEL
+    )
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "in which the weights are held", *OF_A_MODEL
+    )
+    model_tools: Literal["prompt", "template"] = setting(
+        "prompt", "what tells a model its tools: a system prompt, or its own template", *OF_A_MODEL
+    )
+    lora_rank: int = setting(0, "of the adapters that are trained (0: all weights)", *TRAINED)
+    fsdp: bool = setting(False, "shard the weights over the processes (FSDP2)", *TRAINED)
+    gradient_checkpointing: bool = setting(
+        False, "compute activations again in the backward pass", *TRAINED
+    )
+    device_batch: int = setting(1, "rows of a micro-batch, of each process", *TRAINED)
+    pack_tokens: int = setting(4096, "of a row that samples share", "cpt", "sft")
+    engine: Literal["local", "hf", "vllm", "server"] = setting(
+        "local", "who generates, of the rooms of drlib.policy", *ROLLOUTS
+    )
+    engine_url: str = setting("", "where the vLLM server of engine=server is")
+    engine_gap: float = setting(1e-4, "nats that its log-probabilities may be off the trainer's")
+    engine_memory_share: float = setting(0.4, "of a GPU, for a vLLM beside the trainer")
+    report_to: Literal["none", "tensorboard", "trackio"] = setting(
+        "none", "where metrics are shown, beside metrics.jsonl"
     )
 
     hidden: int = setting(128, "width of the residual stream", POLICY)
@@ -117,11 +149,12 @@ class Config:
     cpt_has_share: float = setting(0.0, "of the documents: its higher-order rows", "cpt")
 
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
-    teacher: Literal["flawed", "solver"] = setting(
+    teacher: Literal["flawed", "solver", "model"] = setting(
         "flawed",
-        "who demonstrates: one that guesses and gives up, or one that does not",
+        "who demonstrates: one that guesses and gives up, one that does not, or the model itself",
         "demonstrations",
     )
+    attempts: int = setting(4, "of the model at each question", "demonstrations")
     demonstration_filter: Literal["correct", "funnel", "none"] = setting(
         "correct", 'which attempts are trained on ("funnel": drlib.synthesis.funnel)', "sft"
     )
@@ -323,6 +356,30 @@ def _registered(name: str) -> tuple:
 # three seeds show no gain (figures/reference/overlong_keep and overlong_exclude; notebook 06). The
 # emergency stop ends what has collapsed, such as the control that is rewarded at random.
 TOUR = {"rl_emergency_stop": True}
+REAL = {
+    "trainer": "trl",
+    "dtype": "bfloat16",
+    "gradient_checkpointing": True,
+    "engine_gap": 0.1,  # in half precision
+    "world_pages": 20_000,
+    "vocabulary": 60_000,
+    "questions": "engine",
+    "search_results": 5,
+    "max_calls": 24,
+    "max_turn_tokens": 4096,
+    "max_context_tokens": 16_384,
+    "cpt_steps": 0,
+    "demonstrations": 1000,
+    "teacher": "model",
+    "sft_steps": 100,
+    "sft_batch_tokens": 65_536,
+    "sft_adam_lr": 1e-5,
+    "pack_tokens": 16_384,
+    "rl_steps": 200,
+    "rl_questions": 16,
+    "rl_lr": 1e-6,
+    "rl_fictional_share": 0.25,
+}
 PROFILES: dict[str, dict] = {
     "laptop": TOUR,
     "ci": TOUR
@@ -343,5 +400,26 @@ PROFILES: dict[str, dict] = {
         "checkpoint_every": 2,
         "eval_questions": 10,
         "eval_samples": 2,
+    },
+    # A real model on one card of 24 GB or more; `python -m drlib.training plan` says what fits.
+    "gpu1": REAL
+    | {
+        "model": "Qwen/Qwen3-1.7B",
+        "processes": 1,
+        "lora_rank": 32,
+        "engine": "vllm",
+    },
+    # Qwen3-30B-A3B on eight cards: four train (FSDP2), four serve (notebook 17 has the command).
+    "gpu8": REAL
+    | {
+        "model": "Qwen/Qwen3-30B-A3B-Thinking-2507",
+        "processes": 4,
+        "fsdp": True,
+        "lora_rank": 32,
+        "engine": "server",
+        "engine_url": "http://127.0.0.1:8000/v1",
+        "rl_questions": 32,
+        "max_context_tokens": 32768,
+        "pack_tokens": 32768,
     },
 }

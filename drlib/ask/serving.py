@@ -141,18 +141,23 @@ class Desk:
         return StreamingResponse(self._lines(self.current), media_type="application/x-ndjson")
 
     async def _lines(self, question: Question) -> AsyncIterator[str]:
-        """What happens, a line of JSON each; a page that goes away stops its question."""
+        """What happens, a line of JSON each; a page that goes away stops its question.
+
+        The lines end when the desk is free: who has read them all may ask again at once.
+        """
         try:
             while (line := await question.lines.get()) is not None:
                 yield json.dumps(line) + "\n"
+            await self._free(question)
         finally:
-            question.stop()
-            asyncio.get_running_loop().create_task(self._free(question))
+            if self.current is question:  # the page went away
+                question.stop()
+                asyncio.get_running_loop().create_task(self._free(question))
 
     async def _free(self, question: Question) -> None:
         """The desk is free when the work has ended, not before: an engine has one user."""
         while question.thread.is_alive():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
         self.current = None
 
     async def stop(self):
