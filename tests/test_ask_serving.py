@@ -5,17 +5,20 @@ The model is a function behind a scripted server, so that it can be slow and say
 Run: python -m pytest tests/test_ask_serving.py
 """
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from drlib.ask import serving
 from drlib.ask.__main__ import main
 from drlib.ask.serving import LONGEST, TOKEN
 from drlib.format import render_answer, render_call
@@ -159,6 +162,25 @@ def test_who_goes_away_stops_the_question(url, plain_model):
 def test_a_failure_is_a_line(url, plain_model):
     plain_model.say = lambda messages: None  # too long a context
     assert "no answer: its context" in asked(url)[1][-1]["error"]
+
+
+def test_who_has_read_the_reply_may_ask_again(monkeypatch):
+    """Also where the thread of the work takes its time to end."""
+
+    def ends_late(question):
+        question._tell({"answer": "yes"})
+        question._tell(None)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(serving.Question, "_work", ends_late)
+    app = serving.Desk(asker=None, token="").app
+
+    async def ask_twice():
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as page:
+            return [await page.post("/ask", json={"question": NORWAY}) for _ in range(2)]
+
+    assert [reply.status_code for reply in asyncio.run(ask_twice())] == [200, 200]
 
 
 def test_a_token_lets_in_who_has_it(model, capsys):

@@ -5,7 +5,8 @@ Run: python -m pytest tests/test_config.py
 
 import pytest
 
-from drlib.config import PROFILES, Config
+from drlib.config import Config
+from drlib.profiles import PROFILES
 
 
 def test_profiles_differ_from_the_default_only_in_known_names():

@@ -25,6 +25,7 @@ ROOMS = (
     "registry",
     "task",
     "trajectory",
+    "profiles",
     "config",
     "format",
     "wordings",

@@ -134,27 +134,27 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 
 def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], Iterator[Sample]]:
-    """key -> endless documents: the tour's, with a share of AgentFounder's rows where it is set.
+    """key -> endless documents: the tour's, a share of them skills where the policy learns to keep
+    reports and summaries, and with a share of AgentFounder's rows where it is set.
     ValueError: the shares are more than all documents."""
     shares = config.cpt_fas_share, config.cpt_has_share
     if sum(shares) > 1:
         raise ValueError(f"cpt_fas_share and cpt_has_share are more than all documents: {shares}")
-    own = ActionData(names, chat, config.search_results, config.questions == "engine")
-    ours = own.stream
-    if config.skills == "memory":
-        skills = SkillData(names, chat, config.search_results)
+    actions = ActionData(names, chat, config.search_results, config.questions == "engine")
+    skills = SkillData(names, chat, config.search_results)
 
-        def ours(key: str) -> Iterator[Sample]:
-            streams = skills.stream(key), own.stream(key)
-            return mixed(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
+    def with_skills(key: str) -> Iterator[Sample]:
+        streams = skills.stream(key), actions.stream(key)
+        return mixed(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
 
+    of_tour = with_skills if config.skills == "memory" else actions.stream
     if sum(shares) == 0:
-        return ours
+        return of_tour
     from_memory = config.cpt_fas_questions == "memory"
     rows = ActionRows(names, chat, config.search_results, from_memory)
 
-    def stream(key: str) -> Iterator[Sample]:
-        streams = rows.stream(key, "fas"), rows.stream(key, "has"), ours(key)
+    def with_rows(key: str) -> Iterator[Sample]:
+        streams = rows.stream(key, "fas"), rows.stream(key, "has"), of_tour(key)
         return mixed(random.Random(f"documents-{key}"), streams, shares)
 
-    return stream
+    return with_rows
