@@ -10,6 +10,7 @@
 # interpreter: make run PYTHON=/path/to/python3.11
 
 VERSION := 3.11
+PATCH := 5
 PY := .venv/bin/python
 
 # The stamp's name carries a hash of the pins and of this folder's path (a virtual environment
@@ -18,7 +19,9 @@ STAMP := .venv/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt; } | cks
 
 # An unrelated environment must not leak in; a set MPLBACKEND would break the notebooks' figures.
 ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND;
-IS_RIGHT := -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")'
+# The pins were verified with this version of Python, and soupsieve refuses its first patches.
+IS_RIGHT := -c 'import sys; v = sys.version_info; \
+  sys.exit("%d.%d" % v[:2] != "$(VERSION)" or v[2] < $(PATCH))'
 
 # Twice quiet: errors are shown; warnings, of folders elsewhere on the path that are missing, would
 # hide our own words.
@@ -40,8 +43,9 @@ $(STAMP):
 	  if "$$candidate" $(IS_RIGHT) >/dev/null 2>&1; then python="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo "drlib needs Python $(VERSION) (its pins were verified with it), and found none$(if \
-	$(PYTHON), at PYTHON=$(PYTHON)). Install it, or name it: make PYTHON=/path/to/python$(VERSION)" >&2; \
+	  echo "drlib needs Python $(VERSION), $(VERSION).$(PATCH) or newer (its pins were verified with \
+	it), and found none$(if $(PYTHON), at PYTHON=$(PYTHON)). Install it, or name it: make \
+	PYTHON=/path/to/python$(VERSION)" >&2; \
 	  exit 1; \
 	fi; \
 	if ! $(PY) $(IS_RIGHT) >/dev/null 2>&1; then \

@@ -41,7 +41,7 @@ def setting(default: Any, meaning: str, *stages: str, choices: str = "") -> Any:
 
 POLICY = "untrained"
 PATHS = ("folder", "zim")  # worlds whose name goes on with a path
-OF_A_MODEL = (POLICY, "demonstrations")  # and of all that is made from them
+OF_A_MODEL = (POLICY, "cpt", "sft", "rl", "demonstrations", "evaluate")
 TRAINED = ("cpt", "sft", "rl")
 ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody uses the tools
 
@@ -84,16 +84,16 @@ class Config:
 
     # A real model instead of the small one that is made here, and what trains and serves it.
     model: str = setting(
-        "", "a model's folder or hub id to begin with (none: a small one is made)", *OF_A_MODEL
+        "", "its folder or hub id (none: the small policy is made)", POLICY, *ROLLOUTS
     )
     trainer: Literal["local", "trl"] = setting(
         "local", 'who trains ("trl": TRL, PEFT and accelerate, any model)', *OF_A_MODEL
     )
     dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", "in which the weights are held", *OF_A_MODEL
+        "float32", "in which a model is held and computed", *OF_A_MODEL
     )
     model_tools: Literal["prompt", "template"] = setting(
-        "prompt", "what tells a model its tools: a system prompt, or its own template", *OF_A_MODEL
+        "prompt", "what tells it its tools: a system prompt, or its own template", *OF_A_MODEL
     )
     lora_rank: int = setting(0, "of the adapters that are trained (0: all weights)", *TRAINED)
     fsdp: bool = setting(False, "shard the weights over the processes (FSDP2)", *TRAINED)

@@ -1,8 +1,35 @@
-"""Engines that say what a test wants, so that every branch of an agent is met."""
+"""What tests of agents share: the tour's world, tools and tokenizer, and engines that say what a
+test wants, so that every branch of an agent is met.
+
+A test module takes the fixtures under shorter names, such as `chat = tour_chat`.
+"""
 
 from concurrent.futures import Future
 
+import pytest
+
+from drlib.chat import ChatIds, load_tokenizer
+from drlib.config import ROOT
 from drlib.policy.protocol import Completion, Fresh
+from drlib.tools import Toolbox
+from drlib.worlds import load_world
+
+
+@pytest.fixture(scope="session")
+def tour_world():
+    return load_world("tour")
+
+
+@pytest.fixture(scope="session")
+def tour_chat():
+    """The ids of the committed policy after SFT."""
+    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
+
+
+@pytest.fixture(scope="session")
+def tour_toolbox():
+    with Toolbox(load_world("tour"), results=2) as toolbox:
+        yield toolbox
 
 
 class Lines:

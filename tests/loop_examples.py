@@ -73,7 +73,7 @@ def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
         stage = stages.STAGES[name]
         made[name] = stages.folder(name, config, runs)
         if not RunFolder.complete(made[name]):
-            stage.function(config, made[name], Ranks(), **stage.arguments)
+            stage.builder(config)(config, made[name], Ranks(), **stage.arguments)
     return made
 
 

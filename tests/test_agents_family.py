@@ -18,15 +18,13 @@ from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct
 from drlib.agents.context import OMITTED
 from drlib.agents.heavy import vote
 from drlib.agents.resum import GO_ON
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.config import ROOT
 from drlib.format import render_answer, render_call
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, load_trajectories, save_trajectories
 from drlib.wordings import SUMMARISE
 from drlib.worlds import Entity, SmallWorld
-from tests.agent_examples import Speaker
+from tests.agent_examples import Speaker, tour_chat
 
 LONG = 40  # look-ups of the long task
 CHAIN = SmallWorld(
@@ -41,9 +39,7 @@ TOTAL = str(sum(range(100, 100 + LONG)))
 WIDE = Limits(calls=300, turn_tokens=200, context_tokens=10**6)
 
 
-@pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
+chat = tour_chat
 
 
 @pytest.fixture(scope="module")

@@ -8,26 +8,15 @@ import pytest
 from drlib.agents import Heavy, IterResearch, ManagedReAct, ReAct, ReSum, agent_named
 from drlib.agents.resum import own_words
 from drlib.agents.s3 import S3, chain_reader
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.config import ROOT
 from drlib.format import render_answer
 from drlib.task import Task
-from drlib.tools import Toolbox
-from drlib.worlds import load_world
-from tests.agent_examples import Speaker
+from tests.agent_examples import Speaker, tour_chat, tour_toolbox
 
 TASKS = [Task(f"t{i}", f"Question {i}?", "yes", "search", "") for i in range(5)]
 
 
-@pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
-
-
-@pytest.fixture(scope="module")
-def toolbox():
-    with Toolbox(load_world("tour")) as toolbox:
-        yield toolbox
+chat = tour_chat
+toolbox = tour_toolbox
 
 
 @pytest.fixture

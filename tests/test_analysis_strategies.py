@@ -13,33 +13,26 @@ import pytest
 from drlib.agents import IterResearch, Limits
 from drlib.analysis import strategy_plots, widgets
 from drlib.analysis.rendering import turns_and_contexts
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.config import ROOT
 from drlib.evals.strategies import Ledger, Trial
 from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import chain_questions
 from drlib.synthesis.skills import rounds
-from drlib.tools import Toolbox
-from drlib.worlds import load_world
-from tests.agent_examples import Lines
+from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
+
+tour = tour_world
+chat = tour_chat
+toolbox = tour_toolbox
 
 
 @pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
-
-
-@pytest.fixture(scope="module")
-def walked(chat):
+def walked(tour, chat, toolbox):
     """A chain of two look-ups, by an IterResearch whose policy says what the oracle would."""
-    world = load_world("tour")
-    with Toolbox(world, results=2) as toolbox:
-        tasks = chain_questions(world, 20, 1, "train")
-        task = next(task for task in tasks if task.hops == 2)
-        taught = rounds(Oracle().play(task, toolbox, random.Random(0)))
-        said = [message["content"] for some in taught for message in some[1:]]
-        agent = IterResearch(Lines(chat, said), toolbox, chat, Limits(9, 500, 5000))
-        (done,) = agent.run([task])
+    tasks = chain_questions(tour, 20, 1, "train")
+    task = next(task for task in tasks if task.hops == 2)
+    taught = rounds(Oracle().play(task, toolbox, random.Random(0)))
+    said = [message["content"] for some in taught for message in some[1:]]
+    agent = IterResearch(Lines(chat, said), toolbox, chat, Limits(9, 500, 5000))
+    (done,) = agent.run([task])
     return done, said, [some[0]["content"] for some in taught]
 
 

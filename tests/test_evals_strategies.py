@@ -12,8 +12,6 @@ import pytest
 from drlib.agents import Limits, agent_named
 from drlib.agents.costs import costs_of
 from drlib.analysis.strategy_plots import majority_right
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.config import ROOT
 from drlib.evals.metrics import difference_interval
 from drlib.evals.strategies import (
     Ledger,
@@ -28,26 +26,12 @@ from drlib.format import render_answer
 from drlib.lab.findings import FINDINGS
 from drlib.lab.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
 from drlib.task import Task
-from drlib.tools import Toolbox
-from drlib.worlds import load_world
-from tests.agent_examples import Speaker
+from tests.agent_examples import Speaker, tour_chat, tour_toolbox, tour_world
 from tests.loop_examples import build_stages
 
-
-@pytest.fixture(scope="module")
-def tour():
-    return load_world("tour")
-
-
-@pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
-
-
-@pytest.fixture(scope="module")
-def toolbox(tour):
-    with Toolbox(tour, results=2) as toolbox:
-        yield toolbox
+tour = tour_world
+chat = tour_chat
+toolbox = tour_toolbox
 
 
 def ledger(answers, rights, name="one", seed=0, sampled=10):

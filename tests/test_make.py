@@ -1,17 +1,20 @@
 """make, with an interpreter that only writes down what it is asked to do."""
 
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Questions about its version are answered by a real one that believes to be the file `release`.
 INTERPRETER = """#!/bin/sh
 echo "$*|${VIRTUAL_ENV-}${PYTHONPATH-}${MPLBACKEND-}" >> "$PWD/calls"
 case "$*" in
-  -c*) exit "$(cat "$PWD/wrong" 2>/dev/null || echo 0)" ;;
+  -c*) exec REAL -ISc "import sys; sys.version_info = ($(cat "$PWD/release")); $2" ;;
   "-m venv --clear .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
   "-m pip"*) test ! -e "$PWD/offline" ;;
   "-m $(cat "$PWD/broken" 2>/dev/null || echo nothing)"*) exit 1 ;;
@@ -27,7 +30,8 @@ def clone(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (folder / name).write_text((ROOT / name).read_text())
     python = folder / "fake python"
-    python.write_text(INTERPRETER)
+    python.write_text(INTERPRETER.replace("REAL", shlex.quote(sys.executable)))
+    (folder / "release").write_text("3, 11, 5")
     python.chmod(0o755)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     leaks = {"VIRTUAL_ENV": "/other", "PYTHONPATH": "/other", "MPLBACKEND": "Agg"}
@@ -81,14 +85,36 @@ def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
     assert calls(folder)[-1] == "-m drlib.lab run 00 -f notebooks/params/laptop.yaml"
 
 
-def test_a_wrong_python_is_named_with_the_remedy(clone):
+@pytest.mark.parametrize("release", ["3, 10, 14", "3, 11, 2", "3, 11, 4", "3, 12, 5", "4, 11, 5"])
+def test_a_wrong_python_is_named_with_the_remedy(release, clone):
     folder, make = clone
-    (folder / "wrong").write_text("1")
+    (folder / "release").write_text(release)
     result = make("run")
     assert result.returncode != 0
-    assert "drlib needs Python 3.11" in result.stderr and "fake python" in result.stderr
-    assert "make PYTHON=/path/to/python3.11" in result.stderr
+    assert "drlib needs Python 3.11, 3.11.5 or newer" in result.stderr
+    assert "fake python" in result.stderr and "make PYTHON=/path/to/python3.11" in result.stderr
     assert not (folder / ".venv").exists()
+
+
+@pytest.mark.parametrize("release", ["3, 11, 5", "3, 11, 14"])
+def test_a_right_python_makes_the_environment(release, clone):
+    folder, make = clone
+    (folder / "release").write_text(release)
+    assert make("setup").returncode == 0 and len(stamps(folder)) == 1
+
+
+def test_an_environment_of_an_older_python_is_made_again(clone):
+    folder, make = clone
+    make("setup")
+    (folder / "release").write_text("3, 11, 2")
+    (folder / "constraints.txt").write_text("torch==2.12.0\n")
+    assert make("setup").returncode != 0
+    (folder / "release").write_text("3, 11, 5")
+    older = INTERPRETER.replace("REAL", shlex.quote(sys.executable))
+    older = older.replace('$(cat "$PWD/release")', "3, 11, 2")
+    (folder / ".venv/bin/python").write_text(older)
+    assert make("setup").returncode == 0
+    assert calls(folder)[2] == "-m venv --clear .venv"
 
 
 BOTH_CORES = "-n 2 --dist loadfile --no-loadscope-reorder"

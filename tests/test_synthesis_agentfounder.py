@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from drlib.chat import ChatIds, load_tokenizer
 from drlib.format import ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample
 from drlib.synthesis.families.agentfounder import (
@@ -35,13 +34,12 @@ from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.worlds import fictional_world, load_world
 from drlib.worlds.fictional import Names
+from tests.agent_examples import tour_chat
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
+chat = tour_chat
 
 
 @pytest.fixture(scope="module")

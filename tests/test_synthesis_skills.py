@@ -11,8 +11,6 @@ import pytest
 from drlib.agents import S3, IterResearch, Limits, ReSum
 from drlib.agents.heavy import synthesis
 from drlib.agents.s3 import chain_reader
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.config import ROOT
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.lookups import answer_from, facts_of
 from drlib.synthesis.oracle import Oracle
@@ -31,27 +29,15 @@ from drlib.synthesis.trails import trail
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.samples import contexts_of
-from drlib.worlds import Names, load_world
+from drlib.worlds import Names
 from drlib.worlds.small import snippet
-from tests.agent_examples import Lines
+from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
 
 WIDE = Limits(calls=20, turn_tokens=500, context_tokens=5000)
 
-
-@pytest.fixture(scope="module")
-def tour():
-    return load_world("tour")
-
-
-@pytest.fixture(scope="module")
-def chat():
-    return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
-
-
-@pytest.fixture(scope="module")
-def toolbox(tour):
-    with Toolbox(tour, results=2) as toolbox:
-        yield toolbox
+tour = tour_world
+chat = tour_chat
+toolbox = tour_toolbox
 
 
 @pytest.fixture(scope="module")

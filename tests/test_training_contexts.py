@@ -4,12 +4,16 @@ They start from the committed policy that was taught to keep reports and summari
 python -m pytest tests/test_training_contexts.py
 """
 
+import itertools
+
 import pytest
 import torch
 
+from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.training import stages
+from drlib.training import pretrain, sft, stages
 from drlib.training.pretrain import documents
+from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.sft import memory_samples
 from drlib.wordings import PHRASES
@@ -23,6 +27,26 @@ LINES = {
     "iterresearch+resum:summarise=policy": {"rl_trail_share": 0.5, "rl_trail_pages": 9},
     "heavy:n=2": {"rl_questions": 4},
     "s3:generate=reader": {"rl_reward": "gain_beyond_rag", "rl_python_share": 0.0},
+}
+
+
+# A policy that is only to be trained on something, and what there is before the two stages.
+SHORT = {
+    "hidden": 32,
+    "head_dim": 8,
+    "layers": 2,
+    "expert_hidden": 16,
+    "cpt_steps": 1,
+    "sft_steps": 1,
+}
+BEFORE = ("world", "untrained", "demonstrations")
+STAGES = {"cpt": (pretrain, pretrain.pretrain), "sft": (sft, sft.sft)}
+# Words of each skill that nothing else in the line has.
+SKILL_WORDS = {
+    "rounds": ("<report>",),
+    "resumed": ("<summary>", "Summary of the work so far: "),
+    "merged": ("Its answer: ",),
+    "gathered": ("<important_info>",),
 }
 
 
@@ -70,15 +94,13 @@ def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_p
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """World, tokenizer and pool of the memory line, small."""
-    config = settings(skills="memory", demonstrations=40, teacher="solver")
+    """World, tokenizer, pool and first weights of the memory line, small."""
+    config = settings(**SHORT, skills="memory", demonstrations=40, teacher="solver")
     runs = tmp_path_factory.mktemp("runs")
-    return config, runs, build_stages(("world", "demonstrations"), config, runs)
+    return config, runs, build_stages(BEFORE, config, runs)
 
 
 def test_the_tokenizer_has_a_piece_for_every_line_that_agents_say_each_time(built):
-    from drlib.chat import ChatIds, load_tokenizer
-
     _, _, made = built
     chat = ChatIds(load_tokenizer(made["world"] / "tokenizer"))
     for phrase in PHRASES:
@@ -109,6 +131,52 @@ def test_every_attempt_becomes_rounds_and_resumed_contexts(built, start):
     # a round a turn; and for each call a context before and one behind the summary
     assert len(samples) == sum(n + 1 for n in calls) + sum(2 * n for n in calls)
     assert all(any(sample.loss) and not sample.loss[0] for sample in samples)
+
+
+def shares_drawn(stage, config, runs, monkeypatch, n=600):
+    """A stage is run; what share of the samples that its loop is given have the words of a skill:
+    (its share for each skill, the share of those that have any)."""
+    module, run = STAGES[stage]
+    chat = ChatIds(load_tokenizer(stages.folder("world", config, runs) / "tokenizer"))
+    train, texts = module.train_supervised, []
+
+    def seen(folder, model, config, draw, *rest, **options):
+        texts.extend(chat.tokenizer.decode(one.ids) for one in itertools.islice(draw(0, 0), n))
+        return train(folder, model, config, draw, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_supervised", seen)
+        run(config, stages.folder(stage, config, runs), Ranks())
+    shares = {
+        skill: sum(any(one in text for one in words) for text in texts) / n
+        for skill, words in SKILL_WORDS.items()
+    }
+    words = [one for some in SKILL_WORDS.values() for one in some]
+    return shares, sum(any(one in text for one in words) for text in texts) / n
+
+
+def test_what_pre_training_draws_shows_every_skill(built, monkeypatch):
+    config, runs, _ = built
+    shares, some = shares_drawn("cpt", config, runs, monkeypatch)
+    assert min(shares.values()) > 0.003, shares
+    assert 0.2 < some < 0.35, "some samples of the skills are plain attempts"
+
+
+def test_what_the_cold_start_draws_shows_every_skill_by_its_share(built, monkeypatch):
+    config, runs, _ = built
+    shares, some = shares_drawn("sft", config, runs, monkeypatch)
+    assert shares["rounds"] + shares["resumed"] == pytest.approx(0.3, abs=0.05), shares
+    assert shares["merged"] + shares["gathered"] == pytest.approx(0.15, abs=0.04), shares
+    assert min(shares.values()) > 0.02, shares
+    assert some == pytest.approx(sum(shares.values()))
+
+
+def test_without_the_setting_no_stage_draws_a_skill(tmp_path, monkeypatch):
+    config = settings(**SHORT, demonstrations=40, teacher="solver")
+    build_stages(BEFORE, config, tmp_path)
+    for stage in STAGES:
+        shares, _ = shares_drawn(stage, config, tmp_path, monkeypatch)
+        assert not any(shares.values()), (stage, shares)
 
 
 def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start):

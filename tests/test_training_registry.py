@@ -104,7 +104,7 @@ def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
     with pytest.raises(ValueError, match="unknown stage 'nothing'"):
         stages.register(stages.Stage("toy", "x:y", ("nothing",)))
     with pytest.raises(ValueError, match="'toy' is built by no_such_module:y"):
-        _ = stages.register(stages.Stage("toy", "no_such_module:y")).function
+        _ = stages.register(stages.Stage("toy", "no_such_module:y")).builder(settings())
     with pytest.raises(ValueError, match="there is a stage 'toy' already"):
         stages.register(stages.Stage("toy", "y:z"))
     assert stages.register(stages.Stage("toy", "y:z"), replace=True) is stages.STAGES["toy"]

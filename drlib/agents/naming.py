@@ -59,9 +59,10 @@ def agent_named(
     toolbox: Toolbox,
     chat: ChatIds | None = None,
     limits: Limits | None = None,
+    system: str | None = None,
 ) -> Agent | Several:
     """The agent of `line`; ValueError for a name or an argument that there is not."""
-    how = (engine, toolbox, chat, limits)
+    how = (engine, toolbox, chat, limits, system)
     agents = [_one(part, how) for part in line.split("+")]
     return agents[0] if len(agents) == 1 else Several(agents)
 

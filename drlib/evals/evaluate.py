@@ -13,14 +13,13 @@ from pathlib import Path
 from drlib.agents.react import ReAct
 from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines, write_whole
-from drlib.policy.engine import LocalEngine
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training.data import engine_questions
 from drlib.training.grpo import limits_of
-from drlib.training.policies import begin
+from drlib.training.policies import begin_asking
 from drlib.training.ranks import Ranks
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
@@ -119,17 +118,16 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
 def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
     closed = of == "closed_book"
-    run, model, chat, world, _ = begin(
-        f"evaluate_{of}", "rl" if closed else of, config, run_dir, ranks
-    )
+    before = "rl" if closed else of
+    run, world, opened = begin_asking(f"evaluate_{of}", before, config, run_dir, ranks)
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
+        opened as (engine, chat, system),
     ):
-        engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
-        agent = ReAct(engine, toolbox, chat, limits_of(config))
+        agent = ReAct(engine, toolbox, chat, limits_of(config), system)
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
     if ranks.first:
         save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])

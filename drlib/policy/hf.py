@@ -156,10 +156,16 @@ def _left_padded(prompts: list[torch.Tensor], device) -> tuple[torch.Tensor, tor
 @contextmanager
 def _no_defaults(model: PreTrainedModel):
     """A model's own settings of `generate` (penalties, a temperature) fill what a call leaves
-    open, and would change the distribution that is drawn from."""
+    open, and would change the distribution that is drawn from. A router's statistics, which a
+    trainer asks for, are of no use here."""
     own = model.generation_config
+    routed = getattr(model.config, "output_router_logits", None)
     model.generation_config = GenerationConfig()
+    if routed:
+        model.config.output_router_logits = False
     try:
         yield
     finally:
         model.generation_config = own
+        if routed:
+            model.config.output_router_logits = True

@@ -199,7 +199,7 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
     with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as scratch:
         new, old = Path(scratch, "new"), Path(f"{scratch}.old")
         try:
-            with _no_progress_bars():
+            with quiet_loading():
                 (model if dtype is None else copy.deepcopy(model).to(dtype)).save_pretrained(new)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
@@ -226,7 +226,7 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
         if not (path / name).is_file():
             raise FileNotFoundError(f"checkpoint {path} has no {name}: it is incomplete; {again}")
     try:
-        with _no_progress_bars():
+        with quiet_loading():
             model, report = Qwen3MoeForCausalLM.from_pretrained(
                 path,
                 dtype=torch.float32,
@@ -257,7 +257,7 @@ def config_in(path):
 def load_any_model(path):
     """Any causal language model on this disk, in its own precision, for scoring trajectories."""
     try:
-        with _no_progress_bars():
+        with quiet_loading():
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"no causal language model at {path} ({error})") from error
@@ -265,7 +265,7 @@ def load_any_model(path):
 
 
 @contextmanager
-def _no_progress_bars():
+def quiet_loading():
     """A few megabytes need no bar; the setting is global, so it is put back."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()

@@ -80,10 +80,11 @@ def turns(messages: list[dict], chat: ChatIds) -> Pieces:
     return pieces
 
 
-def episode_sample(messages: list[dict], chat: ChatIds) -> Sample:
-    """A whole conversation, from its question on."""
+def episode_sample(messages: list[dict], chat: ChatIds, system: str | None = None) -> Sample:
+    """A whole conversation, from its question on; `system`: what a model is told before it."""
     question, *rest = messages
-    return join_pieces([(chat.prompt(question["content"]), False), *turns(rest, chat)])
+    prompt = chat.prompt(question["content"], system=system)
+    return join_pieces([(prompt, False), *turns(rest, chat)])
 
 
 class InventedTools:

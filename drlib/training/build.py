@@ -37,10 +37,12 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
     from drlib.training.ranks import Ranks  # only here: who asks for help waits for no torch
 
     path = stages.folder(name, config, runs)
-    stage, ranks = stages.STAGES[name], ranks or Ranks()
+    stage = stages.STAGES[name]
+    ranks = ranks or Ranks(config.trainer)
     with sole_builder(path, ranks) as built_meanwhile:
         if not built_meanwhile:
-            stage.function(stages.readable(name, config), path, ranks, **stage.arguments)
+            build_it = stage.builder(config)
+            build_it(stages.readable(name, config), path, ranks, **stage.arguments)
     return path
 
 
@@ -93,7 +95,7 @@ def main() -> None:
         config = config_from(args)  # what is misspelled is said before torch is imported
         from drlib.training.ranks import Ranks
 
-        ranks = Ranks()
+        ranks = Ranks(config.trainer)
         path = build(args.stage, config, args.runs.resolve(), ranks)
         if ranks.first:
             print(path)

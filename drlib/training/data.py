@@ -246,7 +246,14 @@ def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Tas
 
 
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
-    """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong."""
+    """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong.
+
+    ValueError: a teacher that this trainer does not have.
+    """
+    require(
+        config.teacher in TEACHERS,
+        "teacher=model is for models that can answer already: set trainer=trl and model=FOLDER",
+    )
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)
@@ -264,14 +271,15 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
         for i, (task, invented) in enumerate(tasks):
             rng = random.Random(f"teacher-{config.seed}-{i}")
             episode = teacher.play(task, toolbox, rng, invented)
-            rows.append(_pool_row(task, episode, funnel))
+            rows.append(pool_row(task, episode, funnel))
     write_json_lines(run.path / "episodes.jsonl", rows)
     correct = sum(row["correct"] for row in rows)
     passed = sum(row["fault"] is None for row in rows)
     return run.finish({"episodes": len(rows), "correct": correct, "passed": passed})
 
 
-def _pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
+def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
+    """An attempt's line in `episodes.jsonl`."""
     return {
         "kind": task.counted_as,
         "hops": task.hops,

@@ -75,11 +75,23 @@ def rollout(
     others', so they have the same bits whether another process makes the rest or this one does.
     """
     mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
+    return tried(agent, tasks, mine, worlds, config, step)
+
+
+def tried(
+    agent: Agent,
+    tasks: list[Task],
+    mine: list[int],
+    worlds: dict[str, SmallWorld],
+    config: Config,
+    step: int,
+) -> list[Trajectory]:
+    """The groups of the questions with the numbers `mine`, rewarded."""
     trajectories = agent.run(
         [tasks[i] for i in mine],
         samples=config.rl_group * config.rl_oversample,
         temperature=config.rl_temperature,
-        seed=_seed(config.seed, step),
+        seed=step_seed(config.seed, step),
         keys=mine,
         worlds=worlds,
     )
@@ -97,7 +109,8 @@ def rollout(
     return rewarded
 
 
-def _seed(seed: int | str, step: int) -> int:
+def step_seed(seed: int | str, step: int) -> int:
+    """Of a step's random numbers."""
     return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
 
 
@@ -108,7 +121,7 @@ def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Tr
     chosen = []
     for name in dict.fromkeys(t.group_id for t in trajectories):
         group = [t for t in trajectories if t.group_id == name]
-        generator = torch.Generator().manual_seed(_seed(f"{config.seed}-{name}", step))
+        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
         kept = resample_on_correct(group, config.rl_group, config.rl_resample, generator=generator)
         chosen += [group[i] for i in kept]
     return chosen
@@ -343,7 +356,7 @@ class Step:
 
 def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
     """Which contexts are trained on: all, or as many as `rl_sample_multiple` wants."""
-    seed = _seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
+    seed = step_seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
     generator = torch.Generator().manual_seed(seed)
     return fewest_dropped(len(samples), config.rl_sample_multiple, generator=generator).tolist()
 

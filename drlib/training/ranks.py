@@ -29,17 +29,25 @@ def gradients(model: torch.nn.Module) -> list[Tensor]:
 
 
 class Ranks:
-    """This process among its siblings. One process without torchrun is rank 0 of 1."""
+    """This process among its siblings. One process without torchrun is rank 0 of 1.
 
-    def __init__(self):
+    trainer: as the setting. TRL's stages run on any number of processes, a GPU each where there are
+    some; the local loop cuts its work into SHARDS shards. ValueError: they cannot be shared evenly.
+    """
+
+    def __init__(self, trainer: str = "local"):
         self.rank = int(os.environ.get("RANK", 0))
         self.size = int(os.environ.get("WORLD_SIZE", 1))
-        if SHARDS % self.size:
+        if trainer == "local" and SHARDS % self.size:
             raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
         self.first, self.shards = self.rank == 0, range(self.rank, SHARDS, self.size)
         torch.set_num_threads(1)
+        backend = "gloo"
+        if trainer == "trl" and torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+            backend = "cpu:gloo,cuda:nccl"
         if self.size > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")
+            dist.init_process_group(backend)
             atexit.register(dist.destroy_process_group)
 
     def sum_gradients(self, model: torch.nn.Module) -> float:

@@ -14,7 +14,7 @@ reinforcement learning has compute: the honest question is what RL adds over *th
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from drlib.training.data import read_episodes
 from drlib.training.policies import begin, finish
 from drlib.training.pretrain import train_supervised
 from drlib.training.ranks import Ranks
+from drlib.worlds import Names
 
 WARMUP_STEPS = 10
 CONTEXT_SHARE = 0.3  # of the samples, where the policy learns to keep reports and summaries,
@@ -65,7 +66,36 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     run, model, chat, _, names = begin(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.demonstration_filter)
-    pools = length_pools(episodes, chat, config)
+    steps = getattr(config, stages.STAGES[name].steps)
+    draw, held = mixture(name, episodes, names, chat, config)
+    metrics = train_supervised(
+        run,
+        model,
+        config,
+        draw,
+        chat.tokenizer.pad_token_id,
+        steps=steps,
+        batch_tokens=config.sft_batch_tokens,
+        lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        warmup=WARMUP_STEPS,
+        decay_share=1.0,
+    )
+    return finish(run, model, chat, metrics | {"pool": held})
+
+
+def mixture(
+    name: str,
+    episodes: list[dict],
+    names: Names,
+    chat: ChatIds,
+    config: Config,
+    system: str | None = None,
+) -> tuple[Callable[[int, int], Iterator[Sample]], int]:
+    """(what stage `name` trains on: (step, shard) -> endless samples; how many attempts' samples).
+
+    system: what a model is told before each question.
+    """
+    pools = length_pools(episodes, chat, config, system)
     tool_use = tool_use_samples(chat) if config.sft_tool_use_share > 0 else []
     data = ActionData(names, chat, config.search_results)
     skills = SkillData(names, chat, config.search_results)
@@ -87,28 +117,17 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         shares = (config.sft_replay_share, config.sft_tool_use_share, *learned)
         return mixed(random.Random(f"mix-{key}"), streams, shares)
 
-    metrics = train_supervised(
-        run,
-        model,
-        config,
-        draw,
-        chat.tokenizer.pad_token_id,
-        steps=steps,
-        batch_tokens=config.sft_batch_tokens,
-        lrs=(config.sft_muon_lr, config.sft_adam_lr),
-        warmup=WARMUP_STEPS,
-        decay_share=1.0,
-    )
-    held = {id(sample) for pool in pools for sample in pool}
-    return finish(run, model, chat, metrics | {"pool": len(held)})
+    return draw, len({id(sample) for pool in pools for sample in pool})
 
 
-def length_pools(episodes: list[dict], chat: ChatIds, config: Config) -> list[list[Sample]]:
+def length_pools(
+    episodes: list[dict], chat: ChatIds, config: Config, system: str | None = None
+) -> list[list[Sample]]:
     """The samples of the early steps and those of the late ones, the same where there is one stage.
 
     ValueError: a stage would have none.
     """
-    react = [episode_sample(episode["messages"], chat) for episode in episodes]
+    react = [_sample(episode, chat, system) for episode in episodes]
     rounds = []
     if config.sft_rounds:
         attempts = map(_attempt, episodes)
@@ -129,6 +148,13 @@ def length_pools(episodes: list[dict], chat: ChatIds, config: Config) -> list[li
             "and each of the two stages needs some"
         )
     return [early, late]
+
+
+def _sample(episode: dict, chat: ChatIds, system: str | None) -> Sample:
+    """An attempt as it was sampled, or, of a teacher that writes messages, as it would have been."""
+    if "ids" in episode:
+        return Sample(tuple(episode["ids"]), tuple(episode["generated"]))
+    return episode_sample(episode["messages"], chat, system)
 
 
 def memory_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by TRL's trainer: for models and machines beyond the tour's own loop.
+"""Supervised training by TRL: stages `cpt`, `sft` and `sft_continued` of `trainer=trl`.
 
 The rows are token ids put together as a rollout would (`drlib.synthesis.actions`), never text that
 is tokenised again, with labels on what the model wrote and -100 elsewhere; TRL leaves such labels
@@ -6,14 +6,19 @@ alone (a `completion_mask` it would silently ignore). Packing: several samples s
 ids start again at each, and no attention mask is passed, so that they do not see each other; with
 transformers' sdpa attention that holds on a CPU too (a test does), flash attention is not needed.
 
-Tongyi DeepResearch's report (section 3.3) trains in two stages by length; a stage is a dataset and
-the length of its rows (`drlib.synthesis.demonstrations.length_stages` parts the samples).
+A stage draws what the local loop would: as many samples as its steps take. They are packed and
+shuffled once, and `device_batch`, processes and accumulation share the rows of a step.
 
-Left out: LoRA, evaluation during training (give them to `SFTTrainer` itself).
+Tongyi DeepResearch's report (section 3.3) trains in two stages by length; in `train` a stage is a
+dataset and the length of its rows (`drlib.synthesis.demonstrations.length_stages` parts the
+samples).
+
+Left out: evaluation during training; Muon (the local loop's): TRL's optimizer is AdamW, with the
+stage's `adam_lr`.
 """
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,9 +26,29 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from drlib.chat import ChatIds
+from drlib.checks import require
+from drlib.config import Config
 from drlib.policy.moe import load_policy, save_policy
 from drlib.synthesis.actions import Sample, episode_sample
+from drlib.training import stages
+from drlib.training.data import WORLD_FILE, read_episodes
+from drlib.training.models import (
+    adapters,
+    load_model,
+    load_tokenizer_of,
+    point_to,
+    policy_of,
+    save_whole,
+    told,
+    trained_dtype,
+)
+from drlib.training.pretrain import documents
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
+from drlib.training.sft import WARMUP_STEPS, mixture
+from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_options
 from drlib.trajectory import Trajectory
+from drlib.worlds import Names, SmallWorld
 
 IGNORED = -100  # the label of a token without loss
 
@@ -90,3 +115,101 @@ def train(
             metrics.append(trainer.train().metrics)
     save_policy(model, tokenizer, output_dir)
     return metrics
+
+
+def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
+    """Stage `cpt`: agentic continual pre-training; a real model may do without (`cpt_steps=0`)."""
+    stage = _Stage("cpt", "untrained", config, run_dir, ranks)
+    if config.cpt_steps == 0:
+        return point_to(stage.run, stage.where, {})
+    draw = documents(config, stage.names, stage.told.chat)
+    return stage.train(
+        lambda step: draw(f"{config.seed}-{step}-0"),
+        steps=config.cpt_steps,
+        tokens=config.cpt_batch_tokens,
+        lr=config.cpt_adam_lr,
+        warmup=config.cpt_warmup_steps,
+    )
+
+
+def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
+    """Stage `sft` (or `name`): the cold start on the attempts that `demonstration_filter` keeps."""
+    stage = _Stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
+    folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
+    episodes = read_episodes(folder, config.demonstration_filter)
+    require(
+        len(episodes) > 0,
+        f"demonstration_filter={config.demonstration_filter!r} keeps no attempt of those in "
+        f"{folder}: the model answers none of these questions; set teacher=solver, or more attempts",
+    )
+    chat, system = stage.told
+    draw, held = mixture(name, episodes, stage.names, chat, config, system)
+    return stage.train(
+        lambda step: draw(step, 0),
+        steps=getattr(config, stages.STAGES[name].steps),
+        tokens=config.sft_batch_tokens,
+        lr=config.sft_adam_lr,
+        warmup=WARMUP_STEPS,
+        metrics={"pool": held},
+    )
+
+
+class _Stage:
+    """What both stages begin with, and how they train."""
+
+    def __init__(self, name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
+        runs = run_dir.parents[1]
+        self.config = config
+        self.run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+        self.where = policy_of(stages.input_folder(name, before, config, runs))
+        self.tokenizer = load_tokenizer_of(self.where)
+        self.told = told(self.tokenizer, config)
+        world = stages.input_folder(name, "world", config, runs) / WORLD_FILE
+        self.names = Names.of(SmallWorld.load(world))
+
+    def train(
+        self,
+        draw: Callable[[int], Iterator[Sample]],
+        *,
+        steps: int,
+        tokens: int,
+        lr: float,
+        warmup: int,
+        metrics: dict | None = None,
+    ) -> dict:
+        """draw: step -> endless samples. tokens: of a step, over all processes."""
+        config = self.config
+        rows = tokens // config.pack_tokens
+        require(rows > 0, f"a step of {tokens} tokens is less than one row: lower pack_tokens")
+        samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
+        dataset = sft_dataset(samples, self.told.chat, config.pack_tokens)
+        model = load_model(self.where, trained_dtype(config))
+        plan = trainer_options(self.run, config, steps=steps, rows=rows, lr=lr)
+        args = SFTConfig(
+            **plan,
+            max_length=config.pack_tokens,
+            packing=True,
+            packing_strategy="bfd",
+            warmup_steps=warmup,
+            lr_scheduler_type="linear",
+            router_aux_loss_coef=balance_of(model, config),
+        )
+        trainer = SFTTrainer(
+            model=model,
+            args=args,
+            train_dataset=dataset,
+            processing_class=self.tokenizer,
+            peft_config=adapters(model, config),
+        )
+        checkpoint = last_checkpoint(Path(args.output_dir), self.run)
+        last = train_in(self.run, trainer, checkpoint)
+        return save_whole(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
+
+
+def _taken(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:
+    """So many that they fill a step."""
+    taken = 0
+    while taken < tokens:
+        sample = next(samples)
+        taken += len(sample)
+        yield sample

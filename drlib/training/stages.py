@@ -36,7 +36,7 @@ class Stage:
     for it ("" for its own). fixed: settings that make it this stage, such as the control's reward.
     start: the setting that, where it is given, names a policy to begin with instead of `inputs`.
     steps: the setting that says how many steps its progress bar has. title, colour: in tables and
-    figures.
+    figures. trl: what builds it where `trainer=trl`, if that is another function.
     """
 
     name: str
@@ -50,15 +50,16 @@ class Stage:
     parallel: bool = True
     title: str = ""
     colour: str = "0.5"
+    trl: str = ""
 
-    @property
-    def function(self) -> Callable:
+    def builder(self, config: Config) -> Callable:
         """What builds it; ValueError names what is not there."""
-        module, _, name = self.build.partition(":")
+        where = self.trl if self.trl and config.whole().trainer == "trl" else self.build
+        module, _, name = where.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as fault:
-            raise ValueError(f"stage {self.name!r} is built by {self.build}: {fault}") from fault
+            raise ValueError(f"stage {self.name!r} is built by {where}: {fault}") from fault
 
 
 STAGES = Registry("stage")
@@ -79,7 +80,8 @@ register(
     Stage(
         "untrained",
         "drlib.training.pretrain:build_untrained",
-        ("world",),
+        trl="drlib.training.models:begin_with",
+        inputs=("world",),
         parallel=False,
         title="untrained",
     )
@@ -88,7 +90,8 @@ register(
     Stage(
         "demonstrations",
         "drlib.training.data:build_demonstrations",
-        ("world",),
+        trl="drlib.training.attempts:demonstrate",
+        inputs=("world",),
         parallel=False,
         title="the demonstrator",
     )
@@ -97,7 +100,8 @@ register(
     Stage(
         "cpt",
         "drlib.training.pretrain:pretrain",
-        ("untrained",),
+        trl="drlib.training.sft_trl:pretrain",
+        inputs=("untrained",),
         steps="cpt_steps",
         title="after pre-training",
     )
@@ -106,7 +110,8 @@ register(
     Stage(
         "sft",
         "drlib.training.sft:sft",
-        ("cpt", "demonstrations"),
+        trl="drlib.training.sft_trl:sft",
+        inputs=("cpt", "demonstrations"),
         steps="sft_steps",
         title="after SFT",
         colour="C2",
@@ -116,7 +121,8 @@ register(
     Stage(
         "sft_continued",
         "drlib.training.sft:sft",
-        ("sft",),
+        trl="drlib.training.sft_trl:sft",
+        inputs=("sft",),
         arguments={"name": "sft_continued"},
         steps="sft_continued_steps",
         title="SFT continued (RL's compute)",
@@ -127,7 +133,8 @@ register(
     Stage(
         "rl",
         "drlib.training.grpo:grpo",
-        ("sft",),
+        trl="drlib.training.grpo_trl:grpo",
+        inputs=("sft",),
         start="rl_start",
         steps="rl_steps",
         title="after RL",
@@ -138,7 +145,8 @@ register(
     Stage(
         "rl_random_reward",
         "drlib.training.grpo:grpo",
-        ("sft",),
+        trl="drlib.training.grpo_trl:grpo",
+        inputs=("sft",),
         reads="rl",
         fixed={"rl_reward": "random"},
         start="rl_start",
@@ -152,7 +160,7 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
         Stage(
             f"evaluate_{_of}",
             "drlib.evals.evaluate:evaluate",
-            ("rl" if _of == "closed_book" else _of,),
+            inputs=("rl" if _of == "closed_book" else _of,),
             reads="evaluate",
             arguments={"of": _of},
             title="after RL, closed book" if _of == "closed_book" else "",
@@ -166,10 +174,15 @@ def config_of(name: str, config: Config) -> Config:
 
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
-    """The stages that `name` is made from: of a policy given by its folder, only the world's."""
+    """The stages that `name` is made from: of a policy given by its folder, only the world's; of
+    the model's own attempts, the model too."""
     stage = STAGES[name]
-    given = stage.start and getattr(config.whole(), stage.start)
-    return ("world",) if given else stage.inputs
+    whole = config.whole()
+    if stage.start and getattr(whole, stage.start):
+        return ("world",)
+    if name == "demonstrations" and whole.teacher == "model":
+        return (*stage.inputs, "untrained")
+    return stage.inputs
 
 
 def before(name: str, config: Config) -> list[str]:
@@ -202,6 +215,8 @@ def settings_of(name: str, config: Config) -> dict:
     own = config_of(name, config).pick(*declared_for(stage.reads or name))
     if own.get(stage.start):
         own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
+    if own.get("model"):
+        own["model_files"] = _stamp(Path(own["model"]).expanduser())
     if name == "world":
         # A folder whose files change is another world.
         own |= world_stamp(config.whole().world_name)
@@ -220,6 +235,13 @@ def _plugins(names: str) -> dict[str, str]:
             raise ValueError(f"plugins={names!r}: there is no module {name!r} to import")
         found[name] = _hash(Path(spec.origin).read_bytes())
     return found
+
+
+def _stamp(folder: Path) -> list:
+    """Of a model's folder: another model may come to lie there under the same names."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def _hash(data: bytes) -> str:

@@ -1,0 +1,331 @@
+"""Stages `rl` and `rl_random_reward` of `trainer=trl`: our agents' rollouts in TRL's trainer.
+
+What is asked, who rolls out, what is rewarded, left out and compared are the local loop's own
+functions (`drlib.training.grpo`); TRL and accelerate have the model, the processes, FSDP2, PEFT
+and checkpoints. TRL asks its rollout function for completions of prompts; a prompt is here the
+number of a step and of a question in it ("12/5"), and the questions are drawn when the step comes,
+as the curriculum then stands. Each process rolls out whole groups, all of them at once: tools run
+beside generation, and what was sampled is what is trained.
+
+TRL's batch has a fixed size: one sample a rollout. Of an agent that begins several contexts one is
+drawn, with the weight of all of them, so the sum over contexts is right in the mean.
+
+Left out, and refused: several updates a batch, stale or rounded engines, rewards compared over
+contexts.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from trl import GRPOConfig
+
+from drlib.agents import agent_named
+from drlib.checks import require
+from drlib.config import Config
+from drlib.files import write_whole
+from drlib.policy.hf import HfEngine
+from drlib.policy.protocol import Engine
+from drlib.rl.advantages import ADVANTAGES
+from drlib.rl.curriculum import Curriculum
+from drlib.rl.filtering import FilterConfig, apply_filter
+from drlib.rl.resampling import drop_equal_groups
+from drlib.rl.stability import EmergencyStop
+from drlib.sandbox import Sandbox
+from drlib.tools import Toolbox
+from drlib.training import stages
+from drlib.training.data import WORLD_FILE
+from drlib.training.gradient import check_switches, loss_config
+from drlib.training.grpo import (
+    COLLAPSE,
+    FINAL_LR,
+    KEPT_GROUPS,
+    choose,
+    limits_of,
+    step_seed,
+    summarise,
+    tried,
+)
+from drlib.training.models import (
+    adapters,
+    engine_of,
+    load_model,
+    load_tokenizer_of,
+    policy_of,
+    save_whole,
+    told,
+    trained_dtype,
+    whole_model,
+)
+from drlib.training.optim import schedule
+from drlib.training.questions import SKILLS, Questions
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
+from drlib.training.samples import contexts_of
+from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
+from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_options
+from drlib.trajectory import Trajectory, save_trajectories
+from drlib.worlds import Names, SmallWorld
+
+# Switches that this path does not have, and what they must be.
+NOT_HERE = {
+    "rl_minibatches": 1,
+    "rl_staleness": 0,
+    "rl_engine": "float32",
+    "rl_baseline": "trajectories",
+    "rl_sample_multiple": 1,
+}
+STATE = "drlib.json"  # of a checkpoint, beside TRL's files
+DECAY_SHARE = 0.5  # of the steps, as in the local loop
+
+
+def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
+    """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
+    name = "rl_random_reward" if config.rl_reward == "random" else "rl"
+    _check(config)
+    runs = run_dir.parents[1]
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+    where = _start(name, config, runs)
+    tokenizer = load_tokenizer_of(where)
+    chat, system = told(tokenizer, config)
+    world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
+    model = load_model(where, trained_dtype(config))
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.search_results) as toolbox,
+        engine_of(model, where, config) as engine,
+    ):
+        limits = limits_of(config)
+        agent = agent_named(config.rl_agent, engine, toolbox, chat, limits, system)
+        rolls = RollOuts(config, run, agent, Questions(config, world, Names.of(world)))
+        trainer = AgenticTrainer(rolls, model, tokenizer)
+        checkpoint = last_checkpoint(Path(trainer.args.output_dir), run)
+        if checkpoint:
+            rolls.load(json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8")))
+        metrics = train_in(run, trainer, checkpoint, rolls.is_dead)
+        return save_whole(run, trainer, tokenizer, config, metrics)
+
+
+def _check(config: Config) -> None:
+    check_switches(config)
+    shared = not config.fsdp or config.engine == "server"
+    require(shared, "no process has the whole model under fsdp=true: generate with engine=server")
+    for name, value in NOT_HERE.items():
+        given = getattr(config, name)
+        require(given == value, f"{name}={given!r} is not there with trainer=trl: use {value!r}")
+
+
+def _start(name: str, config: Config, runs: Path) -> str:
+    """Where the policy that is trained lies."""
+    if config.rl_start:
+        return str(stages.start_folder(name, config))
+    return policy_of(stages.input_folder(name, "sft", config, runs))
+
+
+class RollOuts:
+    """TRL's rollout function: the groups of this process's questions, judged and filtered."""
+
+    def __init__(self, config: Config, run: RunFolder, agent, questions: Questions):
+        self.config = config
+        self.run = run
+        self.agent = agent
+        self.questions = questions
+        self.curriculum = Curriculum(SKILLS, None)
+        self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
+        self.row: dict = {}  # the last step's means
+
+    @property
+    def engine(self) -> Engine:
+        return self.agent.engine
+
+    def is_dead(self) -> bool:
+        """Whether no group of the step has rewards that differ: there is nothing to learn from."""
+        return self.config.rl_kl_coef == 0 and self.row["live_groups"] == 0
+
+    def dataset(self) -> Dataset:
+        """A prompt for every question of every step."""
+        steps, questions = self.config.rl_steps, self.config.rl_questions
+        return Dataset.from_dict(
+            {"prompt": [f"{step}/{q}" for step in range(steps) for q in range(questions)]}
+        )
+
+    def state(self) -> dict:
+        """What the next step depends on, besides the weights."""
+        return {
+            "curriculum": self.curriculum.state_dict(),
+            "emergency": self.emergency.state_dict(),
+            "version": self.engine.version,
+        }
+
+    def load(self, state: dict) -> None:
+        """Of a checkpoint."""
+        self.curriculum = Curriculum(SKILLS, state["curriculum"])
+        self.emergency.load_state_dict(state["emergency"])
+        self.engine.version = state["version"] - 1  # it takes the checkpoint's weights
+
+    def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
+        """What TRL wants of each prompt, and what our reward and filter want."""
+        config = self.config
+        steps, numbers = zip(*(map(int, prompt.split("/")) for prompt in prompts))
+        step = steps[0]
+        mine = list(dict.fromkeys(numbers))
+        whole = len(mine) * config.rl_group == len(prompts)
+        require(whole, "a process must have whole groups: let rl_questions divide by processes")
+        trainer.hand_over_weights()
+        tasks, worlds = self.questions.draw(step, self.curriculum)
+        rolled = tried(self.agent, tasks, mine, worlds, config, step)
+        chosen = choose(rolled, config, step)
+        self.row, outcomes = summarise(rolled, chosen, self.run.ranks)
+        self.curriculum.update(outcomes)
+        unanswered = self.row["overlong"] + self.row["out_of_turns"]
+        reason = self.emergency.update({"unanswered": unanswered})
+        if reason:
+            self.row["stopped"] = reason
+        self._keep(rolled, step, bool(reason))
+        return self._batch(chosen, step, trainer.padding)
+
+    def _batch(self, chosen: list[Trajectory], step: int, padding: int) -> dict:
+        config = self.config
+        switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
+        weights_N, in_baseline_N, _ = apply_filter(chosen, switches)
+        weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
+        in_baseline_N = torch.as_tensor(in_baseline_N)
+        if config.rl_drop_equal:
+            rewards_N = torch.tensor([t.reward or 0.0 for t in chosen])
+            groups_N = torch.arange(len(chosen)) // config.rl_group
+            weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, in_baseline_N)
+        drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
+        columns = [_columns(sample, padding) for sample, _ in drawn]
+        batch = {name: [row[name] for row in columns] for name in columns[0]}
+        return batch | {
+            "judged": [t.reward for t in chosen],
+            "weight": [float(w) * many for w, (_, many) in zip(weights_N, drawn)],
+            "in_baseline": in_baseline_N.tolist(),
+        }
+
+    def _keep(self, trajectories: list[Trajectory], step: int, stopped: bool) -> None:
+        kept_steps = (0, self.config.rl_steps // 2, self.config.rl_steps - 1)
+        if self.run.ranks.first and (step in kept_steps or stopped):
+            kept = trajectories[: KEPT_GROUPS * self.config.rl_group]
+            save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
+
+
+def _one_context(trajectory: Trajectory, seed: int) -> tuple[Trajectory, int]:
+    """(a context of the rollout, drawn evenly; how many it stands for)."""
+    contexts = contexts_of(trajectory) or [trajectory]
+    generator = torch.Generator().manual_seed(seed)
+    at = int(torch.randint(len(contexts), (1,), generator=generator))
+    return contexts[at], len(contexts)
+
+
+def _columns(sample: Trajectory, padding: int) -> dict:
+    """A context as TRL takes it: what stands before the first sampled token is its prompt, what
+    stands behind the last one is left away."""
+    sampled = sample.generated.nonzero()[0]
+    ids = sample.token_ids.tolist()
+    if not len(sampled):  # nothing fitted into the context: one token, without loss
+        return {
+            "prompt_ids": ids,
+            "completion_ids": [padding],
+            "logprobs": [0.0],
+            "env_mask": [0],
+        }
+    first, end = int(sampled[0]), int(sampled[-1]) + 1
+    return {
+        "prompt_ids": ids[:first],
+        "completion_ids": ids[first:end],
+        "logprobs": sample.logprobs[first:end].tolist(),
+        "env_mask": sample.generated[first:end].astype(int).tolist(),
+    }
+
+
+def judged_reward(prompts: Sequence, completions: Sequence, judged: list, **_) -> list:
+    """The reward that the rollout was given; None where nobody could judge."""
+    return judged
+
+
+def filtered(rollouts: Rollouts) -> tuple[torch.Tensor, torch.Tensor]:
+    """The verdict of our own filter, which has seen the whole rollout."""
+    device = rollouts.rewards_N.device
+    weights_N = torch.tensor([row["weight"] for row in rollouts.inputs], device=device)
+    in_baseline_N = torch.tensor([row["in_baseline"] for row in rollouts.inputs], device=device)
+    return weights_N, in_baseline_N
+
+
+class AgenticTrainer(DeepResearchGRPOTrainer):
+    """Our trainer with `rolls` for its rollouts, our schedule, and our part of a checkpoint."""
+
+    def __init__(self, rolls: RollOuts, model, tokenizer):
+        config = rolls.config
+        self.rolls = rolls
+        self.padding = tokenizer.pad_token_id
+        self._handed_over = -1  # the step whose weights the engine has
+        rows = config.rl_questions * config.rl_group
+        plan = trainer_options(rolls.run, config, steps=config.rl_steps, rows=rows, lr=config.rl_lr)
+        args = GRPOConfig(
+            **plan,
+            num_generations=config.rl_group,
+            max_completion_length=config.max_context_tokens,
+            temperature=config.rl_temperature,
+            beta=config.rl_kl_coef,
+            shuffle_dataset=False,
+            remove_unused_columns=False,
+            router_aux_loss_coef=balance_of(model, config),
+        )
+        super().__init__(
+            model=model,
+            reward_funcs=judged_reward,
+            args=args,
+            train_dataset=rolls.dataset(),
+            processing_class=tokenizer,
+            peft_config=adapters(model, config),
+            rollout_func=rolls,
+            loss=loss_config(config),
+            advantages=ADVANTAGES[config.rl_advantage],
+            rollout_filter=filtered,
+        )
+
+    def hand_over_weights(self) -> None:
+        """The engine takes today's weights, once a step."""
+        step = self.state.global_step
+        if step == self._handed_over:
+            return
+        self._handed_over = step
+        if step == 0:
+            return  # it was made with them
+        engine, ranks = self.rolls.engine, self.rolls.run.ranks
+        if isinstance(engine, HfEngine):  # it runs the very model that is trained
+            engine.update_weights(engine.model)
+            return
+        model = whole_model(self)
+        if ranks.first or self.rolls.config.engine != "server":
+            engine.update_weights(model)
+        else:
+            engine.version += 1  # the first process taught the server that all share
+        ranks.barrier()
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """The local loop's learning rate."""
+        config = self.rolls.config
+        warmup = config.rl_warmup_steps
+
+        def factor(step: int) -> float:
+            return schedule(step, config.rl_steps, warmup, DECAY_SHARE, FINAL_LR)
+
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
+        return self.lr_scheduler
+
+    def log(self, logs: dict, *more, **named) -> None:
+        """With the means of the step's rollouts."""
+        super().log({**logs, **self.rolls.row}, *more, **named)
+        self.control.should_training_stop |= "stopped" in self.rolls.row
+
+    def _save_checkpoint(self, model, trial) -> None:
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self.rolls.run.ranks.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / STATE, json.dumps(self.rolls.state()))
+        super()._save_checkpoint(model, trial)

@@ -1,0 +1,238 @@
+"""A real model in the stages: where it comes from, what it is told, who generates with it, LoRA.
+
+`trainer=trl` trains any causal language model of transformers: the one that `model` names, a folder
+or a hub's id, or the small policy where that is empty. Every stage leaves a whole model behind, a
+Hugging Face folder; where it changed nothing, a note where the model lies (`policy.json`), because
+sixty gigabytes are not copied for nothing.
+
+Adapters live within a stage: they are merged into the weights when it ends, so that whoever comes
+next (a stage, vLLM, `drlib ask --folder`) needs no PEFT. What is trained is held in float32 and
+computed in `dtype`: a step of 1e-6 is less than bfloat16 can add to a weight. Under LoRA the base
+model is not trained and is held in `dtype`.
+
+Left out: quantised base models; experts of other layouts than transformers' 3-D tensors.
+"""
+
+import copy
+import datetime
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from drlib.agents.prompts import research_prompt
+from drlib.chat import ChatIds
+from drlib.checks import require
+from drlib.config import Config
+from drlib.endpoint import ChatEndpoint
+from drlib.files import write_whole
+from drlib.policy.engine import LocalEngine
+from drlib.policy.hf import HfEngine
+from drlib.policy.model_chat import TemplateIds, is_ours
+from drlib.policy.moe import quiet_loading, save_policy
+from drlib.policy.protocol import Engine
+from drlib.policy.vllm import VllmEngine, WeightsDiffer
+from drlib.policy.vllm_server import VllmServer
+from drlib.tools import TOOLS
+from drlib.training import stages
+from drlib.training.pretrain import build_untrained
+from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
+
+TOLD_DAY = datetime.date(2026, 1, 1)  # in a prompt that is trained on: it must not change
+HAS_TOOLS = ("search", "visit", "python")  # of a stage's toolbox
+
+
+class Told(NamedTuple):
+    """How a model is spoken to: its chat, and the system prompt that every context begins with."""
+
+    chat: Any
+    system: str | None
+
+
+def told(tokenizer, config: Config) -> Told:
+    """The chat of a model's tokenizer. The policy that is made here knows its tools by heart.
+
+    ValueError: its template cannot express what `model_tools` asks of it.
+    """
+    if is_ours(tokenizer):
+        return Told(ChatIds(tokenizer), None)
+    tools = [TOOLS[name] for name in HAS_TOOLS]
+    if config.model_tools == "template":
+        chat = TemplateIds(tokenizer, [tool.function for tool in tools])
+        return Told(chat, research_prompt(today=TOLD_DAY))
+    schemas = [tool.schema for tool in tools]
+    return Told(TemplateIds(tokenizer, tool_role="user"), research_prompt(schemas, TOLD_DAY))
+
+
+def policy_of(folder: Path) -> str:
+    """Where the policy that a finished stage left lies: in its folder, or where it was before."""
+    note = folder / "policy.json"
+    if note.exists():
+        return json.loads(note.read_text(encoding="utf-8"))["model"]
+    return str(folder / "policy")
+
+
+def point_to(run: RunFolder, where: str, metrics: dict) -> dict:
+    """End a stage that leaves the model where it is; returns `metrics`."""
+    if run.ranks.first:
+        write_whole(run.path / "policy.json", json.dumps({"model": where}))
+    return run.finish(metrics)
+
+
+def load_tokenizer_of(where: str):
+    """The tokenizer of a model, with a token to pad with. ValueError: there is none."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer at {where}: give a model's folder or hub id") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def load_model(where: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model at `where`, a folder or a hub's id. ValueError: there is none, or it lacks weights."""
+    try:
+        with quiet_loading():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                where, dtype=dtype, output_loading_info=True
+            )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no causal language model at {where} ({error})") from error
+    missing = sorted(report["missing_keys"])
+    require(not missing, f"the model at {where} lacks weights, for example {missing[:1]}")
+    return model
+
+
+def trained_dtype(config: Config) -> torch.dtype:
+    """Of the weights that are loaded: float32 where they are trained themselves."""
+    return getattr(torch, config.dtype) if config.lora_rank else torch.float32
+
+
+def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
+    """PEFT's plan: adapters of every linear layer, and of the experts' 3-D weights."""
+    if config.lora_rank == 0:
+        return None
+    names = [name for name, _ in model.named_parameters()]
+    experts = sorted({name for name in names if name.endswith(("gate_up_proj", "down_proj"))})
+    shared = sorted({name.split("mlp.", 1)[1] for name in experts if "mlp.experts." in name})
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=2 * config.lora_rank,
+        target_modules="all-linear",
+        target_parameters=[f"mlp.{name}" for name in shared] or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def whole_model(trainer) -> PreTrainedModel | None:
+    """The model of a trainer as one process can save or score it: gathered from all processes,
+    adapters merged into a copy. None on the processes that are not the first, of a sharded one."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not trainer.is_fsdp_enabled:
+        return copy.deepcopy(model).merge_and_unload() if _has_adapters(model) else model
+    state = trainer.accelerator.get_state_dict(trainer.model)
+    if not trainer.accelerator.is_main_process:
+        return None
+    base = model.get_base_model() if _has_adapters(model) else model
+    dtype = next(iter(state.values())).dtype
+    whole = AutoModelForCausalLM.from_config(base.config, dtype=dtype)
+    if _has_adapters(model):
+        whole = get_peft_model(whole, model.peft_config["default"])
+    whole.load_state_dict(state)
+    whole.tie_weights()
+    return whole.merge_and_unload() if _has_adapters(model) else whole
+
+
+def _has_adapters(model) -> bool:
+    return isinstance(model, PeftModel)
+
+
+def save_whole(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict) -> dict:
+    """End a stage that has trained: the whole model saved, in `dtype`; returns `metrics`."""
+    model = whole_model(trainer)
+    if run.ranks.first:
+        save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.dtype))
+        shutil.rmtree(trainer.args.output_dir)  # its checkpoints
+    return run.finish(metrics)
+
+
+@contextmanager
+def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[Engine]:
+    """Who generates with `model`, whose folder or hub id is `where`; it is closed at the end.
+
+    Raises:
+        ValueError: an engine that cannot run this model. ModuleNotFoundError: vLLM is not here.
+        WeightsDiffer: the server runs other weights.
+    """
+    longest = model.config.get_text_config().max_position_embeddings
+    context = config.max_context_tokens
+    require(context <= longest, f"max_context_tokens={context}: {where} reads {longest} at most")
+    if config.engine == "vllm":
+        options = {"dtype": config.dtype}
+        if torch.cuda.is_available():
+            options["gpu_memory_utilization"] = config.engine_memory_share
+        gap = config.engine_gap
+        engine = VllmEngine(model, max_context=context, max_gap=gap, **options)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    elif config.engine == "server":
+        server = _server(model, where, config)
+        _teach(server, model)
+        yield server
+    elif config.engine == "hf":
+        yield HfEngine(model, max_context=context)
+    else:
+        small = hasattr(model.config, "num_experts") and len(model.model.layers) <= 8
+        require(small, "engine=local runs the small policy alone: set engine=hf, vllm or server")
+        yield LocalEngine(model, max_context=context, lockstep=True)
+
+
+@contextmanager
+def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str | None]]:
+    """(engine, chat, system prompt) of the policy that a finished stage left."""
+    where = policy_of(folder)
+    chat, system = told(load_tokenizer_of(where), config)
+    model = load_model(where, getattr(torch, config.dtype)).eval()
+    with engine_of(model, where, config) as engine:
+        yield engine, chat, system
+
+
+def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
+    require(bool(config.engine_url), "engine=server needs engine_url, where the vLLM server is")
+    endpoint = ChatEndpoint(config.engine_url, config.model or where, timeout_s=600.0)
+    context = config.max_context_tokens
+    return VllmServer(endpoint, where, max_context=context, max_gap=config.engine_gap)
+
+
+def _teach(server: VllmServer, model: PreTrainedModel) -> None:
+    """The server begins with the model that it was started with, or with what it was last taught."""
+    ranks = Ranks("trl")
+    if ranks.first:
+        try:
+            server.require_parity(model)
+        except WeightsDiffer:
+            server.update_weights(model)
+            server.version = 0
+    ranks.barrier()
+
+
+def begin_with(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
+    """Stage `untrained`: whether the model is there and can be spoken to, before anything is spent
+    on it; without `model` the small policy is made."""
+    if not config.model:
+        return build_untrained(config, run_dir, ranks or Ranks("trl"))
+    run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
+    told(load_tokenizer_of(config.model), config)
+    model = load_model(config.model, getattr(torch, config.dtype))
+    return point_to(run, config.model, {"parameters": model.num_parameters()})

@@ -1,0 +1,159 @@
+"""A TRL trainer inside a run folder: what it is told, its lines of metrics, kills and checkpoints.
+
+TRL and accelerate bring the loop, the processes, FSDP2, mixed precision and checkpoints; the run
+folder brings what every stage of drlib has: built under another name and renamed when complete, a
+line of metrics a step, resumed from the last whole checkpoint by the same command.
+
+A checkpoint that a kill cut short lacks `trainer_state.json`, which is written last: it is deleted.
+Lines of steps after the checkpoint are dropped and made again, as in the local loop.
+"""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+
+from drlib.checks import require
+from drlib.config import Config
+from drlib.files import append_json_line, write_whole
+from drlib.training.run import METRICS, Interrupted, RunFolder, read_metrics
+
+STATE = "trainer_state.json"
+KEPT_CHECKPOINTS = 2  # a kill while one is written leaves the other
+
+
+def trainer_options(run: RunFolder, config: Config, *, steps: int, rows: int, lr: float) -> dict:
+    """What TRL's two trainers are told alike. rows: of one optimizer step, over all processes.
+
+    ValueError: the rows cannot be shared evenly; sharding without a GPU or without processes.
+    """
+    at_once = config.device_batch * run.ranks.size
+    require(
+        rows % at_once == 0,
+        f"{rows} rows a step cannot be shared by {run.ranks.size} processes with "
+        f"device_batch={config.device_batch}: give a number that divides them",
+    )
+    cuda = torch.cuda.is_available()
+    options: dict[str, Any] = {
+        "output_dir": str(run.path / "trl"),
+        "max_steps": steps,
+        "per_device_train_batch_size": config.device_batch,
+        "gradient_accumulation_steps": rows // at_once,
+        "learning_rate": lr,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "bf16": config.dtype == "bfloat16",
+        "use_cpu": not cuda,
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "seed": config.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": config.checkpoint_every,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "report_to": [] if config.report_to == "none" else [config.report_to],
+        "disable_tqdm": True,
+    }
+    if config.fsdp:
+        require(run.ranks.size > 1, "fsdp=true shards over processes: set processes to 2 or more")
+        options["fsdp"] = "full_shard auto_wrap"
+        options["fsdp_config"] = {"fsdp_version": 2}
+        if config.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
+            options["gradient_checkpointing"] = False
+            options["fsdp_config"]["activation_checkpointing"] = True
+    return options
+
+
+def balance_of(model, config: Config) -> float:
+    """The weight of the experts' load-balancing loss; a dense model has none."""
+    return config.balance_coef if hasattr(model.config, "num_experts") else 0.0
+
+
+class StepLines(TrainerCallback):
+    """A line of metrics a step, and a polite end at Ctrl-C: a checkpoint at the step's end.
+
+    is_dead: whether nothing asked for an update in this step, which is then not taken: the
+    balance loss and the optimizer's momentum alone would move the weights.
+    """
+
+    def __init__(self, run: RunFolder, is_dead: Callable[[], bool]):
+        self.run = run
+        self.is_dead = is_dead
+        self.asked = False
+        self._old: dict = {}
+
+    def on_train_begin(self, args, state, control, **_):
+        log = self.run.path / METRICS
+        if self.run.ranks.first and log.exists():
+            lines = log.read_bytes().splitlines(keepends=True)
+            write_whole(log, b"".join(lines[: state.global_step]))
+        polite = signal.SIGINT, signal.SIGTERM
+        self._old = {each: signal.signal(each, self._ask) for each in polite}
+
+    def _ask(self, *_) -> None:
+        self.asked = True
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if self.run.ranks.first and "loss" in (logs or {}):
+            append_json_line(self.run.path / METRICS, {"step": state.global_step, **logs})
+
+    def on_step_end(self, args, state, control, **_):
+        if self.run.ranks.sum({"asked": float(self.asked)})["asked"] > 0:
+            self.asked = True
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        if self.is_dead():
+            model.zero_grad(set_to_none=True)  # and the optimizer leaves every weight alone
+
+    def on_train_end(self, args, state, control, **_):
+        for each, handler in self._old.items():
+            signal.signal(each, handler)
+
+
+def train_in(
+    run: RunFolder,
+    trainer,
+    checkpoint: str | None,
+    is_dead: Callable[[], bool] = lambda: False,
+) -> dict:
+    """Train to the end, from `checkpoint` where there is one; the last line of metrics.
+
+    is_dead: as of `StepLines`.
+
+    Interrupted: somebody asked to stop, and a checkpoint was written.
+    """
+    lines = StepLines(run, is_dead)
+    trainer.add_callback(lines)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if lines.asked:
+        raise Interrupted
+    run.ranks.barrier()  # the first one has written its last line
+    return read_metrics(run.path)[-1]
+
+
+def last_checkpoint(folder: Path, run: RunFolder) -> str | None:
+    """The newest whole checkpoint; those that a kill cut short are deleted."""
+    if run.ranks.first and folder.is_dir():
+        for each in folder.glob("checkpoint-*"):
+            if not _is_whole(each):
+                shutil.rmtree(each)
+    run.ranks.barrier()
+    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        TrainerState.load_from_json(str(checkpoint / STATE))
+    except (OSError, ValueError):
+        return False
+    return True
