@@ -8,93 +8,35 @@ Run: python -m pytest tests/test_training_trl.py
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig
 
 from drlib.config import Config
-from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.policy.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.gradient import Share, learn, loss_config
 from drlib.training.grpo import advantages_of
 from drlib.training.ranks import Ranks
-from drlib.training.trl import DeepResearchGRPOTrainer
 from drlib.trajectory import Segment, Termination, Trajectory
-
-VOCABULARY, EOS, PAD, GROUP, COMPLETION = 12, 1, 2, 4, 8
-SHAPE = PolicyShape(
-    vocab_size=VOCABULARY, hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16
+from tests.trl_examples import (
+    COMPLETION,
+    EOS,
+    GROUP,
+    PAD,
+    VOCABULARY,
+    Watch,
+    assert_equal_gradients,
+    named,
+    save_checkpoint,
+    trainer,
 )
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("policy") / "tiny"
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="t0", eos_token="t1", pad_token="t2"
-    )
-    save_policy(build_policy(SHAPE, 0, "plain", eos_id=EOS, pad_id=PAD), tokenizer, folder)
-    return folder
-
-
-def trainer(checkpoint, tmp_path, reward, options=None, **ours):
-    """A trainer on one process: two prompts of four rollouts, in two micro-batches a step."""
-    model, tokenizer = load_policy(checkpoint)
-    model.config._name_or_path = str(checkpoint)  # whence TRL loads a reference
-    settings = dict(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        router_aux_loss_coef=0.0,
-        max_steps=1,
-        max_grad_norm=0.0,
-        per_device_train_batch_size=GROUP,
-        num_generations=GROUP,
-        gradient_accumulation_steps=2,
-        max_completion_length=COMPLETION,
-        save_strategy="no",
-        seed=3,
-    )
-    made = DeepResearchGRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=reward,
-        train_dataset=Dataset.from_dict({"prompt": ["t3 t4 t5", "t6"]}),
-        args=GRPOConfig(**settings | (options or {})),
-        rollout_func=ours.pop("rollout_func", None),
-        **ours,
-    )
-    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
-    made.model.train()
-    return made
-
-
-def named(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_equal_gradients(found, expected):
-    assert found.keys() == expected.keys()
-    assert max(g.abs().max() for g in expected.values()) > 1e-3  # something to be equal to
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)
+    return save_checkpoint(tmp_path_factory.mktemp("policy") / "tiny")
 
 
 # ---------------------------------------------------------------- against the local loop
-
-
-class Watch(TrainerCallback):
-    """The gradients that the optimiser is about to use."""
-
-    def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.gradients = named(model)
 
 
 def trajectory(batch, i, reward):
@@ -128,16 +70,23 @@ def trajectory(batch, i, reward):
     )
 
 
+SEQUENCE = {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"}
+
+
 @pytest.mark.parametrize(
-    "switches",
+    "switches, checkpointed, routing",
     [
-        {},
-        {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"},
-        {"rl_clip": "cispo", "rl_aggregate": "constant"},
+        ({}, False, "none"),
+        ({}, True, "none"),
+        ({}, False, "r2"),
+        ({}, True, "r2"),
+        (SEQUENCE, False, "none"),
+        ({"rl_clip": "cispo", "rl_aggregate": "constant"}, True, "r2"),
     ],
-    ids=["recipe", "sequence", "constant"],
 )
-def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, tmp_path):
+def test_a_real_step_has_the_gradients_of_the_local_loop(
+    switches, checkpointed, routing, checkpoint, tmp_path
+):
     config = Config.load(
         "ci", rl_overlong="exclude", balance_coef=0.0, max_context_tokens=24, **switches
     )
@@ -151,6 +100,8 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(switches, checkpoint, t
         checkpoint,
         tmp_path,
         reward,
+        {"gradient_checkpointing": checkpointed},
+        routing=routing,
         loss=loss_config(config),
         advantages=getattr(estimators, config.rl_advantage),
     )

@@ -27,7 +27,6 @@ from drlib.agents import agent_named
 from drlib.checks import require
 from drlib.config import Config
 from drlib.files import write_whole
-from drlib.policy.hf import HfEngine
 from drlib.policy.protocol import Engine
 from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
@@ -66,7 +65,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.samples import contexts_of
 from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
-from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_options
+from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_arguments
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.worlds import Names, SmallWorld
 
@@ -93,10 +92,12 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     chat, system = told(tokenizer, config)
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
     model = load_model(where, trained_dtype(config))
+    # who generates needs all weights: of a model that is sharded another copy
+    whole = load_model(where, getattr(torch, config.dtype)) if config.fsdp else model
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results) as toolbox,
-        engine_of(model, where, config) as engine,
+        engine_of(whole, where, config) as engine,
     ):
         limits = limits_of(config)
         agent = agent_named(config.rl_agent, engine, toolbox, chat, limits, system)
@@ -111,8 +112,6 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 def _check(config: Config) -> None:
     check_switches(config)
-    shared = not config.fsdp or config.engine == "server"
-    require(shared, "no process has the whole model under fsdp=true: generate with engine=server")
     for name, value in NOT_HERE.items():
         given = getattr(config, name)
         require(given == value, f"{name}={given!r} is not there with trainer=trl: use {value!r}")
@@ -263,10 +262,13 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         self.rolls = rolls
         self.padding = tokenizer.pad_token_id
         self._handed_over = -1  # the step whose weights the engine has
-        rows = config.rl_questions * config.rl_group
-        plan = trainer_options(rolls.run, config, steps=config.rl_steps, rows=rows, lr=config.rl_lr)
-        args = GRPOConfig(
-            **plan,
+        args = trainer_arguments(
+            GRPOConfig,
+            rolls.run,
+            config,
+            steps=config.rl_steps,
+            rows=config.rl_questions * config.rl_group,
+            lr=config.rl_lr,
             num_generations=config.rl_group,
             max_completion_length=config.max_context_tokens,
             temperature=config.rl_temperature,
@@ -296,15 +298,16 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         self._handed_over = step
         if step == 0:
             return  # it was made with them
-        engine, ranks = self.rolls.engine, self.rolls.run.ranks
-        if isinstance(engine, HfEngine):  # it runs the very model that is trained
+        config, engine, ranks = self.rolls.config, self.rolls.engine, self.rolls.run.ranks
+        if config.engine == "hf" and not config.fsdp:  # it runs the very model that is trained
             engine.update_weights(engine.model)
             return
-        model = whole_model(self)
-        if ranks.first or self.rolls.config.engine != "server":
+        own = config.engine != "server"  # a server is shared: the first process teaches it
+        model = whole_model(self, everywhere=own)
+        if own or ranks.first:
             engine.update_weights(model)
         else:
-            engine.version += 1  # the first process taught the server that all share
+            engine.version += 1
         ranks.barrier()
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):

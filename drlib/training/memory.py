@@ -12,8 +12,8 @@ the step does with it, and every part is a sum that a test compares with what to
   float32 there, and a copy of each linear map's weights is made. FSDP2 casts the weights itself.
   With gradient checkpointing activations are the inputs of all layers, and one layer made again.
 - **Padded rows** take a mask, and sdpa turns it into numbers: [rows, T, T] in each layer.
-- **LoRA on experts.** PEFT adds the adapters' product to the 3-D weight before it multiplies, so
-  each layer keeps a copy of all its experts for the backward pass.
+- **LoRA on experts** and router. PEFT adds the adapters' product to the 3-D weight before it
+  multiplies, so each layer keeps a copy of all its experts for the backward pass.
 - **The head.** Usual: logits, their float32 copy, log-softmax and its gradient, each [T, V].
   Frugal (`drlib.policy.kernels`): tiles.
 
@@ -72,8 +72,8 @@ class Shape:
         return self.kv_heads * self.head_dim
 
     def adapters(self, rank: int) -> int:
-        """Parameters of LoRA of `rank` on all linear maps of all layers, experts included; not on
-        embeddings, head and router."""
+        """Parameters of LoRA of `rank` on all linear maps of all layers, experts and router
+        included; not on embeddings and head."""
         dense = (self.layers - self.sparse_layers) * self.mlp_adapters(rank)
         sparse = self.sparse_layers * self.expert_adapters(rank)
         return self.layers * self.attention_adapters(rank) + dense + sparse
@@ -87,9 +87,10 @@ class Shape:
         return rank * 3 * (self.hidden + self.inner)
 
     def expert_adapters(self, rank: int) -> int:
-        """Of one layer's experts: gate and up are one matrix of 2 x expert_inner rows."""
+        """Of one layer's experts and router. PEFT doubles the rank of gate and up, one matrix,
+        and counts the router among all linear maps."""
         gate_up, down = self.hidden + 2 * self.expert_inner, self.expert_inner + self.hidden
-        return rank * self.experts * (gate_up + down)
+        return rank * (self.experts * (2 * gate_up + down) + self.hidden + self.experts)
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of keys and values of one token in all layers."""
@@ -147,8 +148,8 @@ class MemoryPlan:
 
     parts: by name, those of `state_bytes`, then "activations", "working", "logits", and "engine"
     and "reserved" where they are there. shared: with checkpointing, a layer that is made again uses
-    the memory that the head has left. logits_usual, logits_frugal, activations_kept (no checkpointing), activations_checkpointed:
-    both sides of the two choices, whichever was taken.
+    the memory that the head has left. logits_usual and logits_frugal, activations_kept (without
+    checkpointing) and activations_checkpointed: both sides of two choices, whichever was taken.
     """
 
     parts: dict[str, int]
@@ -299,37 +300,38 @@ def _experts(shape: Shape, load: Load) -> int:
     router = FLOAT32 * (shape.experts + k + 1) + 8 * k
     order = 3 * 8 * k + k + b * k  # three index lists, a mask, the weights
     chosen = k * load.residual * (2 * shape.hidden + 4 * shape.expert_inner)
-    own = b * shape.hidden if load.full else 0  # the router's input
+    own = b * shape.hidden  # the router's input
     kept = _norm(shape.hidden, 1, load, load.residual) + own + router + order + chosen
     merged = 0
     if not load.full:
-        merged = shape.experts * 3 * shape.expert_inner * shape.hidden * b
+        merged = shape.experts * (3 * shape.expert_inner + 1) * shape.hidden * b
         if b != FLOAT32:  # with copies of the adapters in the base's dtype
             merged += shape.expert_adapters(load.lora_rank) * b
     return load.rows * load.tokens * kept + merged
 
 
 def working_bytes(shape: Shape, load: Load) -> int:
-    """Gradients of activations within the layer that the backward pass is in, and a mask.
-
-    In a full run they come and go before the gradients of the weights below are there, which are
-    larger: the sum of the parts covers them.
-    """
+    """Gradients of activations within the layer that the backward pass is in, and a mask."""
     tokens = load.rows * load.tokens
-    mask = load.rows * load.tokens**2 if load.padded else 0  # a byte an entry, for all layers
-    if load.full:
-        return mask
-    dense = tokens * FLOAT32 * 2 * shape.inner if shape.sparse_layers < shape.layers else 0
-    by_token = tokens * shape.chosen * (shape.hidden + 2 * shape.expert_inner)
-    by_weight = 2 * shape.experts * shape.expert_inner * shape.hidden
-    sparse = load.itemsize * (by_token + by_weight) if shape.sparse_layers else 0
-    return mask + max(dense, sparse)
+    mask = tokens * load.tokens if load.padded else 0  # a byte an entry, for all layers
+    # PEFT's second path through each linear map doubles them, in float32
+    dense = tokens * shape.inner * (load.itemsize if load.full else 2 * FLOAT32)
+    sparse = tokens * shape.chosen * (shape.hidden + 2 * shape.expert_inner)
+    if not load.full:  # the gradient of the weights that the adapters were added to
+        sparse += 2 * shape.experts * shape.expert_inner * shape.hidden
+    of_layers = [dense] if shape.sparse_layers < shape.layers else []
+    of_layers += [sparse * load.residual] if shape.sparse_layers else []
+    return mask + max(of_layers)
 
 
 def head_bytes(shape: Shape, load: Load) -> int:
     """What the head holds at once, from the last hidden states to the loss's gradient."""
     tokens, b, v = load.rows * load.tokens, load.itemsize, shape.vocabulary
-    hidden = tokens * shape.hidden * b + (v * shape.hidden * b if load.autocast else 0)
+    hidden = tokens * shape.hidden * b
+    if load.full:  # its gradient before it is added to that of the micro-batches before
+        hidden += v * shape.hidden * FLOAT32
+    if load.autocast:
+        hidden += v * shape.hidden * b  # the matrix, cast
     if not load.frugal:
         return tokens * v * (b + 3 * FLOAT32) + hidden
     rows, columns = TILES["cpu" if load.trainer == "local" else "cuda"]

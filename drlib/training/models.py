@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from drlib.agents.prompts import research_prompt
@@ -81,6 +82,7 @@ def policy_of(folder: Path) -> str:
 
 def point_to(run: RunFolder, where: str, metrics: dict) -> dict:
     """End a stage that leaves the model where it is; returns `metrics`."""
+    run.ranks.barrier()  # the others have seen that it is not complete yet
     if run.ranks.first:
         write_whole(run.path / "policy.json", json.dumps({"model": where}))
     return run.finish(metrics)
@@ -88,10 +90,14 @@ def point_to(run: RunFolder, where: str, metrics: dict) -> dict:
 
 def load_tokenizer_of(where: str):
     """The tokenizer of a model, with a token to pad with. ValueError: there is none."""
+    remedy = f"no tokenizer at {where}: give a model's folder or hub id"
+    here = Path(where)
+    if here.is_dir():  # where none is, transformers makes one that knows no word
+        require(any(here.glob("tokenizer*")), remedy)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
     except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer at {where}: give a model's folder or hub id") from error
+        raise ValueError(f"{remedy} ({error})".splitlines()[0]) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -106,7 +112,8 @@ def load_model(where: str, dtype: torch.dtype) -> PreTrainedModel:
                 where, dtype=dtype, output_loading_info=True
             )
     except (OSError, ValueError) as error:
-        raise ValueError(f"no causal language model at {where} ({error})") from error
+        what = f"no causal language model at {where} ({error})"
+        raise ValueError(what.splitlines()[0]) from error
     missing = sorted(report["missing_keys"])
     require(not missing, f"the model at {where} lacks weights, for example {missing[:1]}")
     return model
@@ -133,21 +140,21 @@ def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
     )
 
 
-def whole_model(trainer) -> PreTrainedModel | None:
-    """The model of a trainer as one process can save or score it: gathered from all processes,
-    adapters merged into a copy. None on the processes that are not the first, of a sharded one."""
+def whole_model(trainer, everywhere: bool = False) -> PreTrainedModel | None:
+    """The model of a trainer as one process can save or score it: adapters merged into a copy, and
+    a sharded one gathered, in the first process or (`everywhere`) in each; None in the others."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not trainer.is_fsdp_enabled:
         return copy.deepcopy(model).merge_and_unload() if _has_adapters(model) else model
-    state = trainer.accelerator.get_state_dict(trainer.model)
-    if not trainer.accelerator.is_main_process:
+    plan = StateDictOptions(full_state_dict=True, cpu_offload=not everywhere)
+    state = get_model_state_dict(trainer.model, options=plan)
+    if not (everywhere or trainer.accelerator.is_main_process):
         return None
     base = model.get_base_model() if _has_adapters(model) else model
-    dtype = next(iter(state.values())).dtype
-    whole = AutoModelForCausalLM.from_config(base.config, dtype=dtype)
+    whole = AutoModelForCausalLM.from_config(base.config)
     if _has_adapters(model):
         whole = get_peft_model(whole, model.peft_config["default"])
-    whole.load_state_dict(state)
+    whole.load_state_dict(state, assign=True)
     whole.tie_weights()
     return whole.merge_and_unload() if _has_adapters(model) else whole
 

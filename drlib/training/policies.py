@@ -27,7 +27,8 @@ def policy_tools(config: Config, runs: Path):
 
 def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
     """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
-    run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
+    runs = run_dir.parents[1]
     tokenizer, *others = policy_tools(config, runs)
     if before in stages.inputs_of(name, config):
         model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from drlib.config import ROOT
 from drlib.files import append_json_line, read_json_lines, write_whole
+from drlib.training.reporting import Reporter, require_package
 
 if TYPE_CHECKING:
     from drlib.training.ranks import Ranks
@@ -42,14 +44,23 @@ class RunFolder:
 
     final: its name when it is complete, with the hash of the settings in it: a partial folder of
     that name was begun with the same ones. settings: all that the stage depends on (manifest).
+    report_to: where `loop` shows its metrics (drlib.training.reporting); ValueError where that
+    cannot be.
     """
 
-    def __init__(self, final: Path, settings: dict, ranks: "Ranks | None" = None):
+    def __init__(
+        self,
+        final: Path,
+        settings: dict,
+        ranks: "Ranks | None" = None,
+        report_to: str = "none",
+    ):
+        require_package(report_to)
         if ranks is None:
             from drlib.training.ranks import Ranks
 
             ranks = Ranks()
-        self.final, self.settings, self.ranks = final, settings, ranks
+        self.final, self.settings, self.ranks, self.report_to = final, settings, ranks, report_to
         self.path = final.with_name(final.name + ".partial")
         if self.complete(final):
             raise RunFolderError(f"{final} is already complete: delete it to build it again")
@@ -93,13 +104,14 @@ class RunFolder:
         """
         asked: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
-        polite = signal.SIGINT, signal.SIGTERM
-        old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in polite}
+        shown = self._reporter()
+        old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in polite_signals()}
         try:
             for step in range(self._done, self._done if "stopped" in metrics else steps):
                 metrics = take(step)
                 if self.ranks.first:
                     append_json_line(self.path / METRICS, metrics)
+                    shown.show(step + 1, metrics)
                 last = step + 1 == steps or "stopped" in metrics
                 stop = self.ranks.sum({"asked": len(asked)})["asked"] > 0
                 if stop or last or (step + 1) % every == 0:
@@ -111,7 +123,14 @@ class RunFolder:
         finally:
             for s, handler in old.items():
                 signal.signal(s, handler)
+            shown.close()
         return metrics
+
+    def _reporter(self) -> Reporter:
+        """Of the first rank; the others show nothing."""
+        report_to = self.report_to if self.ranks.first else "none"
+        rows = read_metrics(self.path)[: self._done] if self._done else []
+        return Reporter(report_to, self.path, self.final.name, rows)
 
     def _save(self, step: int, extra: dict) -> None:
         if self.ranks.first:
@@ -139,6 +158,13 @@ class RunFolder:
             os.replace(self.path, self.final)
         self.ranks.barrier()
         return metrics
+
+
+def polite_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask a stage to stop: none where it is not the main thread (in a worker of Ray),
+    which alone may listen; there it is killed, and goes on from its last checkpoint."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return (signal.SIGINT, signal.SIGTERM) if is_main else ()
 
 
 def git(*arguments: str) -> str:

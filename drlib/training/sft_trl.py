@@ -46,7 +46,7 @@ from drlib.training.pretrain import documents
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
-from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_options
+from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_arguments
 from drlib.trajectory import Trajectory
 from drlib.worlds import Names, SmallWorld
 
@@ -184,9 +184,13 @@ class _Stage:
         samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
         dataset = sft_dataset(samples, self.told.chat, config.pack_tokens)
         model = load_model(self.where, trained_dtype(config))
-        plan = trainer_options(self.run, config, steps=steps, rows=rows, lr=lr)
-        args = SFTConfig(
-            **plan,
+        args = trainer_arguments(
+            SFTConfig,
+            self.run,
+            config,
+            steps=steps,
+            rows=rows,
+            lr=lr,
             max_length=config.pack_tokens,
             packing=True,
             packing_strategy="bfd",

@@ -35,6 +35,8 @@ _SPARSE = _QWEN3 | {
     "tie_word_embeddings": False,
 }
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # one of them
+
 
 def _dense(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict:
     return _QWEN3 | {
@@ -143,7 +145,9 @@ def _configuration(model: str) -> PreTrainedConfig:
             known = dict(KNOWN[model])
             return AutoConfig.for_model(known.pop("model_type"), **known)
         if where is not None:
-            raise ValueError(f"model {model!r}: its config.json cannot be read ({error})") from error
+            raise ValueError(
+                f"model {model!r}: its config.json cannot be read ({error})"
+            ) from error
         raise ValueError(
             f"model {model!r}: no such folder, it is not in the local cache, and its sizes are not "
             f"known here: download it first, or name a folder or one of {', '.join(KNOWN)}"
@@ -156,10 +160,14 @@ def folder_faults(model: str) -> list[str]:
     if where is None:
         return []
     faults = [f"model {model!r}: {fault}" for fault in _weight_faults(where)]
+    missing = f"model {model!r}: no tokenizer in {where}: copy the tokenizer's files there"
+    # transformers would make an empty tokenizer for a model of a known type
+    if not any((where / name).is_file() for name in VOCABULARIES):
+        return [*faults, missing]
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return [*faults, f"model {model!r}: no tokenizer in {where}: copy the tokenizer's files there"]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return [*faults, f"{missing} ({error})"]
     if not tokenizer.chat_template:
         faults.append(
             f"model {model!r}: its tokenizer has no chat template: a base model cannot be spoken "

@@ -6,8 +6,8 @@ other they add up; side by side the slower of both counts:
     synchronous   T = T_generate / N + T_train + T_sync
     asynchronous  T = max(T_generate / N, T_train) + T_sync
 
-with N engines. More engines than the knee, N* = T_generate / T_train, wait for the learner. Beside
-the learner rollouts are about ceil((T_generate / N) / T) updates old.
+with N engines. More engines than the knee, N* = T_generate / T_train, wait for the learner. Where
+each engine makes whole batches for itself, rollouts are ceil(T_generate / T) updates old.
 
 Rates are inputs: measured ones, of a file, or of what a run has written (`measured_rates`). Where
 nobody measured, they are estimated from a card's numbers, and the plan says so.
@@ -32,8 +32,6 @@ from drlib.training.memory import Load, Shape
 # and the shares of both that a trainer and an engine are assumed to reach.
 FLOPS, BANDWIDTH = 989e12, 3.35e12
 TRAINING_SHARE, DECODING_SHARE = 0.3, 0.5
-# Of one process of the local line on a laptop: figures/reference/tour/seed0_rl.jsonl, two processes
-LOCAL_GENERATE, LOCAL_TRAIN = 4700.0, 2600.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,10 @@ class Rates:
             )
         for name in ("generate_tokens_s", "train_tokens_s", "push_bytes_s"):
             require(getattr(self, name) != 0, f"rate {name} must be above 0")
+
+
+# Of one process of the local line: figures/reference/tour/seed0_rl.jsonl, a laptop's two processes.
+TOUR_RATES = Rates(4700.0, 2600.0, generated_share=0.1, trained_share=0.3)
 
 
 @dataclass(frozen=True)
@@ -121,29 +123,31 @@ def step_time(work: Workload, rates: Rates, *, engines: int = 1, learners: int =
     sync = work.push_bytes * engines / rates.push_bytes_s
     generate = alone / engines + rates.tool_seconds
     knee = max(1, math.ceil(alone / train - 1e-9)) if train > 0 else engines
-    beside = max(generate, train) + sync
-    return StepTime(generate, train, sync, engines, knee, math.ceil(generate / beside - 1e-9))
+    update = max(generate, train) + sync
+    stale = math.ceil((alone + rates.tool_seconds) / update - 1e-9)
+    return StepTime(generate, train, sync, engines, knee, stale)
 
 
-def estimated(rates: Rates, shape: Shape, load: Load, at_once: int, context: int) -> Rates:
-    """`rates` with what is None filled in: from a card's FLOP/s and bandwidth, or for the local
-    line from the tour's runs. at_once: rollouts of one engine; context: their bound in tokens."""
-    if load.trainer == "local":
-        guess = {"generate_tokens_s": LOCAL_GENERATE, "train_tokens_s": LOCAL_TRAIN}
-    else:
-        length = context * rates.context_share
-        # each step of decoding reads the weights, and the cache of all rollouts
-        read = shape.parameters * load.itemsize
-        read += at_once * length * shape.kv_bytes(load.itemsize)
-        passes = 1 + (2 if load.full else 1) + load.checkpointing  # forward, backward, again
-        attention = 2 * shape.layers * shape.query_width * length
-        by_token = passes * (2 * shape.active + attention)
-        generated = rates.generated_per_rollout or rates.generated_share * context
-        guess = {
-            "generate_tokens_s": max(at_once, 1) * DECODING_SHARE * BANDWIDTH / read,
-            # prompts and pages pass through the learner, too
-            "train_tokens_s": TRAINING_SHARE * FLOPS / by_token * min(1.0, generated / length),
-        }
+def estimated(rates: Rates, shape: Shape, load: Load, cache: int, context: int) -> Rates:
+    """`rates` with what is None filled in from a card's FLOP/s and bandwidth.
+
+    cache: bytes of one engine's keys and values; context: bound of a rollout's tokens.
+    """
+    length = context * rates.context_share
+    running = max(1.0, cache / (shape.kv_bytes(load.itemsize) * length))
+    # a step of decoding reads the weights that some rollout needs, and the cache of all
+    idle = shape.parameters - shape.active  # for one token
+    if shape.experts > shape.chosen:
+        idle *= (1 - shape.chosen / shape.experts) ** (running - 1)
+    read = (shape.parameters - idle) * load.itemsize + max(cache, 0)
+    passes = 1 + (2 if load.full else 1) + load.checkpointing  # forward, backward, forward again
+    by_token = passes * (2 * shape.active + 2 * shape.layers * shape.query_width * length)
+    generated = rates.generated_per_rollout or rates.generated_share * context
+    guess = {
+        "generate_tokens_s": running * DECODING_SHARE * BANDWIDTH / read,
+        # prompts and pages pass through the learner, too
+        "train_tokens_s": TRAINING_SHARE * FLOPS / by_token * min(1.0, generated / length),
+    }
     missing = {name: value for name, value in guess.items() if getattr(rates, name) is None}
     return dataclasses.replace(rates, **missing)
 

@@ -11,16 +11,21 @@ verdict, the denominator, the loss), so its gradients equal the local loop's on 
 - Behaviour log-probabilities are the sampling engine's where it gave them, else the trainer's own
   before the update. A clip is against the latter (except "double_sided"); the engine's mismatch
   counts with a correction only.
+- Log-probabilities come from `training.frugal_head`, of the tokens that the model sampled alone;
+  from TRL's own head for models that it does not take. Experts: `training.routing`.
 
-Left out: images, our agent loop as `rollout_func`, resampling of rollouts (TRL's batch has a fixed
-size), an entropy bonus; the load-balancing loss is TRL's (`router_aux_loss_coef`).
+Left out: images (TRL's head scores them), our agent loop as `rollout_func`, resampling of rollouts
+(TRL's batch has a fixed size), an entropy bonus; the load-balancing loss is TRL's
+(`router_aux_loss_coef`).
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,6 +38,8 @@ from drlib.rl.losses import (
     loss_denominator,
     policy_loss,
 )
+from drlib.training.frugal_head import Scored, heads_of, score_tokens
+from drlib.training.routing import GIVEN, ROUTES, Routed, Routing
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (
@@ -89,8 +96,16 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         rollout_filter: Rollouts -> (weights_N, in_baseline_N).
         ends: texts that end a completion beside the tokenizer's end tokens. Our agents' last turn
             is sampled up to the answer's closing tag, and no end token follows it.
+        routing: which routes of experts the loss replays: "none", the old policy's ("r2") or the
+            sampling engine's ("r3"), given by a rollout function as "routed_experts": of each
+            completion integers [T, L, k], the k experts of its T tokens, prompt included, in L
+            sparse layers. With "none" they are for the metrics only.
 
-    Raises ValueError: `args` sets an option that these replace, or a switch lacks what it needs.
+    Metrics beside TRL's: policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), and of the
+    sampling engine to the trainer before the update mismatch/kl, mismatch/max_logp_gap (nats).
+
+    Raises ValueError: `args` sets an option that these replace, a switch lacks what it needs, or
+    replay finds no experts.
     """
 
     def __init__(
@@ -100,6 +115,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         advantages: Callable[[Tensor, Tensor, Tensor], Tensor] = leave_one_out,
         rollout_filter: Callable[[Rollouts], tuple[Tensor, Tensor]] = exclude_overlong,
         ends: Sequence[str] = ("</answer>",),
+        routing: Routed = "none",
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
@@ -107,6 +123,11 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         self.advantage_estimator = advantages
         self.rollout_filter = rollout_filter
         self.ends = tuple(ends)
+        self.routing = Routing(self.model, routing)
+        self._until_backward: ExitStack | None = None  # what closes when a micro-batch is done
+        self._rolled = None, None  # of the batch being made: sampled tokens, engine's routes
+        self._routes: Tensor | None = None  # of the batch being made, as they will be replayed
+        self._old_is_next = False  # TRL's next forward pass is the old policy's
         _check_options(self.args, self.loss_config)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -137,24 +158,38 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         tail = self._tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(self.ends)
 
+    def _generate(self, prompts):
+        """TRL's; keeps what its own passes over the batch are not told."""
+        made = super()._generate(prompts)
+        sampled, extra = made[2], made[5]
+        self._rolled = sampled, extra.pop(GIVEN, None)
+        self._routes = None
+        # TRL's rule; its pass of the old policy is the first over the batch.
+        steps = self.args.steps_per_generation * self.num_iterations
+        from_vllm = self.use_vllm and self.vllm_importance_sampling_correction
+        self._old_is_next = self.args.gradient_accumulation_steps % steps != 0 or from_vllm
+        return made
+
     def _generate_and_score_completions(self, inputs):
-        """TRL's batch with our advantages, loss weights and denominator (of all processes)."""
+        """TRL's batch with our advantages, loss weights, denominator (of all processes), routes."""
         batch, config = super()._generate_and_score_completions(inputs), self.loss_config
         advantages_N, weights_N = self._scored
         mask_BT = _loss_mask(batch) & (weights_N > 0)[:, None]
-        if config.correction != "none":  # of the sampling engine to the trainer before the update
-            require(
-                SAMPLED in batch,
-                f'correction="{config.correction}" needs the log-'
-                "probabilities of vLLM, or of a rollout_func that returns them",
-            )
-            if OLD not in batch:
-                size = self.args.per_device_train_batch_size
-                with torch.no_grad():
-                    batch[OLD] = self._score(self.model, batch, batch_size=size)[0]
-            if config.denominator == "kept":
-                known = {"behaviour_logp_BT": batch[SAMPLED], "old_logp_BT": batch[OLD]}
-                mask_BT = kept_tokens(mask_BT, config, **known)
+        corrected = config.correction != "none"  # of the sampling engine to the trainer before
+        message = f'correction="{config.correction}" needs the log-probabilities of vLLM, or of a '
+        require(not corrected or SAMPLED in batch, f"{message}rollout_func that returns them")
+        if OLD not in batch and (corrected or self.routing.mode == "r2"):
+            found = self._score_old(*_sequences(batch), _loss_mask(batch))
+            if corrected:
+                batch[OLD] = found.logp_BT
+        elif OLD not in batch:
+            self._routes = self.routing.placed(self._rolled[1], _sequences(batch)[1])
+        if self._routes is not None:
+            batch[ROUTES] = self._routes
+        self._rolled = None, None
+        if corrected and config.denominator == "kept":
+            known = {"behaviour_logp_BT": batch[SAMPLED], "old_logp_BT": batch[OLD]}
+            mask_BT = kept_tokens(mask_BT, config, **known)
         own = torch.tensor(loss_denominator(mask_BT, weights_N, config), device=weights_N.device)
         batch["advantages"], batch["loss_weights"] = advantages_N, weights_N
         batch["num_items_in_batch"] = self.accelerator.gather(own).sum()
@@ -162,21 +197,79 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         self._metrics[self._mode]["filter/out_of_loss"].append(out)
         return batch
 
-    def _score(self, model, batch, **options):
-        """TRL's (logp_BT, entropies_BT, aux_loss) of a batch of its own layout."""
-        ids, seen = (
-            torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
-            for kind in ("ids", "mask")
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **options
+    ):
+        """TRL's passes before the update (of the old policy, the reference), scored as in it."""
+        is_old = self._old_is_next
+        self._old_is_next = False
+        where = model, input_ids, attention_mask
+        entropy, aux_loss = (options.pop(f"compute_{k}", False) for k in ("entropy", "aux_loss"))
+        if any(value is not None for value in options.values()):
+            require(self.routing.mode == "none", "experts of rows with images are not replayed")
+            asked = options | {"compute_entropy": entropy, "compute_aux_loss": aux_loss}
+            base = super()._get_per_token_logps_and_entropies
+            return base(*where, logits_to_keep, batch_size, **asked)
+        chosen_BC = attention_mask[:, -logits_to_keep:] > 0
+        for row_C, sampled in zip(chosen_BC, self._rolled[0] or ()):  # tools' texts are not scored
+            row_C[: len(sampled)] &= torch.tensor(sampled, device=row_C.device).bool()
+        if is_old:
+            found = self._score_old(input_ids, attention_mask, chosen_BC)
+        else:
+            found = self._score(*where, chosen_BC, batch_size, router_logits=aux_loss)
+        return found.logp_BT, found.entropies_BT if entropy else None, found.aux_loss
+
+    @torch.no_grad()
+    def _score_old(self, ids_BT, seen_BT, chosen_BC) -> Scored:
+        """The policy before the update; leaves the routes to be replayed in `_routes`."""
+        args = self.args
+        train = self._mode == "train"
+        size = args.per_device_train_batch_size if train else args.per_device_eval_batch_size
+        given = self.routing.placed(self._rolled[1], seen_BT)
+        with self.routing.old_policy(self.model, ids_BT.shape, given, size) as recorded:
+            found = self._score(self.model, ids_BT, seen_BT, chosen_BC, size)
+        self._routes = recorded[0] if recorded else given
+        return found
+
+    def _score(
+        self, model, ids_BT, seen_BT, chosen_BC, batch_size=None, router_logits=False
+    ) -> Scored:
+        """Scores [B, C] of completions; TRL's own head (of some models) scores all tokens."""
+        width = chosen_BC.size(1)
+        heads = heads_of(self.accelerator.unwrap_model(model))
+        if not heads or self.is_deepspeed_enabled:
+            base = super()._get_per_token_logps_and_entropies
+            wanted = router_logits and self.aux_loss_enabled
+            return Scored(*base(model, ids_BT, seen_BT, width, batch_size, True, wanted), None)
+        chosen_BT = F.pad(chosen_BC, (ids_BT.size(1) - width, 0))
+        rows = (x_BT.split(batch_size or len(ids_BT)) for x_BT in (ids_BT, seen_BT, chosen_BT))
+        options = {
+            "temperature": self.temperature,
+            "in_float32": self.args.cast_lm_head_to_fp32,
+            "router_logits": router_logits,
+        }
+        with self.accelerator.autocast():
+            parts = [score_tokens(model, heads, *part, **options) for part in zip(*rows)]
+        logp_BT, entropies_BT = (
+            torch.cat([getattr(part, name) for part in parts])[:, -width:]
+            for name in ("logp_BT", "entropies_BT")
         )
-        width = batch["completion_ids"].size(1)
-        return self._get_per_token_logps_and_entropies(model, ids, seen, width, **options)
+        return Scored(logp_BT, entropies_BT, *parts[-1][2:])
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """TRL's; the hooks on experts stay until its backward pass is over."""
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_until_backward", None)
+            self._until_backward = stack
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._report(self.routing.metrics(lambda own: self.accelerator.reduce(own, "sum")))
+        return loss
 
     def _compute_loss(self, model, inputs):
         """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""
-        logp_BT, entropies_BT, aux_loss = self._score(
-            model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
-        )
-        logp_BT = logp_BT.float()  # bfloat16 under autocast
+        found = self._score_for_loss(model, inputs)
+        logp_BT = found.logp_BT.float()  # bfloat16 from TRL's head under autocast
         # Where TRL gives no old ones, steps align: they are today's.
         old_BT, sampled_BT = inputs.get(OLD, logp_BT.detach()), inputs.get(SAMPLED)
         behaviour_BT, old_BT = (old_BT, None) if sampled_BT is None else (sampled_BT, old_BT)
@@ -193,19 +286,45 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             self.loss_config,
             old_logp_BT=old_BT,
             reference_logp_BT=inputs.get("ref_per_token_logps"),
-            entropies_BT=entropies_BT.detach(),
+            entropies_BT=found.entropies_BT.detach(),
             weights_B=inputs["loss_weights"],
             denominator=denominator,
         )
+        if sampled_BT is not None:
+            gap_BT = torch.where(_loss_weighed(inputs), old_BT.detach() - sampled_BT, 0)
+            metrics["gap_max"] = float(gap_BT.abs().max())
         own = torch.tensor([[*metrics.values()]], device=self.accelerator.device)
         parts = [dict(zip(metrics, row)) for row in self.accelerator.gather(own).tolist()]
-        for name, value in merge_metrics(parts).items():
-            self._metrics[self._mode][f"policy/{name}"].append(value)
+        merged = merge_metrics(parts)
+        if sampled_BT is not None:
+            so_far = self._metrics[self._mode]["mismatch/max_logp_gap"]  # until it is logged
+            so_far[:] = [max([*so_far, merged.pop("gap_max")])]
+            self._report({"mismatch/kl": merged["mismatch_kl"]})
+        self._report({f"policy/{name}": value for name, value in merged.items()})
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * aux_loss / steps
-            gathered = self.accelerator.gather_for_metrics(aux_loss.detach())
-            self._metrics[self._mode]["aux_loss"].append(gathered.mean().item())
+            loss = loss + self.router_aux_loss_coef * found.aux_loss / steps
+            gathered = self.accelerator.gather_for_metrics(found.aux_loss.detach())
+            self._report({"aux_loss": gathered.mean().item()})
         return loss
+
+    def _score_for_loss(self, model, inputs) -> Scored:
+        """The tokens in the loss, under replayed routes if so asked; counts the experts' load."""
+        ids_BT, seen_BT = _sequences(inputs)
+        routes_BTLK = inputs.get(ROUTES)
+        watched = self.routing.sizes is not None
+        asked = self.aux_loss_enabled or watched
+        with ExitStack() as until_scored:
+            until = self._until_backward or until_scored
+            recorder = self.routing.open(until, model, routes_BTLK)
+            chosen_BC = _loss_weighed(inputs)
+            found = self._score(model, ids_BT, seen_BT, chosen_BC, router_logits=asked)
+        if watched and self._mode == "train":
+            self.routing.count(recorder.passes[-1], routes_BTLK, seen_BT, found.router_logits)
+        return found
+
+    def _report(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._metrics[self._mode][name].append(value)
 
     @property
     def _mode(self) -> str:
@@ -231,3 +350,17 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
 def _loss_mask(batch: dict[str, Any]) -> Tensor:
     """Tokens [B, T] that the model sampled: no padding, no tool responses."""
     return (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+
+
+def _loss_weighed(batch: dict[str, Any]) -> Tensor:
+    """Those of `_loss_mask` that the filter left in the loss."""
+    return _loss_mask(batch) & (batch["loss_weights"] > 0)[:, None]
+
+
+def _sequences(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(ids [B, T], 1 on tokens [B, T]): prompts padded on the left, completions on the right."""
+    ids_BT, seen_BT = (
+        torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
+        for kind in ("ids", "mask")
+    )
+    return ids_BT, seen_BT

@@ -12,10 +12,11 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from transformers import TrainerCallback
+from accelerate import DistributedType, PartialState
+from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -24,12 +25,23 @@ from drlib.config import Config
 from drlib.files import append_json_line, write_whole
 from drlib.training.run import METRICS, Interrupted, RunFolder, read_metrics
 
+Arguments = TypeVar("Arguments", bound=TrainingArguments)
 STATE = "trainer_state.json"
 KEPT_CHECKPOINTS = 2  # a kill while one is written leaves the other
 
 
-def trainer_options(run: RunFolder, config: Config, *, steps: int, rows: int, lr: float) -> dict:
-    """What TRL's two trainers are told alike. rows: of one optimizer step, over all processes.
+def trainer_arguments(
+    kind: type[Arguments],
+    run: RunFolder,
+    config: Config,
+    *,
+    steps: int,
+    rows: int,
+    lr: float,
+    **more: Any,
+) -> Arguments:
+    """The arguments of a TRL trainer, `kind` (SFTConfig or GRPOConfig): what both are told alike,
+    and `more`. rows: of one optimizer step, over all processes.
 
     ValueError: the rows cannot be shared evenly; sharding without a GPU or without processes.
     """
@@ -63,12 +75,22 @@ def trainer_options(run: RunFolder, config: Config, *, steps: int, rows: int, lr
     }
     if config.fsdp:
         require(run.ranks.size > 1, "fsdp=true shards over processes: set processes to 2 or more")
-        options["fsdp"] = "full_shard auto_wrap"
-        options["fsdp_config"] = {"fsdp_version": 2}
+        options["fsdp"] = True
+        options["fsdp_config"] = {"version": 2}
         if config.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
             options["gradient_checkpointing"] = False
             options["fsdp_config"]["activation_checkpointing"] = True
-    return options
+    arguments = kind(**options, **more)
+    if config.fsdp and not cuda:
+        _let_accelerate_shard_on_a_cpu(arguments)
+    return arguments
+
+
+def _let_accelerate_shard_on_a_cpu(arguments: TrainingArguments) -> None:
+    """Accelerate looks at a request to shard only where the processes have devices, and drops it
+    without a word elsewhere. Gloo shards as well: for tests of what eight GPUs will run."""
+    _ = arguments.device  # its set-up forgets what was said before
+    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def balance_of(model, config: Config) -> float:

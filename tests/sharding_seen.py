@@ -1,0 +1,15 @@
+"""A plugin of a test: notes in the run folder what kind of tensor the trained weights are."""
+
+from drlib.training import models, sft_trl
+
+save = models.save_whole
+
+
+def save_and_say(run, trainer, *others):
+    kinds = {type(parameter).__name__ for parameter in trainer.model.parameters()}
+    if run.ranks.first:
+        (run.path / "sharded.txt").write_text(" ".join(sorted(kinds)))
+    return save(run, trainer, *others)
+
+
+sft_trl.save_whole = save_and_say

@@ -1,0 +1,194 @@
+"""A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, one line where
+it fails, and going on after Ctrl-C and after a worker's death.
+
+Run: python -m pytest tests/test_training_hosts.py
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from waiting import until
+
+from drlib.config import ROOT, Config
+from drlib.training import build, hosts, stages
+from drlib.training.run import CHECKPOINT, RunFolder, RunFolderError, read_manifest, read_metrics
+from tests.loop_examples import build_stages
+from tests.ray_cluster import gone, two_nodes
+
+if os.environ.get("RAY_ADDRESS"):
+    pytest.skip("a cluster of the user's is configured", allow_module_level=True)
+ray = pytest.importorskip("ray", reason="the cluster extra is not installed")
+
+# A stage of which the second worker breaks while the first one waits for it.
+PLUGIN = """
+from drlib.training.stages import Stage, register
+
+def fail(config, run_dir, ranks):
+    if ranks.rank == 1:
+        1 / 0
+    ranks.barrier()
+
+register(Stage("breaks", "breaking:fail"))
+"""
+STEPS = {"cpt_steps": 24, "checkpoint_every": 1}
+
+
+def settings(**changes):
+    return Config.load("ci", **changes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A runs folder with what pre-training needs, beside a folder with the plugin."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "breaking.py").write_text(PLUGIN)
+    build_stages(["world", "untrained"], settings(processes=1), folder / "runs")
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def cluster(runs):
+    how = {
+        "PYTHONPATH": str(runs.parent),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    }
+    with two_nodes(**how) as made:
+        yield made
+
+
+@pytest.fixture
+def connected(cluster):
+    with hosts.connected(cluster.address):
+        yield ray
+
+
+def weights(folder):
+    return load_file(folder / "policy" / stages.WEIGHTS)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(one[n].equal(other[n]) for n in one)
+
+
+def by_torchrun(runs, folder, **changes):
+    """The weights of pre-training by torchrun's two processes, in a copy of the runs folder."""
+    copy = folder / "runs"
+    shutil.copytree(runs, copy, ignore=shutil.ignore_patterns("cpt-*"))
+    arguments = stages.arguments("cpt", settings(**changes), copy)
+    command = [sys.executable, *build.TORCHRUN, "--nproc-per-node=2", "-m", build.MODULE]
+    usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([*command, *arguments], cwd=ROOT, env=os.environ | usual, check=True)
+    return weights(stages.folder("cpt", settings(**changes), copy))
+
+
+def command(cluster, runs, *arguments, **how):
+    """The command, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", hosts.__name__, *arguments, f"--runs={runs}", "--profile=ci"]
+        + [f"--address={cluster.address}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,
+    )
+
+
+def leftovers(runs):
+    return [*runs.glob(".hosts-*")]
+
+
+def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
+    runs, cluster, tmp_path
+):
+    final = stages.folder("cpt", settings(**STEPS), runs)
+    partial = RunFolder(final, stages.settings_of("cpt", settings(**STEPS))).path
+    arguments = ["cpt", *(f"--set={name}={value}" for name, value in STEPS.items())]
+    cut = command(cluster, runs, *arguments)
+    until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
+    cut.send_signal(signal.SIGINT)
+    out, said = cut.communicate(timeout=200)
+    assert (cut.returncode, out) == (130, ""), said
+    assert said.splitlines()[-1] == f"interrupted: {hosts.GO_ON}"
+    assert not RunFolder.complete(final) and not leftovers(runs)
+    done = len(read_metrics(partial))
+    assert 2 <= done < 24
+    again = command(cluster, runs, *arguments, "--restarts=1")
+    until(lambda: len(read_metrics(partial)) > done + 1)
+    workers = [p for p in psutil.process_iter(["name"]) if "RayTrainWorker" in p.name()]
+    assert len(workers) == 2
+    workers[1].kill()
+    out, said = again.communicate(timeout=400)
+    assert (again.returncode, out.splitlines()[-1]) == (0, str(final)), said
+    assert gone(workers) and not leftovers(runs)
+    assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
+    assert read_manifest(final)["processes"] == 2
+    assert equal(weights(final), by_torchrun(runs, tmp_path, **STEPS))
+
+
+def test_a_fault_of_one_worker_is_one_line(runs, cluster):
+    path = {"PYTHONPATH": str(runs.parent)}
+    started = command(cluster, runs, "breaks", "--set=plugins=breaking", env=os.environ | path)
+    out, said = started.communicate(timeout=200)
+    line = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
+    assert (started.returncode, out, said) == (1, "", line)
+
+
+def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, monkeypatch):
+    """The path means another place in each process, as one of a local disk does on each host."""
+    monkeypatch.chdir(runs.parent)
+    with pytest.raises(RunFolderError, match="cannot see what this host writes to /proc/self/cwd"):
+        own = Path("/proc/self/cwd/runs")
+        hosts.train_on_ray("cpt", settings(cpt_steps=5), own, workers=2)
+    assert not stages.folder("cpt", settings(cpt_steps=5), runs).exists()
+    assert not leftovers(runs)
+
+
+def test_what_cannot_begin_is_said_before_any_worker_starts(runs, connected, tmp_path):
+    def refused(stage, runs=runs, workers=2, **changes):
+        with pytest.raises((ValueError, RunFolderError)) as fault:
+            hosts.train_on_ray(stage, settings(**changes), runs, workers=workers)
+        return str(fault.value)
+
+    assert [node["Resources"]["CPU"] for node in connected.nodes()] == [1, 1]
+    assert refused("cpt", workers=3, cpt_steps=6) == "workers=3: the cluster has 2 CPUs"
+    assert refused("cpt", workers=0, cpt_steps=6) == "workers=0: the cluster has 2 CPUs"
+    assert refused("world") == "stage 'world' takes one process: give --workers 1"
+    assert "'untrained'" in refused("cpt", runs=tmp_path)
+    assert "sfd" in refused("sfd")
+    assert "untrained" in refused("cpt", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("first", "arguments", "line"),
+    [
+        ("sys.modules['ray'] = None", (), 'ray is missing: pip install "drlib[cluster]".'),
+        (
+            "",
+            ("--address=auto",),
+            'no Ray cluster answers: start one with "ray start --head", and name it with --address',
+        ),
+    ],
+)
+def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
+    program = f"import sys; {first}\nfrom drlib.training import hosts\nhosts.main()"
+    given = ["cpt", "--profile=ci", "--set=cpt_steps=7", f"--runs={runs}", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *given],
+        cwd=ROOT,
+        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {line}\n")

@@ -1,0 +1,340 @@
+"""The planner: sizes of models, seconds of a step, what fits, and what is refused.
+
+Its memory has a file of its own (test_training_plan_memory). Seconds are compared with runs of the
+local line that are kept in figures/reference.
+
+Run: python -m pytest tests/test_training_plan.py
+"""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from drlib.config import ROOT, Config
+from drlib.files import read_json_lines
+from drlib.policy.moe import PolicyShape, build_policy, save_policy
+from drlib.training.fitting import GIB, fit_of, loads_of, remedy_of
+from drlib.training.memory import Load
+from drlib.training.plan import main, plan, read_rates
+from drlib.training.plan_checks import check
+from drlib.training.shapes import KNOWN, shape_from, shape_of
+from drlib.training.step_time import (
+    Rates,
+    Workload,
+    estimated,
+    measured_rates,
+    rates_from,
+    step_time,
+    work_of_row,
+)
+
+REFERENCE = ROOT / "figures" / "reference"
+RUNS = [f"tour/seed{n}_rl.jsonl" for n in range(5)]
+RUNS += [f"{name}/seed{n}_rl.jsonl" for name in ("resampling", "overlong_keep") for n in range(3)]
+BILLION = 1e9
+CLOCK = Rates(generate_tokens_s=100.0, train_tokens_s=500.0, push_bytes_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def gpu8():
+    return Config.load("gpu8")
+
+
+@pytest.fixture(scope="module")
+def sparse(gpu8):
+    return shape_of(gpu8)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return shape_of(Config.load("laptop"))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Qwen/Qwen3-0.6B", 0.6, 0.6),
+        ("Qwen/Qwen3-1.7B", 1.7, 1.7),
+        ("Qwen/Qwen3-4B", 4.0, 4.0),
+        ("Qwen/Qwen3-8B", 8.2, 8.2),
+        ("Qwen/Qwen3-30B-A3B", 30.5, 3.3),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", 30.5, 3.3),
+    ],
+)
+def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total, active):
+    shape = shape_of(Config.load("gpu1", model=name))
+    assert shape.parameters / BILLION == pytest.approx(total, rel=0.02)
+    assert shape.active / BILLION == pytest.approx(active, rel=0.02)
+    assert name in KNOWN and shape.vocabulary == 151_936
+
+
+def test_the_small_policy_is_counted_as_it_is_built(small):
+    config = Config.load("laptop")
+    built = build_policy(
+        PolicyShape(config.vocabulary, heads=config.heads, head_dim=config.head_dim), 0, "plain"
+    )
+    assert small.parameters == built.num_parameters()
+    of_experts = sum(p.numel() for n, p in built.named_parameters() if ".experts." in n)
+    assert small.active == small.parameters - of_experts * 6 // 8  # two of eight
+
+
+def test_a_dense_layer_among_sparse_ones_is_told_apart():
+    mixed = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=64, hidden_size=32, num_hidden_layers=4, num_experts=4
+    )
+    mixed.mlp_only_layers = [0]
+    assert shape_from(mixed).sparse_layers == 3
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_seconds_of_the_second_half_of_a_run_from_rates_of_the_first(run):
+    rows = read_json_lines(REFERENCE / run)
+    half = len(rows) // 2
+    rates = measured_rates(rows[:half], processes=2)
+    done = [step_time(work_of_row(row), rates, engines=2, learners=2) for row in rows[half:]]
+    planned = sum(each.synchronous for each in done)
+    assert planned == pytest.approx(sum(row["seconds"] for row in rows[half:]), rel=0.2)
+    errors = sorted(
+        abs(each.synchronous / row["seconds"] - 1) for each, row in zip(done, rows[half:])
+    )
+    assert errors[half // 2] < 0.2  # of a step: the median
+
+
+def test_a_plan_with_the_rates_of_a_run_says_what_its_steps_took():
+    path = REFERENCE / "tour" / "seed1_rl.jsonl"
+    rows = read_json_lines(path)
+    rates = measured_rates(rows, processes=2)
+    done = plan(Config.load("laptop"), rates=rates)
+    mean = sum(row["seconds"] for row in rows) / len(rows)
+    assert done.time.synchronous == pytest.approx(mean, rel=0.01)
+    assert read_rates(path) == measured_rates(rows)
+
+
+def test_both_kinds_of_step_and_the_knee_by_hand():
+    work = Workload(generated=4000, trained=1000, push_bytes=5)
+    one, four, many = (step_time(work, CLOCK, engines=n, learners=2) for n in (1, 4, 80))
+    assert (one.generate, one.train, one.sync) == (40.0, 1.0, 0.5)
+    assert (one.synchronous, one.asynchronous) == (41.5, 40.5)
+    assert (four.synchronous, four.asynchronous) == (10 + 1 + 2, 10 + 2)
+    assert one.knee == four.knee == 40  # engines that generate as fast as the learner learns
+    assert many.asynchronous == 1.0 + 40.0 and many.learner_busy == 1 / 41
+    assert four.engines_busy == 10 / 12 and four.staleness == 4  # ceil(40 / 12)
+
+
+def test_the_formula_of_actors_and_learner_is_that_of_a_clock():
+    """Each engine makes whole batches; the learner takes the oldest one that is ready."""
+    for engines, generate, train in ((1, 4.0, 1.0), (3, 4.0, 1.0), (4, 4.0, 1.0), (9, 4.0, 1.0)):
+        ready = sorted(
+            start + generate * (n + 1)
+            for start in (generate * i / engines for i in range(engines))
+            for n in range(200)
+        )
+        clock, taken = 0.0, []
+        for at in ready[:150]:
+            clock = max(clock, at) + train
+            taken.append(clock)
+        spacing = (taken[-1] - taken[49]) / 100
+        rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0)
+        planned = step_time(Workload(generate, train), rates, engines=engines)
+        assert spacing == pytest.approx(planned.asynchronous, rel=0.02)
+
+
+def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(sparse):
+    load = Load(lora_rank=8, checkpointing=True)
+    guess = estimated(Rates(train_tokens_s=7.0), sparse, load, 10 * GIB, 32_768)
+    assert guess.train_tokens_s == 7.0 and guess.generate_tokens_s > 0
+    more = estimated(Rates(), sparse, load, 20 * GIB, 32_768)
+    assert more.generate_tokens_s > guess.generate_tokens_s  # more rollouts share a read
+    full = estimated(Rates(), sparse, Load(), 20 * GIB, 32_768)
+    # forward, backward of activations and forward again, against forward and both backwards
+    assert full.train_tokens_s == pytest.approx(more.train_tokens_s)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"generate_tokens": 1}, "unknown rate 'generate_tokens': did you mean"),
+        ({"engines": "4"}, "rate engines must be a number"),
+        ({"train_tokens_s": -1}, "train_tokens_s must be a number and not negative"),
+        ({"push_bytes_s": 0}, "push_bytes_s must be above 0"),
+        ([1], "one JSON object"),
+    ],
+)
+def test_wrong_rates_are_named(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        rates_from(numbers)
+
+
+def test_rows_without_what_is_needed_are_refused():
+    with pytest.raises(ValueError, match="no rows of metrics"):
+        measured_rates([])
+    with pytest.raises(ValueError, match="lack 'generated'"):
+        measured_rates(read_json_lines(REFERENCE / "tour" / "seed0_sft.jsonl"))
+    with pytest.raises(ValueError, match="rates of generation and training are needed"):
+        step_time(Workload(1, 1), Rates())
+
+
+def test_the_profiles_fit_the_devices_that_they_are_made_for(gpu8):
+    for config, gib in ((gpu8, 80), (Config.load("gpu1"), 24), (Config.load("laptop"), 2)):
+        done = plan(config, gib)
+        assert done.errors == []
+        assert 0 < done.fit.memory.total <= gib * GIB
+
+
+def test_cache_of_a_token_and_how_many_rollouts_it_holds(gpu8, sparse):
+    assert sparse.kv_bytes(2) == 2 * 48 * 4 * 128 * 2  # keys and values, layers, heads, bfloat16
+    fit = fit_of(gpu8, sparse, 80 * GIB)
+    cache = int(0.9 * 80 * GIB) - 2 * sparse.parameters - GIB
+    assert fit.serving.at_once == cache // (sparse.kv_bytes(2) * 32_768) == 4
+
+
+def test_the_largest_step_is_planned():
+    config = Config.load("gpu1", pack_tokens=65_536)
+    assert {name: load.tokens for name, load in loads_of(config).items()} == {
+        "rl": 16_384,
+        "sft": 65_536,
+    }
+    assert plan(config, 80).fit.stage == "sft"
+    assert plan(Config.load("gpu1"), 80).fit.stage == "rl"  # of the same length, with a mask
+    assert "sft" not in loads_of(Config.load("gpu1", sft_steps=0))
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "gib", "remedy"),
+    [
+        ("gpu1", {"gradient_checkpointing": False}, 80, {"gradient_checkpointing": True}),
+        ("gpu1", {"device_batch": 16}, 80, {"device_batch": 1}),
+        ("gpu1", {"model": "Qwen/Qwen3-8B", "lora_rank": 0}, 80, {"lora_rank": 32}),
+        ("gpu8", {"fsdp": False}, 80, {"fsdp": True}),
+        ("gpu8", {"processes": 2}, 40, None),
+        ("gpu1", {"max_context_tokens": 32_768}, 24, {"fsdp": True}),
+        ("laptop", {"max_context_tokens": 8192}, 1, {"max_context_tokens": 2048}),
+        ("gpu1", {"engine_memory_share": 0.05}, 80, {"engine_memory_share": 0.1}),
+        ("gpu1", {"lora_rank": 0, "gradient_checkpointing": False, "device_batch": 8}, 48, None),
+    ],
+)
+def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib, remedy):
+    config = Config.load(profile, **changes)
+    done = plan(config, gib)
+    assert done.fit.fault and len(done.errors) == 1
+    if remedy is not None:
+        assert remedy.items() <= done.remedy.items()
+    if done.remedy:
+        assert plan(config.derive(**done.remedy), gib).errors == []
+        assert all(f"--set {name}=" in done.errors[0] for name in done.remedy)
+
+
+def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fits(gpu8, sparse):
+    assert remedy_of(gpu8, sparse, 4 * GIB) == {}
+    assert "take a smaller model or larger devices" in plan(gpu8, 4).errors[0]
+    fault = plan(gpu8, 30).errors[0]
+    assert "most of it" in fault and "\n" not in fault
+
+
+REFUSED = {
+    "lora_rank=8 needs trainer=trl": {"lora_rank": 8},
+    "fsdp=true needs trainer=trl": {"fsdp": True},
+    "gradient_checkpointing=true needs trainer=trl": {"gradient_checkpointing": True},
+    "dtype=bfloat16 needs trainer=trl": {"dtype": "bfloat16"},
+    "needs trainer=trl: the local line trains the small": {"model": "x/y", "engine": "hf"},
+    "fsdp=true shards over processes": {"trainer": "trl", "fsdp": True, "processes": 1},
+    "max_turn_tokens=500 is more than": {"max_turn_tokens": 500},
+    "engine=local runs the small policy alone": {"trainer": "trl", "model": "x/y"},
+    "engine=server needs engine_url": {"engine": "server"},
+    "engine_memory_share=0.0": {"engine": "vllm", "engine_memory_share": 0.0},
+    "device_batch must be at least 1": {"device_batch": 0},
+    "unknown world 'tuor': did you mean 'tour'": {"world": "tuor"},
+    "world='folder:no/such': there is no": {"world": "folder:no/such"},
+    "world='zim:no.zim': there is no": {"world": "zim:no.zim"},
+    "rl_start='no/such': there is no policy in": {"rl_start": "no/such"},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_each_wrong_setting_is_one_clear_line(message):
+    faults = check(Config.load("laptop", **REFUSED[message]))
+    assert len(faults) == 1, faults
+    assert message in faults[0] and "\n" not in faults[0]
+
+
+def test_the_settings_of_all_profiles_are_in_order():
+    for profile in ("laptop", "ci", "gpu1", "gpu8"):
+        assert check(Config.load(profile)) == []
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole model with a tokenizer and a chat template."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template="{{ messages }}")
+    shape = PolicyShape(vocab_size=64, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8)
+    return save_policy(build_policy(shape, 0, "plain"), tokenizer, tmp_path / "model")
+
+
+def of_folder(folder):
+    return Config.load("gpu1", model=str(folder), engine="hf", max_context_tokens=1024,
+                       max_turn_tokens=512)  # fmt: skip
+
+
+def test_a_model_folder_is_read_from_the_disk(folder):
+    done = plan(of_folder(folder), 8)
+    assert done.errors == [] and done.shape.hidden == 16
+    assert done.disk["the hub's model"] == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("tokenizer.json", "tokenizer_config.json"), "no tokenizer in"),
+        (("chat_template.jinja",), "has no chat template"),
+        (("model.safetensors",), "no model.safetensors"),
+    ],
+)
+def test_what_a_model_folder_lacks_is_named(folder, files, message):
+    for name in files:
+        (folder / name).unlink()
+    (fault,) = [f for f in check(of_folder(folder)) if message in f]
+    assert str(folder) in fault and "\n" not in fault
+
+
+def test_a_folder_without_configuration_and_an_unknown_name_cannot_be_planned(folder, tmp_path):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "part-1"}}')
+    assert any("part-1" in fault for fault in check(of_folder(folder)))
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match="has no config.json"):
+        plan(of_folder(folder), 8)
+    with pytest.raises(ValueError, match="not in the local cache, and its sizes are not known"):
+        plan(Config.load("gpu1", model="nobody/nothing"), 8)
+
+
+def test_a_longer_context_than_the_model_reads_is_refused():
+    config = Config.load("gpu1", max_context_tokens=65_536)
+    assert any("reads 40960 tokens at most" in error for error in plan(config, 80).errors)
+
+
+def test_disk_by_hand():
+    done = plan(Config.load("gpu8"), 80)
+    assert done.disk["final models"] == 2 * 2 * done.shape.parameters  # sft and rl, bfloat16
+    assert done.disk["checkpoints"] == 3 * 12 * done.shape.adapters(32)
+    whole = plan(Config.load("laptop"), 8)
+    assert whole.disk["checkpoints"] == 2 * 12 * whole.shape.parameters
+    assert whole.disk["final models"] == 3 * 4 * whole.shape.parameters
+
+
+def test_the_command(capsys, tmp_path):
+    rates = tmp_path / "rates.json"
+    rates.write_text(json.dumps({"engines": 4, "generate_tokens_s": 5000, "train_tokens_s": 4000}))
+    assert main(["--profile", "gpu8", "--device-gb", "80", "--rates", str(rates)]) == 0
+    told = capsys.readouterr().out
+    for part in ("30.5 G", "weights", "optimiser", "activations", "logits", "knee", "disk"):
+        assert part in told
+    assert "estimated from" not in told
+    assert main(["--profile", "gpu8", "--set", "fsdp=false"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("error:") == 1 and "fits with --set fsdp=true" in error
+    assert main(["--profile", "gpu9"]) == 1
+    assert "unknown profile 'gpu9'" in capsys.readouterr().err
+    assert main(["--profile", "ci", "--rates", str(tmp_path / "no.json")]) == 1
+    assert "No such file" in capsys.readouterr().err

@@ -1,0 +1,305 @@
+"""A real model through the stages on TRL: three architectures with three templates, end to end.
+
+Run: python -m pytest tests/test_training_real.py
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drlib.ask.__main__ import main as ask
+from drlib.config import ROOT, Config
+from drlib.files import read_json_lines
+from drlib.policy.moe import load_policy
+from drlib.training import grpo, stages
+from drlib.training.models import adapters, load_model, policy_of
+from drlib.training.run import read_manifest, read_metrics
+from drlib.trajectory import load_trajectories
+from tests.loop_examples import ColdStart, settings
+from tests.real_examples import built, gap, miniature, weights
+from tests.template_examples import REAL
+
+TOUR_SFT = "figures/reference/tour/policy_sft"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("real models")
+
+
+@pytest.fixture(scope="module", params=REAL)
+def line(request, place):
+    """(settings, runs) of one architecture's line, all stages built."""
+    config = miniature(place, request.param)
+    runs = place / "runs"
+    built("evaluate_rl", config, runs)
+    return config, runs
+
+
+def test_every_stage_leaves_its_result(line):
+    config, runs = line
+    assert policy_of(stages.folder("cpt", config, runs)) == config.model, "no step, no copy"
+    before = weights(stages.folder("sft", config, runs) / "policy")
+    assert gap(before, weights(stages.ROOT / config.model)) > 0
+    rl = stages.folder("rl", config, runs)
+    assert gap(before, weights(rl / "policy")) > 0
+    rows = read_metrics(rl)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0]["live_groups"] > 0 and rows[0]["grad_norm"] > 0
+    assert not (rl / "trl").exists(), "checkpoints go with the end"
+    outcomes = read_json_lines(stages.folder("evaluate_rl", config, runs) / "outcomes.jsonl")
+    assert len(outcomes) >= 2 * config.eval_questions
+
+
+def test_anybody_can_load_what_comes_out(line):
+    """transformers alone: no adapters, no drlib."""
+    config, runs = line
+    folder = stages.folder("rl", config, runs) / "policy"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(config.model).chat_template
+    assert {*model.state_dict()} == {*load_model(config.model, torch.float32).state_dict()}
+
+
+def test_a_rollout_is_trained_as_it_was_sampled(line):
+    """The record's tokens carry the log-probabilities of the cold start, adapters and all."""
+    config, runs = line
+    (record, *_) = load_trajectories(
+        stages.folder("rl", config, runs) / "trajectories_0001.parquet"
+    )
+    model = load_model(policy_of(stages.folder("sft", config, runs)), torch.float32)
+    ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
+    with torch.no_grad():
+        logp_TV = model(ids_T).logits[0].log_softmax(-1)
+    sampled = record.generated.nonzero()[0]
+    expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
+    assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
+
+
+def test_the_model_that_comes_out_answers(line, capsys):
+    """`drlib ask --folder`: it has learned nothing, and says so in one line or answers."""
+    config, runs = line
+    folder = stages.folder("rl", config, runs) / "policy"
+    options = ["--folder", str(folder), "--calls", "1", "--turn-tokens", "8"]
+    status = ask(["What is the currency of Norway?", *options, "--context-tokens", "3000"])
+    assert status in (0, 1) and "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora_rank": 0, "gradient_checkpointing": True},
+        {"cpt_steps": 2, "cpt_batch_tokens": 4096, "model_tools": "template"},
+        {"rl_agent": "iterresearch", "dtype": "bfloat16"},
+        {"sft_short_tokens": 560, "sft_rounds": True},
+    ],
+    ids=["all weights", "pre-training", "several contexts, half precision", "two lengths"],
+)
+def test_other_settings(place, changes):
+    config = miniature(place, "qwen3_moe", **changes)
+    folder = built("rl", config, place / "runs")
+    assert read_metrics(folder)[0]["grad_norm"] > 0
+    if config.cpt_steps:
+        start, cpt = weights(place / "qwen3_moe"), stages.folder("cpt", config, place / "runs")
+        assert gap(start, weights(cpt / "policy")) > 0
+    dtypes = {tensor.dtype for tensor in weights(folder / "policy").values()}
+    assert dtypes == {getattr(torch, config.dtype)}
+
+
+def test_adapters_reach_the_experts(place):
+    model = load_model(miniature(place, "qwen3_moe").model, torch.float32)
+    plan = adapters(model, miniature(place, "qwen3_moe"))
+    assert plan.target_parameters == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    assert adapters(model, miniature(place, "qwen3_moe", lora_rank=0)) is None
+
+
+def test_own_documents_become_an_agent(place, tmp_path):
+    """A folder of pages through the whole line, and the model that comes out."""
+    shutil.copytree(ROOT / "notebooks" / "tern", tmp_path / "my notes")
+    config = miniature(place, "qwen3", world=f"folder:{tmp_path / 'my notes'}")
+    folder = built("evaluate_rl", config, tmp_path / "runs")
+    assert read_manifest(folder)["metrics"]["questions"] >= 2 * config.eval_questions
+    pool = read_json_lines(
+        stages.folder("demonstrations", config, tmp_path / "runs") / "episodes.jsonl"
+    )
+    assert any(row["correct"] for row in pool)
+
+
+@pytest.fixture(scope="module")
+def pool(place):
+    """The attempts of the tour's policy after SFT, "a real model" that can answer already."""
+    config = miniature(
+        place,
+        "qwen3",
+        model=str(ROOT / TOUR_SFT),
+        teacher="model",
+        attempts=2,
+        demonstrations=20,
+        max_turn_tokens=72,
+        max_context_tokens=448,
+        max_calls=6,
+        lora_rank=0,
+    )
+    return config, built("demonstrations", config, place / "runs")
+
+
+def test_the_pool_has_what_was_sampled(pool):
+    config, folder = pool
+    rows = read_json_lines(folder / "episodes.jsonl")
+    assert len(rows) >= 2 * 19 and 0.2 < np.mean([row["correct"] for row in rows]) < 1
+    assert rows[0]["task"] == rows[1]["task"] and rows[0]["ids"] != rows[1]["ids"]
+    model = load_model(config.model, torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    row = next(row for row in rows if row["correct"])
+    said = tokenizer.decode([i for i, own in zip(row["ids"], row["generated"]) if own])
+    assert said.endswith("</answer>") and "<tool_response>" not in said
+    assert len(row["ids"]) == len(row["generated"]) and model.config.vocab_size > max(row["ids"])
+
+
+def test_only_right_ones_are_trained_on(pool, place):
+    config, folder = pool
+    sft = built("sft", config.derive(sft_batch_tokens=4096), place / "runs")
+    right = sum(row["correct"] for row in read_json_lines(folder / "episodes.jsonl"))
+    assert read_manifest(sft)["metrics"]["pool"] == right
+
+
+def test_a_killed_stage_goes_on(pool, place, tmp_path):
+    """What is left of a pool cut anywhere is made again, and the same."""
+    config, folder = pool
+    for name in ("world", "untrained"):
+        source = stages.folder(name, config, place / "runs")
+        shutil.copytree(source, tmp_path / source.relative_to(place / "runs"))
+    final = stages.folder("demonstrations", config, tmp_path)
+    partial = final.with_name(final.name + ".partial")
+    partial.mkdir(parents=True)
+    whole = (folder / "episodes.jsonl").read_bytes()
+    (partial / "episodes.jsonl").write_bytes(whole[: int(0.9 * len(whole))])
+    assert (built("demonstrations", config, tmp_path) / "episodes.jsonl").read_bytes() == whole
+
+
+def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
+    config = miniature(place, "qwen3", teacher="model", attempts=1, demonstrations=2)
+    with pytest.raises(ValueError, match="keeps no attempt of those.*teacher=solver"):
+        built("sft", config, place / "runs")
+
+
+def tour(**changes) -> Config:
+    """The tour's policy on TRL, from the same cold start as the tests of the local loop."""
+    return settings(**{"trainer": "trl", "rl_steps": 1, **changes})
+
+
+@pytest.mark.parametrize("changes", [{}, {"rl_kl_coef": 0.1}, {"rl_aggregate": "sequence"}])
+def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
+    """The same questions, the same rollouts, and after one update the same weights."""
+    config = tour(rl_lr=1e-2, balance_coef=0.0, **changes)
+    folder = built("rl", config, tmp_path)
+    (row,) = read_metrics(folder)
+    start = ColdStart()
+    try:
+        step = start.step(config.derive(trainer="local"), tmp_path / "local")
+        local, _ = step.take(0)
+    finally:
+        start.close()
+    for name in ("accuracy", "generated", "calls", "live_groups"):
+        assert row[name] == pytest.approx(local[name], abs=1e-6), name
+    assert row["live_groups"] > 0
+    assert row["loss"] == pytest.approx(local["loss"], abs=5e-6)
+    assert row["grad_norm"] == pytest.approx(local["grad_norm"], rel=1e-4)
+    moved = {name: t.detach() for name, t in step.model.state_dict().items()}
+    trained, _ = load_policy(folder / "policy")
+    before, _ = load_policy(ROOT / TOUR_SFT)
+    far = [(moved[n] - t).abs().max().item() for n, t in before.state_dict().items()]
+    off = [(moved[n] - t) for n, t in trained.state_dict().items()]
+    # Adam's first step is the gradient's sign: a coordinate whose gradient is rounding may turn
+    share = torch.cat([(o.abs() > 1e-3).float().flatten() for o in off]).mean().item()
+    assert max(far) > 5e-3 and share < 2e-3
+
+
+def test_a_dead_step_moves_nothing(tmp_path):
+    """No group differs; the balance loss and the momentum alone ask for no update."""
+    config = tour(rl_reward="exact_match", rl_temperature=1.0, rl_questions=1, rl_group=2)
+    for seed in range(8):
+        folder = built("rl", config.derive(seed=seed), tmp_path)
+        (row,) = read_metrics(folder)
+        if row["live_groups"] == 0:
+            break
+    assert row["live_groups"] == 0
+    assert gap(weights(folder / "policy"), weights(ROOT / TOUR_SFT)) == 0
+
+
+def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path):
+    """A step's questions are drawn when it comes: the second step's depend on the first one's
+    outcomes, as in the local loop."""
+    config = tour(rl_steps=2)
+    folder = built("rl", config, tmp_path)
+    rows = read_metrics(folder)
+    start = ColdStart()
+    try:
+        step = start.step(config.derive(trainer="local"), tmp_path / "local")
+        step.take(0)
+        asked, _ = step.questions.draw(1, step.curriculum)
+    finally:
+        start.close()
+    kinds = [f"accuracy_{task.skill}" for task in asked if task.skill in grpo.CHAINS]
+    assert {*kinds} == {name for name in rows[1] if name.startswith("accuracy_h")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rl_minibatches": 2}, "rl_minibatches=2 is not there with trainer=trl"),
+        ({"rl_staleness": 1}, "rl_staleness=1 is not there"),
+        ({"max_context_tokens": 100_000}, "max_context_tokens=100000"),
+        ({"device_batch": 5}, "cannot be shared by 1 processes with device_batch=5"),
+        ({"fsdp": True}, "fsdp=true shards over processes"),
+        ({"engine": "server"}, "engine=server needs engine_url"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        built("rl", tour(**changes), tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+class TestAFolderThatIsNoModel:
+    def refused(self, place, tmp_path, folder):
+        config = miniature(place, "qwen3").derive(model=str(folder))
+        with pytest.raises(ValueError) as refused:
+            built("untrained", config, tmp_path / "runs")
+        return str(refused.value)
+
+    def test_no_folder(self, place, tmp_path):
+        assert "no tokenizer at" in self.refused(place, tmp_path, tmp_path / "nothing")
+
+    def test_no_tokenizer(self, place, tmp_path):
+        miniature(place, "qwen3")
+        keep = shutil.ignore_patterns("tokenizer*", "chat_template*", "vocab*", "special*")
+        shutil.copytree(place / "qwen3", tmp_path / "bare", ignore=keep)
+        assert "no tokenizer at" in self.refused(place, tmp_path, tmp_path / "bare")
+
+    def test_no_chat_template(self, place, tmp_path):
+        miniature(place, "qwen3")
+        keep = shutil.ignore_patterns("chat_template*")
+        shutil.copytree(place / "qwen3", tmp_path / "mute", ignore=keep)
+        plan = json.loads((tmp_path / "mute" / "tokenizer_config.json").read_text())
+        plan.pop("chat_template", None)
+        (tmp_path / "mute" / "tokenizer_config.json").write_text(json.dumps(plan))
+        assert "no chat template" in self.refused(place, tmp_path, tmp_path / "mute")
+
+    def test_no_weights(self, place, tmp_path):
+        miniature(place, "qwen3")
+        keep = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(place / "qwen3", tmp_path / "empty", ignore=keep)
+        assert "no causal language model at" in self.refused(place, tmp_path, tmp_path / "empty")
+
+    def test_another_model_in_the_same_folder_is_another_run(self, place, tmp_path):
+        config = miniature(tmp_path, "llama")
+        before = stages.folder("sft", config, tmp_path)
+        model = load_model(config.model, torch.float32)
+        model.lm_head.weight.data += 1
+        model.save_pretrained(config.model)
+        assert stages.folder("sft", config, tmp_path) != before

@@ -1,0 +1,154 @@
+"""A real model's stages on several processes, sharded, and killed: the same weights come out.
+
+Real torchrun, real gloo, real kills.
+
+Run: python -m pytest tests/test_training_real_processes.py
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from drlib.config import ROOT, Config
+from drlib.training import stages
+from drlib.training.build import MODULE, TORCHRUN
+from drlib.training.run import read_manifest, read_metrics
+from tests.real_examples import built, gap, miniature, weights
+from tests.waiting import until
+
+RL = "rl_random_reward"
+ROUNDING = 5e-6  # sums of other parts
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("real models on processes")
+
+
+def prepared(place, **changes) -> Config:
+    """Settings whose demonstrations are there already, the same for all runs of this file."""
+    config = miniature(place, "qwen3_moe", **changes)
+    built("demonstrations", config, place / "runs")
+    built("cpt", config, place / "runs")
+    return config
+
+
+def command(stage, config, runs):
+    """How a stage is started, on `config.processes` processes."""
+    how = (*TORCHRUN, f"--nproc-per-node={config.processes}") if config.processes > 1 else ()
+    arguments = stages.arguments(stage, config, runs)
+    return [sys.executable, *how, "-m", MODULE, *arguments]
+
+
+def start(stage, config, runs, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        command(stage, config, runs),
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def run(stage, config, runs):
+    """The finished folder."""
+    child = start(stage, config, runs)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err[-3000:]
+    return stages.folder(stage, config, runs)
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """(settings, the SFT's folder, the RL's) of one process."""
+    config = prepared(place, processes=1)
+    return config, built("sft", config, place / "runs"), built(RL, config, place / "runs")
+
+
+def test_two_processes_give_what_one_gives(alone, place, tmp_path):
+    """SFT's rows and RL's groups are shared; losses and gradients add up."""
+    config, sft, rl = alone
+    two = config.derive(processes=2)
+    for name in ("world", "untrained", "cpt", "demonstrations"):
+        built(name, two, tmp_path)
+    assert gap(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy")) < ROUNDING
+    folder = run(RL, two, tmp_path)
+    assert gap(weights(folder / "policy"), weights(rl / "policy")) < ROUNDING
+    assert read_manifest(folder)["processes"] == 2
+    for one, other in zip(read_metrics(rl), read_metrics(folder), strict=True):
+        assert other["accuracy"] == one["accuracy"] and other["rollouts"] == one["rollouts"]
+        assert other["loss"] == pytest.approx(one["loss"], abs=ROUNDING)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], abs=ROUNDING)
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
+def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
+    """FSDP2 by accelerate, on gloo: no process holds all weights, and the step is the same."""
+    config = prepared(place, processes=1, lora_rank=rank)
+    sft, rl = built("sft", config, place / "runs"), built(RL, config, place / "runs")
+    sharded = config.derive(processes=2, fsdp=True, plugins="tests.sharding_seen")
+    for name in ("world", "untrained", "cpt", "demonstrations"):
+        built(name, sharded, tmp_path)
+    folder = run("sft", sharded, tmp_path)
+    assert gap(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
+    seen = (folder / "sharded.txt").read_text().split()
+    assert seen == ["DTensor"], "accelerate drops the request on a CPU without a word"
+    folder = run(RL, sharded, tmp_path)
+    assert gap(weights(folder / "policy"), weights(rl / "policy")) < ROUNDING
+
+
+@pytest.mark.parametrize("stage", ["sft", RL])
+def test_killed_and_started_again_it_reaches_the_same_weights(alone, place, tmp_path, stage):
+    config, sft, rl = alone
+    whole = {"sft": sft, RL: rl}[stage]
+    for name in ("world", "untrained", "cpt", "demonstrations", *(["sft"] if stage == RL else [])):
+        built(name, config, tmp_path)
+    final = stages.folder(stage, config, tmp_path)
+    partial = final.with_name(final.name + ".partial")
+    child = start(stage, config, tmp_path)
+    try:
+        until(lambda: list(partial.glob("trl/checkpoint-1/trainer_state.json")), 200)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert not final.exists() and len(read_metrics(partial)) >= 1
+    folder = built(stage, config, tmp_path)
+    assert gap(weights(folder / "policy"), weights(whole / "policy")) == 0
+    rows, expected = read_metrics(folder), read_metrics(whole)
+    assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in expected]
+
+
+def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
+    config, *_ = alone
+    config = config.derive(sft_steps=50, checkpoint_every=50)
+    for name in ("world", "untrained", "cpt", "demonstrations"):
+        built(name, config, tmp_path)
+    final = stages.folder("sft", config, tmp_path)
+    partial = final.with_name(final.name + ".partial")
+    child = start("sft", config, tmp_path)
+    until(lambda: (partial / "metrics.jsonl").exists(), 200)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130 and "the same command goes on" in err
+    assert list(partial.glob("trl/checkpoint-*/trainer_state.json")) and not final.exists()
+
+
+def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path):
+    """The state is written last; without it a checkpoint is no checkpoint."""
+    config, sft, _ = alone
+    for name in ("world", "untrained", "cpt", "demonstrations"):
+        built(name, config, tmp_path)
+    final = stages.folder("sft", config, tmp_path)
+    broken = final.with_name(final.name + ".partial") / "trl" / "checkpoint-2"
+    broken.mkdir(parents=True)
+    (broken / "model.safetensors").write_bytes(b"half")
+    folder = built("sft", config, tmp_path)
+    assert gap(weights(folder / "policy"), weights(sft / "policy")) == 0
