@@ -3,6 +3,7 @@
     drlib run 00 -f notebooks/params/laptop.yaml     a notebook         python -m drlib.lab run
     drlib train rl --profile ci --set rl_clip=cispo  a stage            python -m drlib.training
     drlib evaluate rl --profile ci                   its evaluation     python -m drlib.training
+    drlib plan --profile gpu8                        what a run needs   python -m drlib.training.plan
     drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
     drlib sandbox probe                              generated code     python -m drlib.sandbox
@@ -32,6 +33,7 @@ COMMANDS = {
     "run": Command("drlib.lab.__main__", "execute a notebook with other parameters", ("run",)),
     "train": Command("drlib.training.__main__", "build a stage and what it needs"),
     "evaluate": Command("drlib.training.__main__", "ask a stage's policy the held-out questions"),
+    "plan": Command("drlib.training.plan", "what a run needs of memory, time and disk"),
     "ask": Command("drlib.ask.__main__", "research one question, in the terminal"),
     "report": Command("drlib.analysis.__main__", "one page about trajectories of any model"),
     "sandbox": Command("drlib.sandbox.__main__", "what this machine can isolate; serve calls"),

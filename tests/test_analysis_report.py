@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from drlib.analysis import entropy_plots, reflection
+from drlib.analysis.__main__ import main
 from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.report import report
 from drlib.analysis.token_table import token_statistics
@@ -96,12 +97,13 @@ def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
         ("cut.parquet", b"PAR1junk", "cut.parquet"),
     ],
 )
-def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_path):
+def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    done = terminal(tmp_path / "r.html", tmp_path / name, "--tokenizer", POLICY)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and message in done.stderr
-    assert "Traceback" not in done.stderr and not (tmp_path / "r.html").exists()
+    typed = [str(tmp_path / "r.html"), str(tmp_path / name), "--tokenizer", POLICY]
+    status, said = main(typed), capsys.readouterr()
+    assert status == 1 and said.err.startswith("error: ") and message in said.err
+    assert "Traceback" not in said.err and not said.out and not (tmp_path / "r.html").exists()
 
 
 def test_a_forgotten_name_does_not_cost_a_file(tmp_path):

@@ -20,12 +20,17 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))
 
 
-def run(folder, *arguments, path=()):
-    """A fresh Python in `folder`, which knows this checkout (and `path`); its output."""
+def fresh(folder, *arguments, path=()):
+    """A fresh Python in `folder`, which knows this checkout (and `path`)."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
+
+
+def run(folder, *arguments, path=()):
+    """What a fresh Python prints that does not fail."""
+    done = fresh(folder, *arguments, path=path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,10 +49,22 @@ def test_there_are_seven_recipes_of_five_to_fifteen_lines():
         assert 5 <= len(lines) <= 15, name
 
 
-@pytest.mark.parametrize("recipe", ["clips", "tools", "rewards", "worlds", "agents"])
-def test_what_is_registered_outside_the_package_works_like_its_own(recipe, tmp_path):
-    written(tmp_path, f"my_{recipe}")
-    run(tmp_path, "-m", "tests.contributing_checks", recipe)
+REGISTERED = ("clips", "tools", "rewards", "worlds", "agents")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """The names of the recipes that do what they should, and the tracebacks of the others: each is
+    registered in a process that no other is registered in."""
+    folder = tmp_path_factory.mktemp("outside")
+    for recipe in REGISTERED:
+        written(folder, f"my_{recipe}")
+    return fresh(folder, "-m", "tests.contributing_checks", *REGISTERED)
+
+
+@pytest.mark.parametrize("recipe", REGISTERED)
+def test_what_is_registered_outside_the_package_works_like_its_own(recipe, checked):
+    assert recipe in checked.stdout.split(), checked.stderr
 
 
 def test_a_registered_stage_is_built_after_what_it_needs(tmp_path):

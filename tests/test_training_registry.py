@@ -14,7 +14,7 @@ import pytest
 from drlib.config import SETTINGS, Config, declared_for
 from drlib.training import build, stages
 from drlib.training.run import RunFolder
-from tests.loop_examples import build_world, settings
+from tests.loop_examples import build_stages, build_world, settings
 
 FREE = {"profile", "processes", "plugins"}  # change no result, or are hashed by what they name
 
@@ -136,12 +136,18 @@ def command(*arguments):
 
 
 def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
-    small = ["--set=sft_steps=2", "--set=cpt_steps=2", "--set=demonstrations=20"]
-    small += ["--set=hidden=32", "--set=layers=2", "--set=processes=1", "--profile=ci"]
+    """What is there is not built again: of five stages three are there, two are missing."""
+    few = {"sft_steps": 2, "cpt_steps": 2, "demonstrations": 20}
+    few |= {"hidden": 32, "layers": 2, "processes": 1}
+    config = Config.load("ci", **few)
+    names = ["world", "untrained", "cpt", "demonstrations", "sft"]
+    assert stages.needed("sft", config, tmp_path) == names
+    build_stages(("world", "untrained", "demonstrations"), config, tmp_path)
+    small = [*(f"--set={name}={value}" for name, value in few.items()), "--profile=ci"]
     first = command("sft", f"--runs={tmp_path}", *small)
     assert first.returncode == 0, first.stderr
     built = [line.split()[1] for line in first.stdout.splitlines() if line.startswith("==")]
-    assert built == ["world:", "untrained:", "cpt:", "demonstrations:", "sft:"]
+    assert built == ["cpt:", "sft:"]
     assert "== sft: 2 steps, 1 process" in first.stdout
     path = first.stdout.splitlines()[-1]
     manifest = json.loads((tmp_path / "ci" / path.rpartition("/")[2] / "manifest.json").read_text())

@@ -1,11 +1,13 @@
 """Stages with real processes: killed and resumed, one process and two, half-written folders.
 
+Most are forked from a process that has imported torch (`tests/stage_processes.py`); the command
+itself and torchrun are started where two processes pre-train, and where they are interrupted.
+
 Run: python -m pytest tests/test_training_stages.py
 """
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
 from tests import loop_examples
+from tests.stage_processes import build_stage, start_stage
 
 SMALL = {
     "hidden": 32,
@@ -80,14 +83,13 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run(name, settings, runs, processes=1, **more):
+def type_command(name, settings, runs, processes):
     return subprocess.run(
         command(name, settings, runs, processes),
         env=environment(),
         capture_output=True,
         text=True,
         timeout=600,
-        **more,
     )
 
 
@@ -121,22 +123,16 @@ def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path,
     before = ("world", "untrained") if name == "cpt" else ("world",)
     for target in (tmp_path / "whole", tmp_path / "killed"):
         link_inputs(runs, target, settings, *before)
-    whole = run(name, settings, tmp_path / "whole")
+    whole = build_stage(name, settings, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     final = stages.folder(name, settings, tmp_path / "killed")
     partial = final.with_name(final.name + ".partial")
-    child = subprocess.Popen(
-        command(name, settings, tmp_path / "killed"),
-        env=environment(),
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    child = start_stage(name, settings, tmp_path / "killed", tmp_path / "said")
     wait_for_step(partial / "metrics.jsonl", kill_at)
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.join()
     assert not final.exists() and (partial / "checkpoint.pt").exists()
-    again = run(name, settings, tmp_path / "killed")
+    again = build_stage(name, settings, tmp_path / "killed")
     assert again.returncode == 0, again.stderr
     expected = weights(stages.folder(name, settings, tmp_path / "whole"))
     for key, value in weights(final).items():
@@ -165,7 +161,8 @@ def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
     for target, processes in (("one", 1), ("two", 2)):
-        result = run(name, settings, tmp_path / target, processes)
+        start = type_command if name == "cpt" else build_stage
+        result = start(name, settings, tmp_path / target, processes)
         assert result.returncode == 0, result.stderr[-2000:]
     folders = [stages.folder(name, settings, tmp_path / target) for target in ("one", "two")]
     one, two = (read_metrics(folder) for folder in folders)
@@ -199,19 +196,14 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
     assert not final.exists() and state["step"] >= 2
     small = {**state, "step": 399}  # as if it had gone on: one step is left
     torch.save(small, partial / "checkpoint.pt")
-    assert run("cpt", settings, tmp_path).returncode == 0
+    assert build_stage("cpt", settings, tmp_path).returncode == 0
     assert RunFolder.complete(final)
 
 
 def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
     settings = config(cpt_steps=2)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
-
-    def little_room():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-    result = run("cpt", settings, tmp_path, preexec_fn=little_room)
+    result = build_stage("cpt", settings, tmp_path, room=50_000)
     assert result.returncode != 0
     assert "checkpoint.pt" in result.stderr and "disk" in result.stderr
     partial = stages.folder("cpt", settings, tmp_path)
@@ -237,7 +229,7 @@ def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
     final = stages.folder("cpt", settings, tmp_path)
     partial = RunFolder(final, stages.settings_of("cpt", settings)).path
     (partial / "checkpoint.pt").write_bytes(b"PK\x03\x04 half a file")
-    result = run("cpt", settings, tmp_path)
+    result = build_stage("cpt", settings, tmp_path)
     assert result.returncode == 1
     assert "checkpoint.pt cannot be read" in result.stderr and "delete it" in result.stderr
 
@@ -270,7 +262,7 @@ def test_evaluation_asks_the_same_in_the_same_order_on_any_number_of_processes(
         target = stages.folder(name, settings, tmp_path)
         target.parent.mkdir(exist_ok=True)
         target.symlink_to(stages.folder(name, config(), runs))
-    result = run("evaluate_sft", settings, tmp_path, processes)
+    result = build_stage("evaluate_sft", settings, tmp_path, processes)
     assert result.returncode == 0, result.stderr[-2000:]
     folder = stages.folder("evaluate_sft", settings, tmp_path)
     asked = [o.task for o in read_outcomes(folder)]

@@ -51,6 +51,7 @@ ROLLING = {
     "rl_reward": {"rl_reward": "random"},
     "rl_temperature": {"rl_temperature": 1.5},
 }
+STEPS = 2  # the second is rolled out by what the first has learned
 ELSEWHERE = {
     "rl_steps",
     "rl_start",
@@ -120,13 +121,13 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
     config = settings(**ROLLING[name])
     step = start.step(config, tmp_path / "run")
     updates, trajectories = 0, []
-    for number in range(3):
+    for number in range(STEPS):
         metrics, made = step.take(number)
         updates += metrics["updates"]
         trajectories += made
     assert updates >= 1 and flat(step.model).isfinite().all()
     group = config.rl_group * config.rl_oversample
-    assert len(trajectories) == 3 * config.rl_questions * group
+    assert len(trajectories) == STEPS * config.rl_questions * group
     if name == "rl_python_share":
         assert {t.metadata["skill"] for t in trajectories} <= set(grpo.PYTHON_KINDS)
     if name == "rl_fictional_share":
@@ -159,7 +160,7 @@ def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(star
     Over-long rollouts are kept in the loss: what is left out of it is not held near anything.
     """
     ends = {}
-    usual = {"rl_lr": 2e-3, "rl_overlong": "keep"}
+    usual = {"rl_lr": 2e-3, "rl_overlong": "keep", "rl_questions": 4}
     for coef in (0.001, 20.0):
         step = start.step(settings(rl_kl_coef=coef, **usual), tmp_path / f"kl{coef}")
         rows = [step.take(number)[0] for number in range(4)]

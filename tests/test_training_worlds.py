@@ -175,6 +175,7 @@ def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
 def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
     config = Config.load("ci", world=TERN, questions="engine", rl_questions=40)
     world, _ = data.training_world(config)
+    train = {task.id for task in data.engine_questions(world, config, "train").all()}
 
     def drawn(most):
         source = questions.Questions(config.derive(rl_conditions=most), world, Names.of(world))
@@ -183,9 +184,7 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
         assert {task.world for task in several} <= {world.version, *invented}
         if most > 1:
             assert {task.world == world.version for task in several} == {True, False}
-        train = data.engine_questions(world, config, "train")
-        real = {task.id for task in several if task.world == world.version}
-        assert real <= {task.id for task in train.all()}
+        assert {task.id for task in several if task.world == world.version} <= train
         return {task.conditions for task in tasks}
 
     assert drawn(1) == {1} and drawn(2) == {1, 2} and drawn(3) == {1, 2, 3}

@@ -19,7 +19,7 @@ from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
 from drlib.evals.results import CONTROLS, EVALUATED, Results, gather, titles
 from drlib.files import read_json_lines
 from drlib.training import stages
-from drlib.training.run import RunFolder, read_metrics
+from drlib.training.run import METRICS, RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
 
 CURVES = ("cpt", "sft", "sft_continued", "rl", "rl_random_reward")
@@ -52,7 +52,9 @@ class TourRun:
         names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
         command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
-        curves = {name: {config.seed: read_metrics(at[name])} for name in CURVES if name in done}
+        # a stage that took no step has no curve
+        taught = [n for n in CURVES if n in done and (at[n] / METRICS).exists()]
+        curves = {name: {config.seed: read_metrics(at[name])} for name in taught}
         kept = {
             (name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
             for name in ("sft", "rl")

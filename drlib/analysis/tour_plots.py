@@ -70,7 +70,8 @@ def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
     """The loss of agentic pre-training by step, in nats a token that carries loss."""
     fig, ax = plt.subplots(figsize=(6.4, 3.2))
     draw(ax, behind, "cpt", "loss", BEHIND, "reference run", width=1)
-    draw(ax, run, "cpt", "loss", "C0", seeds(len(run.curves["cpt"])), width=1)
+    if "cpt" in run.curves:  # a real model may do without
+        draw(ax, run, "cpt", "loss", "C0", seeds(len(run.curves["cpt"])), width=1)
     ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
     ax.set_ylabel("loss, nats a token")
     ax.legend(loc="upper right")

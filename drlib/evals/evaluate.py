@@ -17,10 +17,12 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training.data import engine_questions
+from drlib.training import stages
+from drlib.training.data import WORLD_FILE, engine_questions
 from drlib.training.grpo import limits_of
-from drlib.training.policies import begin_asking
+from drlib.training.policies import opened
 from drlib.training.ranks import Ranks
+from drlib.training.run import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
 
@@ -118,14 +120,16 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
 def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
     closed = of == "closed_book"
-    before = "rl" if closed else of
-    run, world, opened = begin_asking(f"evaluate_{of}", before, config, run_dir, ranks)
+    name, runs = f"evaluate_{of}", run_dir.parents[1]
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+    world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
+    asked = stages.input_folder(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
-        opened as (engine, chat, system),
+        opened(asked, config) as (engine, chat, system),
     ):
         agent = ReAct(engine, toolbox, chat, limits_of(config), system)
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)

@@ -3,6 +3,7 @@
     python -m drlib.training rl --profile ci --set rl_steps=5
     python -m drlib.training rl --settings        what it and the stages before it read
     python -m drlib.training --list               all stages
+    python -m drlib.training plan --profile gpu8  what a run needs, before it starts
 
 Builds what is missing, one stage after another, each in processes of its own, and says so; a
 finished stage of the same settings is reused. Ctrl-C stops, and the same command goes on.
@@ -24,6 +25,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = stage_arguments("build a stage of the recipe, and what it needs")
     parser.add_argument("--settings", action="store_true", help="show what it reads, and stop")
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["plan"]:
+        from drlib.training import plan  # transformers: only for who plans
+
+        sys.exit(plan.main(argv[1:]))
     if argv == ["--list"]:
         print(listing())
         return

@@ -105,7 +105,7 @@ def load_tokenizer_of(where: str):
 
 
 def load_model(where: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model at `where`, a folder or a hub's id. ValueError: there is none, or it lacks weights."""
+    """The model at `where`, a folder or a hub's id. ValueError: none, or without its weights."""
     try:
         with quiet_loading():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -206,7 +206,7 @@ def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[En
 
 
 @contextmanager
-def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str | None]]:
+def opened_model(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str | None]]:
     """(engine, chat, system prompt) of the policy that a finished stage left."""
     where = policy_of(folder)
     chat, system = told(load_tokenizer_of(where), config)
@@ -223,7 +223,7 @@ def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
 
 
 def _teach(server: VllmServer, model: PreTrainedModel) -> None:
-    """The server begins with the model that it was started with, or with what it was last taught."""
+    """A server begins with what it was started with, or with what it was last taught."""
     ranks = Ranks("trl")
     if ranks.first:
         try:

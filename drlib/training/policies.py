@@ -3,13 +3,15 @@
 Apart from `data`, whose stages need no model library and should not wait for one.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from drlib.chat import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy, save_policy
+from drlib.policy.protocol import Engine
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
 from drlib.training.ranks import Ranks
@@ -43,18 +45,18 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
     return run, model, *others
 
 
-def begin_asking(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks):
-    """(run folder, world, a context manager of (engine, chat, system prompt)): how stage `name`
-    begins, which only asks the policy of stage `before`."""
+@contextmanager
+def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, ChatIds, str | None]]:
+    """(engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
     if config.trainer == "trl":
-        from drlib.training.models import opened  # lazily: PEFT takes seconds
+        from drlib.training.models import opened_model  # lazily: PEFT takes seconds
 
-        run, runs = RunFolder(run_dir, stages.settings_of(name, config), ranks), run_dir.parents[1]
-        world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
-        return run, world, opened(stages.input_folder(name, before, config, runs), config)
-    run, model, chat, world, _ = begin(name, before, config, run_dir, ranks)
+        with opened_model(folder, config) as speaker:
+            yield speaker
+        return
+    model, tokenizer = load_policy(folder / "policy")
     engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
-    return run, world, nullcontext((engine, chat, None))
+    yield engine, ChatIds(tokenizer), None
 
 
 def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:

@@ -151,7 +151,7 @@ def length_pools(
 
 
 def _sample(episode: dict, chat: ChatIds, system: str | None) -> Sample:
-    """An attempt as it was sampled, or, of a teacher that writes messages, as it would have been."""
+    """An attempt as it was sampled; of a teacher that writes messages, as it would have been."""
     if "ids" in episode:
         return Sample(tuple(episode["ids"]), tuple(episode["generated"]))
     return episode_sample(episode["messages"], chat, system)

@@ -140,7 +140,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     require(
         len(episodes) > 0,
         f"demonstration_filter={config.demonstration_filter!r} keeps no attempt of those in "
-        f"{folder}: the model answers none of these questions; set teacher=solver, or more attempts",
+        f"{folder}: nobody answered one of these questions; set teacher=solver, or more attempts",
     )
     chat, system = stage.told
     draw, held = mixture(name, episodes, stage.names, chat, config, system)
