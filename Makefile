@@ -105,9 +105,10 @@ $(VSTAMP): $(STAMP)
 	echo "== set-up done"
 
 # torch's compiler, which vLLM calls for a trifle, fails in a folder with a space in its name.
+VLLM_TESTS := tests/test_policy_vllm.py tests/test_training_real_vllm.py
 test-vllm: $(VSTAMP)
-	@$(ALONE) echo "== real vLLM: pytest tests/test_policy_vllm.py"; \
-	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 tests/test_policy_vllm.py
+	@$(ALONE) echo "== real vLLM: pytest $(VLLM_TESTS)"; \
+	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 $(VLLM_TESTS)
 
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (a quarter of an hour)"; \

@@ -17,6 +17,7 @@ from tests.template_examples import random_model
 MINIATURE = {
     "dtype": "float32",
     "engine": "hf",
+    "engine_gap": 1e-4,
     "world_pages": 100,
     "vocabulary": 2048,
     "questions": "chains",

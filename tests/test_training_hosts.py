@@ -108,6 +108,38 @@ def leftovers(runs):
     return [*runs.glob(".hosts-*")]
 
 
+@pytest.mark.parametrize(
+    ("first", "arguments", "line"),
+    [
+        ("sys.modules['ray'] = None", (), 'ray is missing: pip install "drlib[cluster]".'),
+        (
+            "",
+            ("--address=auto",),
+            'no Ray cluster answers: start one with "ray start --head", and name it with --address',
+        ),
+        (
+            "",
+            ("--address=127.0.0.1:9",),
+            "no Ray cluster answers at '127.0.0.1:9': start one with \"ray start --head\", and name "
+            "it with --address",
+        ),
+    ],
+)
+def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
+    """Before the cluster of this file is there: "auto" would find it."""
+    program = f"import sys; {first}\nfrom drlib.training import hosts\nhosts.main()"
+    given = ["cpt", "--profile=ci", "--set=cpt_steps=7", f"--runs={runs}", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *given],
+        cwd=ROOT,
+        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {line}\n")
+
+
 def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
     runs, cluster, tmp_path
 ):
@@ -167,28 +199,3 @@ def test_what_cannot_begin_is_said_before_any_worker_starts(runs, connected, tmp
     assert "'untrained'" in refused("cpt", runs=tmp_path)
     assert "sfd" in refused("sfd")
     assert "untrained" in refused("cpt", seed=3)
-
-
-@pytest.mark.parametrize(
-    ("first", "arguments", "line"),
-    [
-        ("sys.modules['ray'] = None", (), 'ray is missing: pip install "drlib[cluster]".'),
-        (
-            "",
-            ("--address=auto",),
-            'no Ray cluster answers: start one with "ray start --head", and name it with --address',
-        ),
-    ],
-)
-def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
-    program = f"import sys; {first}\nfrom drlib.training import hosts\nhosts.main()"
-    given = ["cpt", "--profile=ci", "--set=cpt_steps=7", f"--runs={runs}", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *given],
-        cwd=ROOT,
-        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {line}\n")

@@ -3,8 +3,11 @@
 Run: python -m pytest tests/test_training_real.py
 """
 
+import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from drlib.ask.__main__ import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.policy.moe import load_policy
-from drlib.training import grpo, stages
+from drlib.training import build, grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.run import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
@@ -303,3 +306,19 @@ class TestAFolderThatIsNoModel:
         model.lm_head.weight.data += 1
         model.save_pretrained(config.model)
         assert stages.folder("sft", config, tmp_path) != before
+
+
+def test_a_server_that_is_not_there_and_vllm_that_is_not_are_one_line(tmp_path):
+    """Of the command, with its exit status, before any step."""
+    for engine, words in (
+        ({"engine": "server", "engine_url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
+        ({"engine": "vllm"}, "vLLM is not installed"),
+    ):
+        if engine["engine"] == "vllm" and importlib.util.find_spec("vllm"):
+            continue
+        config = tour(**engine)
+        built("world", config, tmp_path)
+        command = [sys.executable, "-m", build.MODULE, *stages.arguments("rl", config, tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        assert done.returncode == 1 and words in line and "Traceback" not in done.stderr

@@ -1,8 +1,9 @@
-"""One of two processes of a TRL step: `torchrun -m tests.trl_worker CHECKPOINT OUT HOW ROUTING`.
+"""One of two processes of TRL steps: `torchrun -m tests.trl_worker CHECKPOINT OUT HOW:ROUTING ..`.
 
 HOW: "ddp" as TRL has it on two CPUs; "fsdp2", accelerate's own sharding and recomputation of the
 model (accelerate ignores FSDP settings without a GPU, so they are applied here); "fsdp2_bf16" with
-its mixed precision. Writes the whole gradients, the log-probabilities in the loss and the metrics.
+its mixed precision. Writes the whole gradients, the log-probabilities in the loss and the metrics
+of each.
 """
 
 import sys
@@ -38,7 +39,7 @@ def gradients(model):
     return found
 
 
-def main(checkpoint: str, out: str, how: str, routing: str) -> None:
+def step(checkpoint: str, out: str, how: str, routing: str) -> None:
     engine = Engine(Path(checkpoint))
     made = trainer(
         Path(checkpoint),
@@ -62,8 +63,9 @@ def main(checkpoint: str, out: str, how: str, routing: str) -> None:
     metrics = made.routing.metrics(lambda part: made.accelerator.reduce(part, "sum"))
     if made.accelerator.is_main_process:
         logp_BC = scored[0].logp_BT.detach()
-        torch.save((whole, logp_BC, metrics), Path(out, "found.pt"))
+        torch.save((whole, logp_BC, metrics), Path(out, f"{how}_{routing}.pt"))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for case in sys.argv[3:]:
+        step(*sys.argv[1:3], *case.split(":"))

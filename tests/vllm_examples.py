@@ -15,13 +15,13 @@ TEACHABLE = ("--worker-extension-cls", "drlib.policy.vllm.WeightSync")
 
 
 @contextmanager
-def serving(*options, **environment):
-    """The tour's policy behind a vLLM server; yields its base URL."""
+def serving(*options, model=TOUR_POLICY, name="tour", **environment):
+    """A model, the tour's policy where none is named, behind a vLLM server; yields its base URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(TOUR_POLICY), "--served-model-name", "tour", "--dtype", "float32"]
+    command += ["--model", str(model), "--served-model-name", name, "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"]
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", *options]

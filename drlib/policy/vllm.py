@@ -39,7 +39,7 @@ PROBES = 4  # prompts that they are compared on
 PROBE_TOKENS = 32
 
 
-class WeightsDiffer(RuntimeError):
+class WeightsDiffer(ValueError):
     """An engine's weights are not those that it was given."""
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from drlib.config import ROOT, Config
+from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
 from drlib.training import stages
@@ -99,7 +100,13 @@ def main() -> None:
         path = build(args.stage, config, args.runs.resolve(), ranks)
         if ranks.first:
             print(path)
-    except (ValueError, RunFolderError, WriteError) as fault:
+    except (
+        ValueError,
+        RunFolderError,
+        WriteError,
+        EndpointError,
+        ModuleNotFoundError,
+    ) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)

@@ -40,6 +40,7 @@ from drlib.training.build import build, config_from, stage_arguments
 from drlib.training.run import Interrupted, RunFolder, RunFolderError
 
 SAID = (ValueError, RunFolderError, WriteError)  # faults whose messages say what to do
+KNOCK_S = 10.0
 GO_ON = "the same command goes on from the last checkpoint"
 
 
@@ -98,8 +99,9 @@ def connected(address: str | None) -> Iterator[None]:
         return
     where = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
+        _knock(address or "")
         ray.init(**where, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError, RuntimeError) as fault:
+    except (OSError, ValueError, RuntimeError) as fault:
         told = "" if address == "auto" else f" at {address!r}"
         remedy = 'start one with "ray start --head", and name it with --address'
         raise ValueError(f"no Ray cluster answers{told}: {remedy}") from fault
@@ -107,6 +109,13 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """OSError where nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.removeprefix("ray://"), int(port)), KNOCK_S).close()
 
 
 def _fit(work: dict, workers: int, restarts: int, scratch: str) -> None:

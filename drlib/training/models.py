@@ -38,7 +38,7 @@ from drlib.policy.hf import HfEngine
 from drlib.policy.model_chat import TemplateIds, is_ours
 from drlib.policy.moe import quiet_loading, save_policy
 from drlib.policy.protocol import Engine
-from drlib.policy.vllm import VllmEngine, WeightsDiffer
+from drlib.policy.vllm import VllmEngine
 from drlib.policy.vllm_server import VllmServer
 from drlib.tools import TOOLS
 from drlib.training import stages
@@ -223,14 +223,12 @@ def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
 
 
 def _teach(server: VllmServer, model: PreTrainedModel) -> None:
-    """A server begins with what it was started with, or with what it was last taught."""
+    """A server begins with what it was started with, or with what it was last taught: it is taught
+    anyway, as a parity within `engine_gap` does not tell a small step from none."""
     ranks = Ranks("trl")
     if ranks.first:
-        try:
-            server.require_parity(model)
-        except WeightsDiffer:
-            server.update_weights(model)
-            server.version = 0
+        server.update_weights(model)
+        server.version = 0
     ranks.barrier()
 
 

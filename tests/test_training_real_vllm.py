@@ -1,0 +1,83 @@
+"""The line of a real model with vLLM as its engine, in this process and as a server: for real.
+
+Skipped where vLLM is not installed.
+
+Run: make test-vllm
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.endpoint import EndpointError
+from drlib.training import stages
+from drlib.training.models import load_model, opened_model, policy_of
+from drlib.training.run import read_metrics
+from drlib.trajectory import load_trajectories
+from tests.real_examples import built, gap, miniature, weights
+from tests.vllm_examples import TEACHABLE, serving
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("real models")
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def require_sampled_by(record, where):
+    """The record's log-probabilities are those of the model at `where`."""
+    ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
+    with torch.no_grad():
+        logp_TV = load_model(where, torch.float32)(ids_T).logits[0].log_softmax(-1)
+    sampled = record.generated.nonzero()[0]
+    expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
+    assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
+def test_the_line_with_vllm_in_this_process(place, kind):
+    """Adapters are merged before vLLM gets the weights, and it is looked whether it has them."""
+    config = miniature(place, kind, engine="vllm")
+    runs = place / "runs"
+    folder = built("evaluate_rl", config, runs)
+    rl, sft = stages.folder("rl", config, runs), stages.folder("sft", config, runs)
+    first, *_ = load_trajectories(rl / "trajectories_0001.parquet")
+    require_sampled_by(first, policy_of(sft))
+    assert read_metrics(rl)[0]["grad_norm"] > 0
+    asked, *_ = load_trajectories(folder / "sampled.parquet")
+    require_sampled_by(asked, policy_of(rl))
+    assert gap(weights(sft / "policy"), weights(rl / "policy")) > 0
+
+
+def test_the_line_with_a_server(place):
+    """It starts with the model of the beginning, and is taught the cold start and every step."""
+    config = miniature(place, "qwen3", engine="server")
+    runs = place / "runs"
+    built("sft", config, runs)
+    started = {"VLLM_SERVER_DEV_MODE": "1"}
+    with serving(*TEACHABLE, model=config.model, name=config.model, **started) as url:
+        online = config.derive(engine_url=url)
+        rl = built("rl", online, runs)
+        records = load_trajectories(rl / "trajectories_0001.parquet")
+        require_sampled_by(records[0], policy_of(stages.folder("sft", config, runs)))
+        with opened_model(rl, online) as (engine, *_):
+            model = load_model(policy_of(rl), torch.float32)
+            assert engine.require_parity(model) < 1e-4
+    assert read_metrics(rl)[0]["grad_norm"] > 0
+
+
+def test_a_server_that_cannot_be_taught_is_one_line(place):
+    config = miniature(place, "qwen3", engine="server")
+    runs = place / "runs"
+    built("sft", config, runs)
+    with serving(model=config.model, name=config.model) as url:
+        online = config.derive(engine_url=url, rl_steps=1)
+        with pytest.raises(EndpointError, match="VLLM_SERVER_DEV_MODE") as refused:
+            built("rl", online, runs)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,62 @@
+"""A TRL step of a mixture of experts on two processes: DDP, and FSDP2 with its recomputation.
+
+Real processes on loopback, one launch for all cases; accelerate's own functions shard the model.
+
+Run: python -m pytest tests/test_training_trl_ranks.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from drlib.training.build import TORCHRUN
+from tests.test_training_trl_moe import Engine, made_of, step
+from tests.trl_examples import assert_equal_gradients, save_checkpoint
+
+CASES = ("ddp:r2", "fsdp2:none", "fsdp2:r3", "fsdp2_bf16:r3")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("policy") / "tiny", std=0.3)
+
+
+@pytest.fixture(scope="module")
+def two_processes(checkpoint, tmp_path_factory):
+    """What two processes found in each case: (gradients, log-probabilities, metrics)."""
+    out = tmp_path_factory.mktemp("out")
+    launch = [*TORCHRUN, "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *launch, "-m", "tests.trl_worker", str(checkpoint), str(out), *CASES],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {c: torch.load(out / f"{c.replace(':', '_')}.pt", weights_only=True) for c in CASES}
+
+
+@pytest.mark.parametrize("case", CASES[:3])
+def test_two_processes_have_the_gradients_and_metrics_of_one(
+    case, two_processes, checkpoint, tmp_path
+):
+    made = made_of(checkpoint, tmp_path, Engine(checkpoint), routing=case.partition(":")[2])
+    expected, line = step(made)
+    gradients, _, metrics = two_processes[case]
+    assert_equal_gradients(gradients, expected)
+    assert len(metrics) == 4
+    assert metrics == pytest.approx({name: line[name] for name in metrics}, abs=1e-5)
+
+
+def test_sharding_in_bfloat16_does_not_round_log_probabilities(two_processes):
+    """Accelerate's policy casts what the model returns; the head's own numbers are kept."""
+    (_, exact_BC, _), (_, logp_BC, _) = two_processes["fsdp2:r3"], two_processes["fsdp2_bf16:r3"]
+    assert logp_BC.dtype == torch.float32
+    assert not torch.equal(logp_BC, logp_BC.bfloat16().float())
+    torch.testing.assert_close(logp_BC, exact_BC, rtol=0, atol=0.2)
