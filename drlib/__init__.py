@@ -14,8 +14,10 @@ task
 trajectory
     The one record that every stage reads and writes: the token ids of a rollout, which of them the
     policy generated and with what log-probability, the tool results, how it ended, its reward.
+profiles
+    ci in seconds, laptop in minutes, gpu1 and gpu8 for real models.
 config
-    The profiles (ci in seconds, laptop in minutes) and every setting by one flat name.
+    Every setting by one flat name.
 format
     How a turn writes a tool call or an answer, and the strict parser of both.
 wordings
@@ -53,7 +55,8 @@ rl
     losses with every published clip as a switch, curricula, stabilisers.
 training
     The stages, each a program: pre-training, the cold start, reinforcement learning; run folders
-    that resume, one process or several. `trl` is the same algorithm inside TRL's trainer.
+    that resume, one process or several. For real models the same stages on TRL, PEFT and
+    accelerate, and a planner that says before a run what it needs.
 evals
     Held-out accuracy with intervals, pass@k, what a skeptic asks for.
 analysis
@@ -65,7 +68,8 @@ lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
     drlib.lab run|refresh|check|reference|table|papers`.
 cli
-    The `drlib` command: run, train, evaluate, ask, report, sandbox; each hands over to a room.
+    The `drlib` command: run, train, evaluate, plan, ask, report, sandbox; each hands over to a
+    room.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

@@ -3,7 +3,7 @@
     drlib run 00 -f notebooks/params/laptop.yaml     a notebook         python -m drlib.lab run
     drlib train rl --profile ci --set rl_clip=cispo  a stage            python -m drlib.training
     drlib evaluate rl --profile ci                   its evaluation     python -m drlib.training
-    drlib plan --profile gpu8                        what a run needs    python -m drlib.training plan
+    drlib plan --profile gpu8                        what it needs      python -m drlib.training
     drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
     drlib sandbox probe                              generated code     python -m drlib.sandbox

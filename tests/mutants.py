@@ -47,10 +47,18 @@ def all_mutants() -> list[Mutant]:
         mutants_loop,
         mutants_open,
         mutants_pictures,
+        mutants_real,
         mutants_tools,
     )
 
-    modules = (mutants_loop, mutants_open, mutants_pictures, mutants_contexts, mutants_tools)
+    modules = (
+        mutants_loop,
+        mutants_real,
+        mutants_open,
+        mutants_pictures,
+        mutants_contexts,
+        mutants_tools,
+    )
     return [mutant for module in modules for mutant in module.MUTANTS]
 
 

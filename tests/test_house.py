@@ -53,7 +53,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ONLY = {
     "transformers": ("policy/", "chat.py", "training/"),
     "vllm": ("policy/", "training/"),
-    "trl": ("training/trl.py", "training/sft_trl.py"),
+    "trl": ("training/trl.py", "training/sft_trl.py", "training/grpo_trl.py"),
+    "peft": ("training/",),
     "ipywidgets": ("analysis/widgets.py",),
     "IPython": ("analysis/widgets.py", "lab/"),
     "nbformat": ("lab/",),
@@ -73,6 +74,7 @@ ONLY = {
 }
 IN_EXTRA = {
     "trl": "lab",
+    "peft": "lab",
     "ipywidgets": "lab",
     "IPython": "lab",
     "nbformat": "lab",

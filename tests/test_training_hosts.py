@@ -120,8 +120,8 @@ def leftovers(runs):
         (
             "",
             ("--address=127.0.0.1:9",),
-            "no Ray cluster answers at '127.0.0.1:9': start one with \"ray start --head\", and name "
-            "it with --address",
+            "no Ray cluster answers at '127.0.0.1:9': start one with \"ray start --head\", "
+            "and name it with --address",
         ),
     ],
 )

@@ -274,8 +274,8 @@ def folder(tmp_path):
 
 
 def of_folder(folder):
-    return Config.load("gpu1", model=str(folder), engine="hf", max_context_tokens=1024,
-                       max_turn_tokens=512)  # fmt: skip
+    limits = dict(max_context_tokens=1024, max_turn_tokens=512)
+    return Config.load("gpu1", model=str(folder), engine="hf", **limits)
 
 
 def test_a_model_folder_is_read_from_the_disk(folder):

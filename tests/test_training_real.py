@@ -20,6 +20,7 @@ from drlib.files import read_json_lines
 from drlib.policy.moe import load_policy
 from drlib.training import build, grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
+from drlib.training.optim import schedule
 from drlib.training.run import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
@@ -222,6 +223,13 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     assert max(far) > 5e-3 and share < 2e-3
 
 
+def test_the_learning_rate_is_the_local_loop_s(tmp_path):
+    config = tour(rl_steps=4, rl_warmup_steps=2, rl_lr=1e-4, rl_questions=1, rl_group=2)
+    rates = [row["learning_rate"] for row in read_metrics(built("rl", config, tmp_path))]
+    expected = [1e-4 * schedule(step, 4, 2, 0.5, grpo.FINAL_LR) for step in range(4)]
+    assert rates == pytest.approx(expected)
+
+
 def test_a_dead_step_moves_nothing(tmp_path):
     """No group differs; the balance loss and the momentum alone ask for no update."""
     config = tour(rl_reward="exact_match", rl_temperature=1.0, rl_questions=1, rl_group=2)
@@ -237,7 +245,7 @@ def test_a_dead_step_moves_nothing(tmp_path):
 def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path):
     """A step's questions are drawn when it comes: the second step's depend on the first one's
     outcomes, as in the local loop."""
-    config = tour(rl_steps=2)
+    config = tour(rl_steps=2, rl_lr=1e-2)
     folder = built("rl", config, tmp_path)
     rows = read_metrics(folder)
     start = ColdStart()
@@ -247,6 +255,7 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path):
         asked, _ = step.questions.draw(1, step.curriculum)
     finally:
         start.close()
+    assert rows[1]["mismatch/max_logp_gap"] < 1e-4, "the engine has the first step's weights"
     kinds = [f"accuracy_{task.skill}" for task in asked if task.skill in grpo.CHAINS]
     assert {*kinds} == {name for name in rows[1] if name.startswith("accuracy_h")}
 

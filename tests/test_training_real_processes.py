@@ -104,11 +104,15 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
     assert gap(weights(folder / "policy"), weights(rl / "policy")) < ROUNDING
 
 
-@pytest.mark.parametrize("stage", ["sft", RL])
-def test_killed_and_started_again_it_reaches_the_same_weights(alone, place, tmp_path, stage):
-    config, sft, rl = alone
-    whole = {"sft": sft, RL: rl}[stage]
-    for name in ("world", "untrained", "cpt", "demonstrations", *(["sft"] if stage == RL else [])):
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [("sft", {}), (RL, {}), (RL, {"engine": "local", "lora_rank": 0})],
+    ids=["sft", "rl", "rl, an engine that must be taught again"],
+)
+def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, stage, changes):
+    config = prepared(place, processes=1, **changes)
+    whole = built(stage, config, place / "runs")
+    for name in stages.before(stage, config)[:-1]:
         built(name, config, tmp_path)
     final = stages.folder(stage, config, tmp_path)
     partial = final.with_name(final.name + ".partial")

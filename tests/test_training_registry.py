@@ -16,7 +16,16 @@ from drlib.training import build, stages
 from drlib.training.run import RunFolder
 from tests.loop_examples import build_stages, build_world, settings
 
-FREE = {"profile", "processes", "plugins"}  # change no result, or are hashed by what they name
+# change no result, or are hashed by what they name
+FREE = {
+    "profile",
+    "processes",
+    "plugins",
+    "engine_url",
+    "engine_gap",
+    "engine_memory_share",
+    "report_to",
+}
 
 
 def test_every_setting_is_declared_for_stages_that_there_are_and_says_what_it_is():
@@ -74,6 +83,13 @@ def other(field):
         "teacher": "solver",
         "world_endpoint": "http://localhost:1/v1",
         "world_model": "another",
+        "model": "another",
+        "trainer": "trl",
+        "dtype": "bfloat16",
+        "model_tools": "template",
+        "engine": "hf",
+        "engine_url": "http://localhost:1/v1",
+        "report_to": "tensorboard",
     }
     if field.name in named:
         return named[field.name]

@@ -282,6 +282,29 @@ def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint
         assert metrics["clip_high"] + metrics["clip_low"] > 0
 
 
+def test_what_tools_returned_is_not_scored_in_any_pass(checkpoint, tmp_path):
+    """Old policy, reference and loss: zeros there, log-probabilities elsewhere."""
+    masks = [[int(t not in (1, 2)) for t in range(n)] for n in LENGTHS]
+
+    def with_tools(prompts, trainer):
+        return fixed_rollouts(prompts, trainer) | {"env_mask": masks}
+
+    options = {"beta": 0.1, "steps_per_generation": 4, "per_device_train_batch_size": 2}
+    loss = LossConfig(kl_coef=0.1)
+    made = trainer(checkpoint, tmp_path, reward, options, loss=loss, rollout_func=with_tools)
+    batch = made._generate_and_score_completions(inputs())
+    sampled_BC = torch.zeros(len(LENGTHS), COMPLETION, dtype=torch.bool)
+    for row_C, mask in zip(sampled_BC, masks):
+        row_C[: len(mask)] = torch.tensor(mask).bool()
+    assert torch.equal(batch["old_per_token_logps"] != 0, sampled_BC)
+    assert torch.equal(batch["ref_per_token_logps"] != 0, sampled_BC)
+    in_loss_BC = sampled_BC & (batch["loss_weights"] > 0)[:, None]
+    with torch.no_grad():
+        found = made._score_for_loss(made.model, batch)
+    assert torch.equal(found.logp_BT != 0, in_loss_BC)
+    assert torch.equal(found.entropies_BT != 0, in_loss_BC)
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -4,9 +4,9 @@
 #     RUNS=/data/runs bash docs/launch/accelerate.sh
 #
 # Start it in the checkout, with the environment active (pip install -e '.[lab,vllm]'). The same
-# command goes on after Ctrl-C or a kill, and builds no stage again that is finished. Without
-# accelerate, `python -m drlib.training evaluate_rl --profile gpu8` starts torchrun itself: this
-# file shows the one stage in which a launcher of yours may take its place.
+# command goes on after Ctrl-C or a kill; where RL is finished already, which it says, only the last
+# line is left. Without accelerate, that last line alone does it all: it starts torchrun itself.
+# This file shows the one stage in which a launcher of yours may take its place.
 #
 # Not for a test on CPUs: `accelerate launch --cpu --num_processes 2` starts one process and says
 # nothing. There torchrun starts two.

@@ -17,7 +17,8 @@
 #
 # Submit it in the checkout, with the environment active: sbatch passes both on. RUNS, the checkout
 # and the environment lie on a file system that all nodes share. --mem=0 is all of a node's memory.
-# The same command goes on after a kill, from the last checkpoint; --requeue lets SLURM do so.
+# The same command goes on after a kill, from the last checkpoint; --requeue lets SLURM do so. Where
+# RL is finished already, which it says, only the last line is left.
 # Hosts with several networks: export NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME.
 set -euo pipefail
 

@@ -293,7 +293,8 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
     def hand_over_weights(self) -> None:
         """The engine takes today's weights, once a step."""
         step = self.state.global_step
-        if step == self._handed_over:
+        before = self._handed_over
+        if step == before:
             return
         self._handed_over = step
         if step == 0:

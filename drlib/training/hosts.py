@@ -32,6 +32,7 @@ from pathlib import Path
 
 from drlib.checks import require
 from drlib.config import Config
+from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
@@ -39,7 +40,8 @@ from drlib.training import stages
 from drlib.training.build import build, config_from, stage_arguments
 from drlib.training.run import Interrupted, RunFolder, RunFolderError
 
-SAID = (ValueError, RunFolderError, WriteError)  # faults whose messages say what to do
+# faults whose messages say what to do
+SAID = (ValueError, RunFolderError, WriteError, EndpointError, ModuleNotFoundError)
 KNOCK_S = 10.0
 GO_ON = "the same command goes on from the last checkpoint"
 

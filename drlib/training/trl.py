@@ -263,8 +263,12 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             self._until_backward = stack
             loss = super().training_step(model, inputs, num_items_in_batch)
         if self._step % self.current_gradient_accumulation_steps == 0:
-            self._report(self.routing.metrics(lambda own: self.accelerator.reduce(own, "sum")))
+            self._report(self.routing.metrics(self._total))
         return loss
+
+    def _total(self, own: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self.accelerator.reduce(own, "sum")
 
     def _compute_loss(self, model, inputs):
         """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""

@@ -1,0 +1,101 @@
+"""The faults of a real model's stages on TRL, and of the planner (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+REAL = "tests/test_training_real.py"
+PROCESSES = "tests/test_training_real_processes.py"
+FIRST = f"{REAL}::test_the_first_step_is_the_local_loop_s"
+SECOND = f"{REAL}::test_the_second_step_asks_what_the_curriculum_then_says"
+SFT = f"{REAL}::test_only_right_ones_are_trained_on"
+KILLED = f"{PROCESSES}::test_killed_and_started_again_it_reaches_the_same_weights"
+
+MUTANTS = [
+    Mutant(
+        "real: what tools said is trained on",
+        "drlib/training/grpo_trl.py",
+        '"env_mask": sample.generated[first:end].astype(int).tolist(),',
+        '"env_mask": [1] * (end - first),',
+        (FIRST,),
+        "a policy learns to write tool responses",
+    ),
+    Mutant(
+        "real: a reward turned",
+        "drlib/training/grpo_trl.py",
+        '"judged": [t.reward for t in chosen],',
+        '"judged": [None if t.reward is None else 1 - t.reward for t in chosen],',
+        (FIRST,),
+        "what was right is unlearned",
+    ),
+    Mutant(
+        "real: the engine keeps its first weights",
+        "drlib/training/grpo_trl.py",
+        "        if own or ranks.first:\n            engine.update_weights(model)",
+        "        if own or ranks.first:\n            engine.version += 1",
+        (SECOND,),
+        "rollouts are of a policy of long ago",
+    ),
+    Mutant(
+        "real: the curriculum learns nothing",
+        "drlib/training/grpo_trl.py",
+        "        self.curriculum.update(outcomes)\n",
+        "",
+        (SECOND,),
+        "what is solved already is asked for ever",
+    ),
+    Mutant(
+        "real: a step of dead groups is taken",
+        "drlib/training/grpo_trl.py",
+        'return self.config.rl_kl_coef == 0 and self.row["live_groups"] == 0',
+        "return False",
+        (f"{REAL}::test_a_dead_step_moves_nothing",),
+        "the momentum and the balance loss move weights that nobody asked to move",
+    ),
+    Mutant(
+        "real: the learning rate of the next step",
+        "drlib/training/grpo_trl.py",
+        "return schedule(step, config.rl_steps",
+        "return schedule(step + 2, config.rl_steps + 2",
+        (f"{REAL}::test_the_learning_rate_is_the_local_loop_s",),
+        "another schedule than the one that is declared",
+    ),
+    Mutant(
+        "real: wrong attempts are taught",
+        "drlib/training/sft_trl.py",
+        "episodes = read_episodes(folder, config.demonstration_filter)",
+        'episodes = read_episodes(folder, "none")',
+        (SFT,),
+        "the model learns from what it got wrong",
+    ),
+    Mutant(
+        "real: adapters are thrown away",
+        "drlib/training/models.py",
+        "return copy.deepcopy(model).merge_and_unload() if _has_adapters(model) else model",
+        "return copy.deepcopy(model).unload() if _has_adapters(model) else model",
+        (f"{REAL}::test_every_stage_leaves_its_result",),
+        "a stage trains and leaves the model as it was",
+    ),
+    Mutant(
+        "real: a resumed run forgets the engine",
+        "drlib/training/grpo_trl.py",
+        "        if step == 0:\n            return  # it was made with them",
+        "        if before < 0:\n            return",
+        (KILLED,),
+        "after a kill rollouts are of the cold start",
+    ),
+    Mutant(
+        "real: a cut checkpoint is resumed from",
+        "drlib/training/trl_run.py",
+        "if not _is_whole(each):",
+        "if False:",
+        (f"{PROCESSES}::test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from",),
+        "a run that was killed at a bad moment cannot go on",
+    ),
+    Mutant(
+        "real: sharding is asked for in vain",
+        "drlib/training/trl_run.py",
+        "        _let_accelerate_shard_on_a_cpu(arguments)\n",
+        "        pass\n",
+        (f"{PROCESSES}::test_sharded_over_two_processes_it_is_the_same",),
+        "FSDP2 is never tested",
+    ),
+]

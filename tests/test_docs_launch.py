@@ -1,0 +1,260 @@
+"""docs/launch: the scripts are run, and what they start is read by the parsers it is meant for.
+
+SLURM, vLLM's server and the stages are not there: programs of their names stand on the PATH, note
+how they were called, and end (srun runs the rest of its line, as it does). Their command lines, as
+bash has made them, go to torchrun's, accelerate's, vLLM's and our own parsers. Nothing here was run
+on a GPU.
+
+Run: python -m pytest tests/test_docs_launch.py
+(vLLM's flags are skipped, by that name, where vLLM is not installed; `make test-vllm` has it)
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+from waiting import until
+
+from drlib.config import ROOT, Config
+from drlib.training import stages
+from drlib.training.build import MODULE, config_from, stage_arguments
+
+LAUNCH = ROOT / "docs" / "launch"
+SCRIPTS = ("accelerate", "slurm")
+NODES = ("alpha", "beta", "gamma")
+
+# A program that notes how it was called. The server stays until it is killed, or dies at once.
+PROGRAM = """#!{python}
+import json, os, sys, time
+name, rest = os.path.basename(sys.argv[0]), sys.argv[1:]
+told = dict(name=name, argv=rest, environment=dict(os.environ), pid=os.getpid())
+with open({log!r}, "a") as file:
+    file.write(json.dumps(told) + "\\n")
+if name == "srun":
+    command = rest[next(i for i, a in enumerate(rest) if not a.startswith("--")):]
+    os.execvp(command[0], command)
+if name == "scontrol":
+    print("\\n".join({nodes!r}))
+if name == "curl":
+    sys.exit({dies} or "vllm.entrypoints" not in open({log!r}).read())
+if "vllm.entrypoints.openai.api_server" in rest and not {dies}:
+    time.sleep(100)
+"""
+
+
+class Calls:
+    """The script, run with such programs; what was started, in order."""
+
+    def __init__(self, script, folder, dies=False):
+        self.log, programs = folder / "log", folder / "bin"
+        programs.mkdir()
+        text = PROGRAM.format(python=sys.executable, log=str(self.log), nodes=NODES, dies=dies)
+        for name in "python torchrun accelerate srun scontrol curl sleep".split():
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        self.runs = folder / "runs"
+        slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NODELIST": "some", "SLURM_JOB_ID": "7"}
+        environment = os.environ | slurm | {"RUNS": str(self.runs)}
+        environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        self.done = subprocess.run(
+            ["bash", LAUNCH / f"{script}.sh"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        self.all = [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def of(self, name, *words):
+        """The calls of a program that have these words, each as its words and its environment."""
+        found = [c for c in self.all if c["name"] == name and {*words} <= {*c["argv"]}]
+        return [(call["argv"], call["environment"]) for call in found]
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def script(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def calls(script, tmp_path_factory):
+    made = Calls(script, tmp_path_factory.mktemp(script))
+    assert made.done.returncode == 0, made.done.stderr
+    return made
+
+
+def after(words, first):
+    return words[words.index(first) + 1 :]
+
+
+def server_of(calls):
+    ((words, environment),) = calls.of("python", "vllm.entrypoints.openai.api_server")
+    return after(words, "vllm.entrypoints.openai.api_server"), environment
+
+
+def value(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def launcher_of(calls, script):
+    """(parsed arguments of the launcher, words of the stage's own command)."""
+    if script == "accelerate":
+        from accelerate.commands.launch import launch_command_parser
+
+        ((words, _),) = calls.of("accelerate", MODULE)
+        assert words[0] == "launch"
+        parsed = launch_command_parser().parse_args(words[1:])
+    else:
+        from torch.distributed.run import get_args_parser
+
+        ((words, _),) = calls.of("torchrun", MODULE)
+        parsed = get_args_parser().parse_args(words)
+    assert parsed.module and parsed.training_script == MODULE
+    return parsed, parsed.training_script_args
+
+
+def read(words):
+    """Stage and settings, by our own parser."""
+    args = stage_arguments("").parse_args(words)
+    return args, config_from(args)
+
+
+def test_the_stages_come_one_after_the_other_with_the_same_settings(calls, script):
+    commands = [after(words, "drlib.training") for words, _ in calls.of("python", "drlib.training")]
+    _, launched = launcher_of(calls, script)
+    read_all = [read(words) for words in (commands[0], launched, commands[1])]
+    assert len(commands) == 2
+    assert [args.stage for args, _ in read_all] == ["sft", "rl", "evaluate_rl"]
+    assert all(args.stage in stages.STAGES for args, _ in read_all)
+    assert {str(args.runs) for args, _ in read_all} == {str(calls.runs)}
+    folders = {stages.folder("rl", config, calls.runs) for _, config in read_all}
+    assert folders == {stages.folder("rl", Config.load("gpu8"), calls.runs)}
+    starts = [c["name"] for c in calls.all if {"drlib.training", MODULE} & {*c["argv"]}]
+    launcher = "torchrun" if script == "slurm" else "accelerate"
+    assert [name for name in starts if name != "srun"] == ["python", launcher, "python"]
+
+
+def test_accelerate_starts_a_process_for_each_card_that_does_not_serve(tmp_path):
+    calls = Calls("accelerate", tmp_path)
+    parsed, words = launcher_of(calls, "accelerate")
+    _, config = read(words)
+    assert (parsed.num_machines, parsed.num_processes, parsed.multi_gpu) == (1, 4, True)
+    assert parsed.num_processes == config.processes and parsed.mixed_precision == "bf16"
+    assert config.fsdp and not parsed.use_fsdp and not parsed.cpu
+    ((_, environment),) = calls.of("accelerate", MODULE)
+    trains = environment["CUDA_VISIBLE_DEVICES"].split(",")
+    serves = server_of(calls)[1]["CUDA_VISIBLE_DEVICES"].split(",")
+    assert len(trains) == parsed.num_processes and len(serves) == 4
+    assert sorted(trains + serves) == list("01234567")
+
+
+def test_torchrun_starts_on_each_node_but_the_one_that_serves(tmp_path):
+    calls = Calls("slurm", tmp_path)
+    parsed, _ = launcher_of(calls, "slurm")
+    assert (parsed.nnodes, parsed.nproc_per_node) == ("2", "4")
+    assert (parsed.rdzv_backend, parsed.rdzv_endpoint) == ("c10d", "beta:29500")
+    assert parsed.rdzv_id == "7" and not parsed.standalone
+    from torch.distributed.run import config_from_args
+
+    launch, _, _ = config_from_args(parsed)
+    assert (launch.min_nodes, launch.max_nodes, launch.nproc_per_node) == (2, 2, 4)
+    where = []
+    for words, environment in calls.of("srun"):
+        options = dict(word.split("=", 1) for word in words if word.startswith("--no"))
+        where.append((options["--nodes"], options["--nodelist"], "torchrun" in words))
+        assert environment["TMPDIR"] == f"{calls.runs}/tmp", "where weights go to the server"
+    one = ("1", "beta", False)
+    assert where == [("1", "alpha", False), one, ("2", "beta,gamma", True), one]
+
+
+def test_the_server_is_the_one_that_the_stages_ask(calls, script):
+    words, environment = server_of(calls)
+    _, config = read(launcher_of(calls, script)[1])
+    host, port = value(words, "--host"), value(words, "--port")
+    assert host == ("127.0.0.1" if script == "accelerate" else "alpha")
+    assert config.engine == "server" and config.engine_url == f"http://{host}:{port}/v1"
+    assert value(words, "--model") == config.model == Config.load("gpu8").model
+    assert value(words, "--dtype") == config.dtype
+    assert int(value(words, "--max-model-len")) >= config.max_context_tokens
+    assert value(words, "--worker-extension-cls") == "drlib.policy.vllm.WeightSync"
+    assert value(words, "--logprobs-mode") == "processed_logprobs"
+    assert value(words, "--generation-config") == "vllm"
+    assert environment["VLLM_SERVER_DEV_MODE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_the_server_is_waited_for_and_ended(calls):
+    names = [c["name"] for c in calls.all]
+    server = next(c for c in calls.all if c["name"] == "python")
+    assert "vllm.entrypoints.openai.api_server" in server["argv"]
+    first = next(i for i, c in enumerate(calls.all) if "drlib.training" in c["argv"])
+    assert "curl" in names[:first] and calls.all.index(server) < first
+    until(lambda: not psutil.pid_exists(server["pid"]))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_where_the_server_does_not_come_up_nothing_is_trained(name, tmp_path):
+    calls = Calls(name, tmp_path, dies=True)
+    assert calls.done.returncode == 1
+    assert calls.done.stderr.splitlines() == ["error: the vLLM server ended"]
+    assert not [c for c in calls.all if {"drlib.training", MODULE} & {*c["argv"]}]
+
+
+def test_vllm_takes_every_flag_of_its_server(calls):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    words, _ = server_of(calls)
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    assert (parsed.tensor_parallel_size, parsed.max_model_len) == (4, 32768)
+    assert parsed.worker_extension_cls == "drlib.policy.vllm.WeightSync"
+
+
+# Options of sbatch, as its manual has them.
+SBATCH = set(
+    "account array begin comment constraint cpus-per-gpu cpus-per-task dependency error exclude "
+    "exclusive export gpus gpus-per-node gpus-per-task gres hint job-name licenses mail-type "
+    "mail-user mem mem-per-cpu mem-per-gpu nice no-requeue nodelist nodes ntasks ntasks-per-gpu "
+    "ntasks-per-node open-mode output partition qos requeue reservation signal switches time "
+    "tmp wait-all-nodes".split()
+)
+SRUN = {"nodes", "ntasks", "ntasks-per-node", "nodelist"}
+
+
+def test_slurm_reads_the_directives():
+    lines = (LAUNCH / "slurm.sh").read_text().splitlines()
+    assert lines[0].startswith("#!"), "sbatch wants a script with an interpreter"
+    last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#") for line in lines[:last]), "after a command they are not read"
+    matches = [re.fullmatch(r"#SBATCH --([a-z-]+)(=(\S+))?", line) for line in lines[1 : last + 1]]
+    options = {match[1]: match[3] for match in matches}
+    assert options.keys() <= SBATCH and len(options) == len(matches)
+    assert int(options["nodes"]) >= 2 and options["ntasks-per-node"] == "1"
+    assert re.fullmatch(r"(\d+-)?\d+:\d\d:\d\d", options["time"])
+    assert options["open-mode"] in ("append", "truncate")
+    assert int(options["gpus-per-node"]) == Config.load("gpu8").processes
+
+
+def test_srun_reads_its_options(tmp_path):
+    for words, _ in Calls("slurm", tmp_path).of("srun"):
+        own = words[: next(i for i, word in enumerate(words) if not word.startswith("--"))]
+        assert {word[2:].partition("=")[0] for word in own} <= SRUN and all("=" in w for w in own)
+
+
+def test_accelerate_on_cpus_starts_one_process_as_its_example_warns(tmp_path):
+    program = tmp_path / "size.py"
+    program.write_text("import os; print('size', os.environ.get('WORLD_SIZE', '1'))")
+    start = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+    done = subprocess.run(
+        [*start, "--cpu", "--num_processes", "2", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.splitlines() == ["size 1"]
+    words = " ".join((LAUNCH / "accelerate.sh").read_text().replace("\n#", "").split())
+    assert "`accelerate launch --cpu --num_processes 2` starts one process" in words
