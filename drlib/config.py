@@ -236,6 +236,9 @@ class Config:
     rl_resample: Literal["none", "sample", "sort"] = setting(
         "none", "how those kept are chosen (GRPO-RoC)", "rl"
     )
+    rl_routing: Literal["none", "r2", "r3"] = setting(
+        "none", "experts replayed: as the policy before the update chose, or the engine", "rl"
+    )
     rl_minibatches: int = setting(1, "updates a batch", "rl")
     rl_staleness: int = setting(0, "steps that the engine goes on with old weights", "rl")
     rl_engine: Literal["float32", "bfloat16"] = setting(

@@ -79,7 +79,9 @@ def random_model(folder, kind):
         pad_token_id=tokenizer.eos_token_id,
     )
     if kind == "qwen3_moe":
-        experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        experts = dict(
+            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+        )
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**sizes))

@@ -321,7 +321,7 @@ def test_environment_yml_installs_the_same_pins_and_extras(project):
     assert constraint == "-c constraints.txt" and (ROOT / "constraints.txt").exists()
     extras = re.fullmatch(r"-e \.\[(.+)\]", editable)[1].split(",")
     assert extras == ["lab", "vllm"] and set(extras) <= set(project["optional-dependencies"])
-    assert SpecifierSet(project["requires-python"]).contains("3.11")
+    assert SpecifierSet(project["requires-python"]).contains("3.11.5")
 
 
 def test_ci_does_what_a_person_types():

@@ -176,6 +176,21 @@ def test_a_fault_of_one_worker_is_one_line(runs, cluster):
     assert (started.returncode, out, said) == (1, "", line)
 
 
+def test_of_all_that_the_workers_ended_with_the_cause_is_told():
+    from ray.train import WorkerGroupError
+
+    echo = RuntimeError("[gloo] Connection closed by peer")
+    fault = ValueError("give --set x=1")
+    assert hosts._first_fault(WorkerGroupError("", {0: echo, 1: fault, 2: echo})) is fault
+    told = hosts._first_fault(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
+    assert (
+        isinstance(told, hosts.WorkerFailed) and str(told) == "worker 1 failed: KeyError: 'a\\nb'"
+    )
+    two_lines = RuntimeError("out of\n  memory")
+    told = hosts._first_fault(WorkerGroupError("", {3: two_lines}))
+    assert str(told) == "worker 3 failed: RuntimeError: out of memory"
+
+
 def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, monkeypatch):
     """The path means another place in each process, as one of a local disk does on each host."""
     monkeypatch.chdir(runs.parent)

@@ -97,7 +97,12 @@ def test_the_model_that_comes_out_answers(line, capsys):
     "changes",
     [
         {"lora_rank": 0, "gradient_checkpointing": True},
-        {"cpt_steps": 2, "cpt_batch_tokens": 4096, "model_tools": "template"},
+        {
+            "cpt_steps": 2,
+            "cpt_batch_tokens": 4096,
+            "model_tools": "template",
+            "report_to": "tensorboard",
+        },
         {"rl_agent": "iterresearch", "dtype": "bfloat16"},
         {"sft_short_tokens": 560, "sft_rounds": True},
     ],
@@ -110,6 +115,7 @@ def test_other_settings(place, changes):
     if config.cpt_steps:
         start, cpt = weights(place / "qwen3_moe"), stages.folder("cpt", config, place / "runs")
         assert gap(start, weights(cpt / "policy")) > 0
+    assert any((folder / "tensorboard").glob("events*")) == (config.report_to != "none")
     dtypes = {tensor.dtype for tensor in weights(folder / "policy").values()}
     assert dtypes == {getattr(torch, config.dtype)}
 
@@ -196,7 +202,11 @@ def tour(**changes) -> Config:
     return settings(**{"trainer": "trl", "rl_steps": 1, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"rl_kl_coef": 0.1}, {"rl_aggregate": "sequence"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"rl_kl_coef": 0.1}, {"rl_aggregate": "sequence"}, {"rl_routing": "r2"}],
+    ids=["recipe", "kl", "sequences", "routes replayed"],
+)
 def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""
     config = tour(rl_lr=1e-2, balance_coef=0.0, **changes)
@@ -204,7 +214,8 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     (row,) = read_metrics(folder)
     start = ColdStart()
     try:
-        step = start.step(config.derive(trainer="local"), tmp_path / "local")
+        recipe = config.derive(trainer="local", rl_routing="none")
+        step = start.step(recipe, tmp_path / "local")
         local, _ = step.take(0)
     finally:
         start.close()
@@ -267,6 +278,8 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path):
         ({"rl_staleness": 1}, "rl_staleness=1 is not there"),
         ({"max_context_tokens": 100_000}, "max_context_tokens=100000"),
         ({"device_batch": 5}, "cannot be shared by 1 processes with device_batch=5"),
+        ({"rl_routing": "r2", "trainer": "local"}, "rl_routing is of trainer=trl"),
+        ({"rl_routing": "r3"}, "routed_experts|routes"),
         ({"fsdp": True}, "fsdp=true shards over processes"),
         ({"engine": "server"}, "engine=server needs engine_url"),
     ],

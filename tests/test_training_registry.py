@@ -71,6 +71,7 @@ def other(field):
         "rl_resample": "sort",
         "rl_engine": "bfloat16",
         "rl_reward": "random",
+        "rl_routing": "r2",
         "rl_emergency_stop": False,
         "world": "cldr",
         "cpt_fas_questions": "memory",

@@ -64,6 +64,8 @@ ELSEWHERE = {
     "rl_sample_multiple",
     "rl_trail_share",
     "rl_trail_pages",
+    # tests/test_training_real.py
+    "rl_routing",
 }
 
 

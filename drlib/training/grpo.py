@@ -28,6 +28,7 @@ import torch
 
 from drlib.agents import Agent, Limits, agent_named
 from drlib.chat import ChatIds
+from drlib.checks import require
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.rl.advantages import ADVANTAGES, share_over_segments
@@ -379,6 +380,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
     check_switches(config)
+    require(config.rl_routing == "none", "rl_routing is of trainer=trl: the local engine is exact")
     run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         step = Step(config, run, model, chat, toolbox, Questions(config, world, names))

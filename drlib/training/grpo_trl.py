@@ -86,7 +86,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
     _check(config)
     runs = run_dir.parents[1]
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
     where = _start(name, config, runs)
     tokenizer = load_tokenizer_of(where)
     chat, system = told(tokenizer, config)
@@ -199,6 +199,9 @@ class RollOuts:
         drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
         columns = [_columns(sample, padding) for sample, _ in drawn]
         batch = {name: [row[name] for row in columns] for name in columns[0]}
+        routes = [sample.routed_experts for sample, _ in drawn]
+        if all(each is not None for each in routes):  # of an engine that reports them
+            batch["routed_experts"] = routes
         return batch | {
             "judged": [t.reward for t in chosen],
             "weight": [float(w) * many for w, (_, many) in zip(weights_N, drawn)],
@@ -288,6 +291,7 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
             loss=loss_config(config),
             advantages=ADVANTAGES[config.rl_advantage],
             rollout_filter=filtered,
+            routing=config.rl_routing,
         )
 
     def hand_over_weights(self) -> None:

@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> None:
         print(train_on_ray(args.stage, config_from(args), args.runs.resolve(), **how))
     except (*SAID, WorkerFailed, ImportError) as fault:
         sys.exit(f"error: {fault}")
-    except Interrupted:
+    except KeyboardInterrupt:  # before Ray listens it is the plain one
         print(f"interrupted: {GO_ON}", file=sys.stderr)
         sys.exit(130)
 

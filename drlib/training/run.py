@@ -104,7 +104,7 @@ class RunFolder:
         """
         asked: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
-        shown = self._reporter()
+        shown = self.reporter(self._done)
         old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in polite_signals()}
         try:
             for step in range(self._done, self._done if "stopped" in metrics else steps):
@@ -126,10 +126,10 @@ class RunFolder:
             shown.close()
         return metrics
 
-    def _reporter(self) -> Reporter:
-        """Of the first rank; the others show nothing."""
+    def reporter(self, done: int) -> Reporter:
+        """Of the first rank, behind the first `done` steps; the others show nothing."""
         report_to = self.report_to if self.ranks.first else "none"
-        rows = read_metrics(self.path)[: self._done] if self._done else []
+        rows = read_metrics(self.path)[:done] if done else []
         return Reporter(report_to, self.path, self.final.name, rows)
 
     def _save(self, step: int, extra: dict) -> None:

@@ -160,7 +160,7 @@ class _Stage:
     def __init__(self, name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
         runs = run_dir.parents[1]
         self.config = config
-        self.run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
+        self.run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
         self.where = policy_of(stages.input_folder(name, before, config, runs))
         self.tokenizer = load_tokenizer_of(self.where)
         self.told = told(self.tokenizer, config)

@@ -23,7 +23,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from drlib.checks import require
 from drlib.config import Config
 from drlib.files import append_json_line, write_whole
-from drlib.training.run import METRICS, Interrupted, RunFolder, read_metrics
+from drlib.training.run import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 STATE = "trainer_state.json"
@@ -70,7 +70,7 @@ def trainer_arguments(
         "save_strategy": "steps",
         "save_steps": config.checkpoint_every,
         "save_total_limit": KEPT_CHECKPOINTS,
-        "report_to": [] if config.report_to == "none" else [config.report_to],
+        "report_to": [],  # `StepLines` shows the lines, as the local loop does
         "disable_tqdm": True,
     }
     if config.fsdp:
@@ -116,15 +116,17 @@ class StepLines(TrainerCallback):
         if self.run.ranks.first and log.exists():
             lines = log.read_bytes().splitlines(keepends=True)
             write_whole(log, b"".join(lines[: state.global_step]))
-        polite = signal.SIGINT, signal.SIGTERM
-        self._old = {each: signal.signal(each, self._ask) for each in polite}
+        self._shown = self.run.reporter(state.global_step)
+        self._old = {each: signal.signal(each, self._ask) for each in polite_signals()}
 
     def _ask(self, *_) -> None:
         self.asked = True
 
     def on_log(self, args, state, control, logs=None, **_):
         if self.run.ranks.first and "loss" in (logs or {}):
-            append_json_line(self.run.path / METRICS, {"step": state.global_step, **logs})
+            row = {"step": state.global_step, **logs}
+            append_json_line(self.run.path / METRICS, row)
+            self._shown.show(state.global_step, row)
 
     def on_step_end(self, args, state, control, **_):
         if self.run.ranks.sum({"asked": float(self.asked)})["asked"] > 0:
@@ -138,6 +140,7 @@ class StepLines(TrainerCallback):
             model.zero_grad(set_to_none=True)  # and the optimizer leaves every weight alone
 
     def on_train_end(self, args, state, control, **_):
+        self._shown.close()
         for each, handler in self._old.items():
             signal.signal(each, handler)
 
