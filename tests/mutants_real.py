@@ -83,6 +83,14 @@ MUTANTS = [
         "after a kill rollouts are of the cold start",
     ),
     Mutant(
+        "real: a resumed run forgets the experts",
+        "drlib/training/models.py",
+        "load_model(checkpoint if whole else where, trained_dtype(config))",
+        "load_model(where, trained_dtype(config))",
+        (KILLED,),
+        "after a kill the experts are those of the start",
+    ),
+    Mutant(
         "real: a cut checkpoint is resumed from",
         "drlib/training/trl_run.py",
         "if not _is_whole(each):",

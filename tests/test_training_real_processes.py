@@ -21,6 +21,7 @@ from tests.waiting import until
 
 RL = "rl_random_reward"
 ROUNDING = 5e-6  # sums of other parts
+OF_A_STEP = 0.05 * 1e-3  # AdamW turns rounding of a gradient near zero into a part of its step
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +81,18 @@ def test_two_processes_give_what_one_gives(alone, place, tmp_path):
         built(name, two, tmp_path)
     assert gap(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy")) < ROUNDING
     folder = run(RL, two, tmp_path)
-    assert gap(weights(folder / "policy"), weights(rl / "policy")) < ROUNDING
+    require_same_steps(folder, rl)
     assert read_manifest(folder)["processes"] == 2
-    for one, other in zip(read_metrics(rl), read_metrics(folder), strict=True):
-        assert other["accuracy"] == one["accuracy"] and other["rollouts"] == one["rollouts"]
-        assert other["loss"] == pytest.approx(one["loss"], abs=ROUNDING)
-        assert other["grad_norm"] == pytest.approx(one["grad_norm"], abs=ROUNDING)
+
+
+def require_same_steps(folder, other):
+    """Loss and gradient of every step, and where the weights come to lie."""
+    assert gap(weights(folder / "policy"), weights(other / "policy")) < OF_A_STEP
+    for row, expected in zip(read_metrics(folder), read_metrics(other), strict=True):
+        for name in ("accuracy", "rollouts", "live_groups"):
+            assert row[name] == expected[name]
+        assert row["loss"] == pytest.approx(expected["loss"], abs=ROUNDING)
+        assert row["grad_norm"] == pytest.approx(expected["grad_norm"], abs=ROUNDING)
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
@@ -100,8 +107,7 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
     assert gap(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
     seen = (folder / "sharded.txt").read_text().split()
     assert seen == ["DTensor"], "accelerate drops the request on a CPU without a word"
-    folder = run(RL, sharded, tmp_path)
-    assert gap(weights(folder / "policy"), weights(rl / "policy")) < ROUNDING
+    require_same_steps(run(RL, sharded, tmp_path), rl)
 
 
 @pytest.mark.parametrize(

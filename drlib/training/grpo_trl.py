@@ -53,10 +53,10 @@ from drlib.training.models import (
     engine_of,
     load_model,
     load_tokenizer_of,
+    load_trained,
     policy_of,
     save_whole,
     told,
-    trained_dtype,
     whole_model,
 )
 from drlib.training.optim import schedule
@@ -65,7 +65,13 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.samples import contexts_of
 from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
-from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_arguments
+from drlib.training.trl_run import (
+    CHECKPOINTS,
+    balance_of,
+    last_checkpoint,
+    train_in,
+    trainer_arguments,
+)
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.worlds import Names, SmallWorld
 
@@ -91,7 +97,8 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     tokenizer = load_tokenizer_of(where)
     chat, system = told(tokenizer, config)
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
-    model = load_model(where, trained_dtype(config))
+    checkpoint = last_checkpoint(run.path / CHECKPOINTS, run)
+    model = load_trained(where, checkpoint, config)
     # who generates needs all weights: of a model that is sharded another copy
     whole = load_model(where, getattr(torch, config.dtype)) if config.fsdp else model
     with (
@@ -103,7 +110,6 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         agent = agent_named(config.rl_agent, engine, toolbox, chat, limits, system)
         rolls = RollOuts(config, run, agent, Questions(config, world, Names.of(world)))
         trainer = AgenticTrainer(rolls, model, tokenizer)
-        checkpoint = last_checkpoint(Path(trainer.args.output_dir), run)
         if checkpoint:
             rolls.load(json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8")))
         metrics = train_in(run, trainer, checkpoint, rolls.is_dead)
@@ -163,7 +169,7 @@ class RollOuts:
         """Of a checkpoint."""
         self.curriculum = Curriculum(SKILLS, state["curriculum"])
         self.emergency.load_state_dict(state["emergency"])
-        self.engine.version = state["version"] - 1  # it takes the checkpoint's weights
+        self.engine.version = state["version"]  # it takes the checkpoint's weights before it rolls
 
     def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
         """What TRL wants of each prompt, and what our reward and filter want."""
@@ -278,7 +284,7 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
             beta=config.rl_kl_coef,
             shuffle_dataset=False,
             remove_unused_columns=False,
-            router_aux_loss_coef=balance_of(model, config),
+            router_aux_loss_coef=balance_of(model.config._name_or_path, config),
         )
         super().__init__(
             model=model,

@@ -119,6 +119,18 @@ def load_model(where: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def load_trained(where: str, checkpoint: str | None, config: Config) -> PreTrainedModel:
+    """The model that a stage trains: that at `where`, or as its `checkpoint` left it.
+
+    The trainer's own resuming would pass over the experts, whose weights a checkpoint holds one by
+    one and the model in a block, without a word. It is right about adapters and shards.
+    """
+    whole = checkpoint is not None and config.lora_rank == 0 and not config.fsdp
+    model = load_model(checkpoint if whole else where, trained_dtype(config))
+    model.config._name_or_path = where  # whence TRL takes a reference for the KL
+    return model
+
+
 def trained_dtype(config: Config) -> torch.dtype:
     """Of the weights that are loaded: float32 where they are trained themselves."""
     return getattr(torch, config.dtype) if config.lora_rank else torch.float32

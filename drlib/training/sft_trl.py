@@ -34,13 +34,12 @@ from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
 from drlib.training.models import (
     adapters,
-    load_model,
     load_tokenizer_of,
+    load_trained,
     point_to,
     policy_of,
     save_whole,
     told,
-    trained_dtype,
 )
 from drlib.training.pretrain import documents
 from drlib.training.ranks import Ranks
@@ -183,7 +182,6 @@ class _Stage:
         require(rows > 0, f"a step of {tokens} tokens is less than one row: lower pack_tokens")
         samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
         dataset = sft_dataset(samples, self.told.chat, config.pack_tokens)
-        model = load_model(self.where, trained_dtype(config))
         args = trainer_arguments(
             SFTConfig,
             self.run,
@@ -196,8 +194,10 @@ class _Stage:
             packing_strategy="bfd",
             warmup_steps=warmup,
             lr_scheduler_type="linear",
-            router_aux_loss_coef=balance_of(model, config),
+            router_aux_loss_coef=balance_of(self.where, config),
         )
+        checkpoint = last_checkpoint(Path(args.output_dir), self.run)
+        model = load_trained(self.where, checkpoint, config)
         trainer = SFTTrainer(
             model=model,
             args=args,
@@ -205,7 +205,6 @@ class _Stage:
             processing_class=self.tokenizer,
             peft_config=adapters(model, config),
         )
-        checkpoint = last_checkpoint(Path(args.output_dir), self.run)
         last = train_in(self.run, trainer, checkpoint)
         return save_whole(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import DistributedType, PartialState
-from transformers import TrainerCallback, TrainingArguments
+from transformers import AutoConfig, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -26,6 +26,7 @@ from drlib.files import append_json_line, write_whole
 from drlib.training.run import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
+CHECKPOINTS = "trl"  # their folder in the run folder
 STATE = "trainer_state.json"
 KEPT_CHECKPOINTS = 2  # a kill while one is written leaves the other
 
@@ -53,7 +54,7 @@ def trainer_arguments(
     )
     cuda = torch.cuda.is_available()
     options: dict[str, Any] = {
-        "output_dir": str(run.path / "trl"),
+        "output_dir": str(run.path / CHECKPOINTS),
         "max_steps": steps,
         "per_device_train_batch_size": config.device_batch,
         "gradient_accumulation_steps": rows // at_once,
@@ -93,9 +94,10 @@ def _let_accelerate_shard_on_a_cpu(arguments: TrainingArguments) -> None:
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def balance_of(model, config: Config) -> float:
-    """The weight of the experts' load-balancing loss; a dense model has none."""
-    return config.balance_coef if hasattr(model.config, "num_experts") else 0.0
+def balance_of(where: str, config: Config) -> float:
+    """The weight of the experts' load-balancing loss; the model at `where` has none if dense."""
+    has_experts = hasattr(AutoConfig.from_pretrained(where), "num_experts")
+    return config.balance_coef if has_experts else 0.0
 
 
 class StepLines(TrainerCallback):
