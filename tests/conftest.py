@@ -29,6 +29,8 @@ ALONE = {
 # waiting (pytest-xdist would begin with the files of many tests, and these are of few).
 LONG = (
     "test_sandbox_walls.py",
+    "test_training_real_processes.py",
+    "test_training_real.py",
     "test_training_stages.py",
     "test_training_loop.py",
     "test_notebooks.py",

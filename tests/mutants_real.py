@@ -75,14 +75,6 @@ MUTANTS = [
         "a stage trains and leaves the model as it was",
     ),
     Mutant(
-        "real: a resumed run forgets the engine",
-        "drlib/training/grpo_trl.py",
-        "        if step == 0:\n            return  # it was made with them",
-        "        if before < 0:\n            return",
-        (KILLED,),
-        "after a kill rollouts are of the cold start",
-    ),
-    Mutant(
         "real: a resumed run forgets the experts",
         "drlib/training/models.py",
         "load_model(checkpoint if whole else where, trained_dtype(config))",
