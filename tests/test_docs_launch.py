@@ -12,6 +12,7 @@ Run: python -m pytest tests/test_docs_launch.py
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -28,9 +29,8 @@ SCRIPTS = ("accelerate", "slurm")
 NODES = ("alpha", "beta", "gamma")
 
 # A program that notes how it was called. The server stays until it is killed, or dies at once.
-PROGRAM = """#!{python}
-import json, os, sys, time
-name, rest = os.path.basename(sys.argv[0]), sys.argv[1:]
+PROGRAM = """import json, os, sys, time
+name, rest = sys.argv[1], sys.argv[2:]
 told = dict(name=name, argv=rest, environment=dict(os.environ), pid=os.getpid())
 with open({log!r}, "a") as file:
     file.write(json.dumps(told) + "\\n")
@@ -52,9 +52,14 @@ class Calls:
     def __init__(self, script, folder, dies=False):
         self.log, programs = folder / "log", folder / "bin"
         programs.mkdir()
-        text = PROGRAM.format(python=sys.executable, log=str(self.log), nodes=NODES, dies=dies)
+        (folder / "program.py").write_text(
+            PROGRAM.format(log=str(self.log), nodes=NODES, dies=dies)
+        )
+        # by bash: an interpreter's path with a space in it cannot stand in a first line
+        called = [sys.executable, str(folder / "program.py")]
         for name in "python torchrun accelerate srun scontrol curl sleep".split():
-            (programs / name).write_text(text)
+            line = f'#!/bin/bash\nexec {shlex.join([*called, name])} "$@"\n'
+            (programs / name).write_text(line)
             (programs / name).chmod(0o755)
         self.runs = folder / "runs"
         slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NODELIST": "some", "SLURM_JOB_ID": "7"}
