@@ -1,7 +1,7 @@
 """A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, one line where
 it fails, and going on after Ctrl-C and after a worker's death.
 
-Run: python -m pytest tests/test_training_hosts.py
+Run: python -m pytest tests/check_hosts_on_ray.py
 """
 
 import os
@@ -91,6 +91,11 @@ def by_torchrun(runs, folder, **changes):
     return weights(stages.folder("cpt", settings(**changes), copy))
 
 
+def ctrl_c_is_heard():
+    """A background job ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def command(cluster, runs, *arguments, **how):
     """The command, as a process of its own."""
     return subprocess.Popen(
@@ -100,6 +105,7 @@ def command(cluster, runs, *arguments, **how):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=ctrl_c_is_heard,
         **how,
     )
 
