@@ -26,6 +26,7 @@ REAL = {
     "sft_steps": 100,
     "sft_batch_tokens": 65_536,
     "sft_adam_lr": 1e-5,
+    "sft_replay_share": 0.0,  # of the small policy's pre-training
     "pack_tokens": 16_384,
     "rl_steps": 200,
     "rl_questions": 16,

@@ -21,6 +21,7 @@ from drlib.lab.notebooks import kernel_environment
 ALONE = {
     "test_sandbox_bounds.py": "it measures what a call holds of the whole machine's memory",
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
+    "test_training_hosts.py": "Ray starts a cluster of two nodes, and kills a worker by its name",
     "test_sandbox_ray.py": "Ray starts a cluster of its own, as large as the machine",
 }
 

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.rl.advantages import group_mean, leave_one_out
 from drlib.rl.losses import LossConfig, loss_denominator, policy_loss
+from tests.trl_examples import ON_A_CPU
 
 SHAPE = PolicyShape(
     vocab_size=64, hidden=32, layers=2, heads=4, head_dim=8, experts=4, expert_hidden=16
@@ -73,14 +74,9 @@ def trainer(
         train_dataset=Dataset.from_dict({"prompt": ["t3 t4 t5"] * ROWS}),
         args=arguments(
             output_dir=str(tmp_path),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            disable_tqdm=True,
-            gradient_checkpointing=False,
             per_device_train_batch_size=ROWS,
             max_completion_length=COMPLETION,
-            router_aux_loss_coef=0.0,  # else TRL adds the balance loss, which is no policy loss
+            **ON_A_CPU,
             **{"num_generations": 2} | settings,
         ),
     )

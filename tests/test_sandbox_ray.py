@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import shutil
-import socket
-import tempfile
 
 import psutil
 import pytest
+from ray_cluster import gone, two_nodes
 from waiting import until
 
 from drlib.sandbox import probe
@@ -19,88 +17,18 @@ pytest.importorskip("ray", reason="the cluster extra is not installed")
 pytestmark = pytest.mark.skipif(
     probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
 )
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
-    "RAY_raylet_start_wait_time_s": "180",
-    "RAY_SECRET_CANARY": "of-the-trainer",
-}
 SEEN = []  # processes of the cluster before a node was killed: all must be gone in the end
-
-
-def free_ports():
-    """Ports for Ray's agents: a raylet waits only 15 s for one that chooses its own."""
-    names = (
-        "metrics_agent_port",
-        "metrics_export_port",
-        "dashboard_agent_listen_port",
-        "runtime_env_agent_port",
-    )
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in names]
-    ports = {name: s.getsockname()[1] for name, s in zip(names, held, strict=True)}
-    for one in held:
-        one.close()
-    return ports
-
-
-def gone(processes):
-    _, alive = psutil.wait_procs(processes, 30)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-
-
-def start(folder):
-    """A cluster of two nodes, with nothing beside them that takes time to start."""
-    from ray.cluster_utils import Cluster
-
-    node = {
-        "num_cpus": 1,
-        "include_dashboard": False,
-        "object_store_memory": 80 << 20,
-        "include_log_monitor": False,
-        "no_monitor": True,
-    }
-    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    made, before = Cluster(), psutil.Process().children(recursive=True)
-    try:
-        made.add_node(**node, **free_ports(), _system_config=quick, temp_dir=folder)
-        made.add_node(**node, **free_ports())
-    except BaseException:
-        made.shutdown()
-        for process in psutil.Process().children(recursive=True):
-            if process not in before:
-                process.kill()
-        raise
-    return made
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    before = {name: os.environ.get(name) for name in (*SETTINGS, "RAY_TMPDIR")}
-    os.environ.update(SETTINGS)
-    import ray
+    with two_nodes(RAY_SECRET_CANARY="of-the-trainer") as made:
+        import ray
 
-    for attempt in range(5):
-        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-        os.environ["RAY_TMPDIR"] = folder
-        os.mkdir(os.path.join(folder, "ray"))  # it writes the cluster's address there
-        try:
-            made = start(folder)
-            break
-        except Exception as error:  # a node gives its agents a fixed 15 s (Ray's issue 65983)
-            shutil.rmtree(folder, ignore_errors=True)
-            if "timed out during startup" not in str(error) or attempt == 4:
-                raise
-    try:
         ray.init(address=made.address, log_to_driver=False, logging_level="error")
         yield made
-    finally:
-        below = psutil.Process().children(recursive=True) + SEEN
         ray.shutdown()
-        made.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    assert below and gone(below)
+    assert gone(SEEN)
 
 
 @pytest.fixture(scope="module")

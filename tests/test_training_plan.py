@@ -19,6 +19,7 @@ from drlib.training.fitting import GIB, fit_of, loads_of, remedy_of
 from drlib.training.memory import Load
 from drlib.training.plan import main, plan, read_rates
 from drlib.training.plan_checks import check
+from drlib.training.pretrain import shape_of_policy
 from drlib.training.shapes import KNOWN, shape_from, shape_of
 from drlib.training.step_time import (
     Rates,
@@ -210,7 +211,7 @@ def test_the_largest_step_is_planned():
         ("gpu8", {"fsdp": False}, 80, {"fsdp": True}),
         ("gpu8", {"processes": 2}, 40, None),
         ("gpu1", {"max_context_tokens": 32_768}, 24, {"fsdp": True}),
-        ("laptop", {"max_context_tokens": 8192}, 1, {"max_context_tokens": 2048}),
+        ("gpu1", {"max_context_tokens": 32_768}, 20, {"max_context_tokens": 16_384}),
         ("gpu1", {"engine_memory_share": 0.05}, 80, {"engine_memory_share": 0.1}),
         ("gpu1", {"lora_rank": 0, "gradient_checkpointing": False, "device_batch": 8}, 48, None),
     ],
@@ -231,6 +232,13 @@ def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fit
     assert "take a smaller model or larger devices" in plan(gpu8, 4).errors[0]
     fault = plan(gpu8, 30).errors[0]
     assert "most of it" in fault and "\n" not in fault
+
+
+def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
+    config = Config.load("laptop", max_context_tokens=2048)
+    (fault,) = plan(config, 8).errors
+    assert fault == "max_context_tokens=2048: the model reads 1024 tokens at most"
+    assert build_policy(shape_of_policy(config), 0).config.max_position_embeddings == 1024
 
 
 REFUSED = {

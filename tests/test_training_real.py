@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drlib.ask.__main__ import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
+from drlib.lab import notebooks
 from drlib.policy.moe import load_policy
 from drlib.training import build, grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
@@ -26,7 +28,7 @@ from drlib.training.questions import Questions
 from drlib.training.run import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
-from tests.real_examples import built, gap, miniature, weights
+from tests.real_examples import MINIATURE, built, gap, miniature, weights
 from tests.template_examples import REAL
 
 TOUR_SFT = "figures/reference/tour/policy_sft"
@@ -139,6 +141,31 @@ def test_own_documents_become_an_agent(place, tmp_path):
         stages.folder("demonstrations", config, tmp_path / "runs") / "episodes.jsonl"
     )
     assert any(row["correct"] for row in pool)
+
+
+def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, capsys):
+    """Notebook 00 under papermill, as the README has it, and then `drlib ask` of what came out."""
+    config = miniature(place, "llama", rl_reward="exact_match")
+    parameters = {
+        "profile": "gpu1",
+        "model": config.model,
+        "world": "folder:notebooks/tern",
+        "settings": {name: getattr(config, name) for name in MINIATURE},
+    }
+    runs = ROOT / "runs" / "gpu1"
+    before = {*runs.glob("*")}
+    try:
+        notebooks.run("00", parameters, tmp_path / "copy.ipynb")
+        (made,) = {*runs.glob("rl-*")} - before
+        question = ["Who built the Grey Apology?", "--world", parameters["world"]]
+        limits = ["--calls", "1", "--turn-tokens", "8", "--context-tokens", "3000"]
+        ask([*question, "--folder", str(made / "policy"), *limits])
+    finally:
+        for path in {*runs.glob("*")} - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copy = nbformat.read(tmp_path / "copy.ipynb", 4)
+    assert copy.metadata.papermill.exception is None
+    assert "evaluated: rl" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,16 @@ SHAPE = PolicyShape(
 )
 
 
+ON_A_CPU = dict(  # of TRL's trainers
+    use_cpu=True,
+    bf16=False,
+    report_to=[],
+    disable_tqdm=True,
+    gradient_checkpointing=False,
+    router_aux_loss_coef=0.0,  # else TRL adds the balance loss, which is no policy loss
+)
+
+
 def save_checkpoint(folder, std=None):
     """A plain policy and its words t0..t11. std: of all its matrices, so that experts matter."""
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
@@ -49,12 +59,7 @@ def trainer(checkpoint, tmp_path, reward, options=None, **ours):
     model.config._name_or_path = str(checkpoint)  # whence TRL loads a reference
     settings = dict(
         output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        router_aux_loss_coef=0.0,
+        **ON_A_CPU,
         max_steps=1,
         max_grad_norm=0.0,
         per_device_train_batch_size=GROUP,

@@ -74,17 +74,9 @@ class PolicyShape:
                 raise ValueError(f"{rule}: {self}")
 
 
-def build_policy(
-    shape: PolicyShape, seed: int, init: str = "induction", *, eos_id=None, pad_id=None
-) -> Qwen3MoeForCausalLM:
-    """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
-
-    Every layer is sparse and the embeddings are tied, whatever the shape.
-    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
-    """
-    if init not in ("induction", "plain"):
-        raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
-    config = Qwen3MoeConfig(
+def policy_config(shape: PolicyShape, *, eos_id=None, pad_id=None) -> Qwen3MoeConfig:
+    """Of a policy of this shape: every layer is sparse and the embeddings are tied."""
+    return Qwen3MoeConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -102,6 +94,18 @@ def build_policy(
         eos_token_id=eos_id,
         pad_token_id=pad_id,
     )
+
+
+def build_policy(
+    shape: PolicyShape, seed: int, init: str = "induction", *, eos_id=None, pad_id=None
+) -> Qwen3MoeForCausalLM:
+    """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
+
+    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
+    """
+    if init not in ("induction", "plain"):
+        raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
+    config = policy_config(shape, eos_id=eos_id, pad_id=pad_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         how = dict(dtype=torch.float32, experts_implementation="grouped_mm")

@@ -212,8 +212,9 @@ def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[En
     elif config.engine == "hf":
         yield HfEngine(model, max_context=context)
     else:
-        small = hasattr(model.config, "num_experts") and len(model.model.layers) <= 8
-        require(small, "engine=local runs the small policy alone: set engine=hf, vllm or server")
+        kind = model.config.model_type
+        ours = kind == "qwen3_moe"
+        require(ours, f"engine=local cannot run a {kind}: set engine=hf, vllm or server")
         yield LocalEngine(model, max_context=context, lockstep=True)
 
 

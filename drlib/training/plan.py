@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from drlib.checks import require
 from drlib.config import Config
 from drlib.files import read_json_lines
-from drlib.registry import load_plugins
 from drlib.training import memory, shapes
+from drlib.training.build import config_from
 from drlib.training.fitting import GIB, Fit, fit_of, gib, remedy_of, rollouts_of
 from drlib.training.memory import Load, Shape
 from drlib.training.plan_checks import check
@@ -235,11 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=Path, help="a JSON file, or a run's metrics.jsonl")
     args = parser.parse_args(argv)
     try:
-        pairs = (text.partition("=") for text in args.set)
-        changes = {name: yaml.safe_load(value) for name, _, value in pairs}
-        load_plugins(changes.get("plugins", ""))
-        config = Config.load(args.profile, **changes)
-        done = plan(config, args.device_gb, read_rates(args.rates) if args.rates else None)
+        rates = read_rates(args.rates) if args.rates else None
+        done = plan(config_from(args), args.device_gb, rates)
     except ValueError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

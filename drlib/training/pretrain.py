@@ -90,10 +90,8 @@ def train_supervised(
     return run.loop(take, steps, config.checkpoint_every)
 
 
-def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
-    """Stage `untrained`: the initial weights as a checkpoint folder."""
-    run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
-    tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
+def shape_of_policy(config: Config) -> PolicyShape:
+    """The small policy's sizes, as the settings say."""
     sizes = config.pick(
         "hidden",
         "layers",
@@ -104,8 +102,15 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
         "experts_per_token",
         "expert_hidden",
     )
+    return PolicyShape(config.vocabulary, **sizes)
+
+
+def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
+    """Stage `untrained`: the initial weights as a checkpoint folder."""
+    run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
+    tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
     model = build_policy(
-        PolicyShape(config.vocabulary, **sizes),
+        shape_of_policy(config),
         config.seed,
         config.init,
         eos_id=tokenizer.eos_token_id,

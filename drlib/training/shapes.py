@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from drlib.checks import require
 from drlib.config import ROOT, Config
-from drlib.policy.moe import PolicyShape
+from drlib.policy.moe import policy_config
 from drlib.training.memory import Shape
+from drlib.training.pretrain import shape_of_policy
 
 _QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128}
 _QWEN3 |= {"num_key_value_heads": 8, "max_position_embeddings": 40_960}
@@ -60,7 +61,9 @@ KNOWN: dict[str, dict] = {
 
 def shape_of(config: Config) -> Shape:
     """The sizes of the model that these settings train. ValueError: nobody here knows them."""
-    return shape_from(_small(config) if config.model == "" else _configuration(config.model))
+    if config.model == "":
+        return shape_from(policy_config(shape_of_policy(config)))
+    return shape_from(_configuration(config.model))
 
 
 def shape_from(configuration: PreTrainedConfig) -> Shape:
@@ -98,33 +101,6 @@ def shape_from(configuration: PreTrainedConfig) -> Shape:
         parameters=total,
         active=total - idle,
         layer_parameters=max(by_layer.values()),
-    )
-
-
-def _small(config: Config) -> PreTrainedConfig:
-    """Of the policy that is made here (`drlib.policy.moe.build_policy`)."""
-    shape = PolicyShape(
-        vocab_size=config.vocabulary,
-        max_positions=max(1024, config.max_context_tokens),
-        **config.pick(
-            *("hidden", "layers", "heads", "kv_heads", "head_dim"),
-            *("experts", "experts_per_token", "expert_hidden"),
-        ),
-    )
-    return AutoConfig.for_model(
-        "qwen3_moe",
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_positions,
-        num_experts=shape.experts,
-        num_experts_per_tok=shape.experts_per_token,
-        moe_intermediate_size=shape.expert_hidden,
-        intermediate_size=shape.expert_hidden * shape.experts_per_token,
-        tie_word_embeddings=True,
     )
 
 

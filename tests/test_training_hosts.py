@@ -1,7 +1,7 @@
 """A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, one line where
 it fails, and going on after Ctrl-C and after a worker's death.
 
-Run: python -m pytest tests/check_hosts_on_ray.py
+Run: python -m pytest tests/test_training_hosts.py
 """
 
 import os
