@@ -106,9 +106,9 @@ def test_heavy_stands_against_votes_at_the_tokens_that_each_has_cost(trials):
 def test_majorities_as_they_are_beside_the_binomial(trials):
     axes = strategy_plots.majority_figure(trials).axes[0]
     passed, voted, binomial = axes.lines
-    assert passed.get_ydata() == pytest.approx([100] * 16)
-    assert voted.get_ydata()[0] == 100
     p = 0.625
+    assert passed.get_ydata() == pytest.approx([100 * p] + [100] * 15)
+    assert voted.get_ydata()[0] == binomial.get_ydata()[0] == 100 * p, "one run is one run"
     assert binomial.get_ydata()[2] == pytest.approx(100 * (p**3 + 3 * p**2 * (1 - p)))
     plt.close("all")
 

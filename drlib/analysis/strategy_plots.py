@@ -18,6 +18,7 @@ from drlib.evals.strategies import Ledger
 Trials = Mapping[str, Sequence[Ledger]]  # a trial's name -> its ledgers, one a seed
 SAMPLES = (1, 2, 4, 8, 16)
 COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6")
+TOKEN_TICKS = (50, 100, 200, 500, 1000)
 
 
 def majority_right(p: float, n: int) -> float:
@@ -62,9 +63,13 @@ def cost_figure(trials: Trials) -> Figure:
         mid, low, high = (100 * np.array(column) for column in zip(*shares))
         ax.fill_between(tokens, low, high, color=color, alpha=0.12, lw=0)
         ax.plot(tokens, mid, "o-", color=color, label=label)
+        above = label.endswith("IterResearch")  # the others' numbers stand below their lines
+        style = dict(textcoords="offset points", ha="center", fontsize=8, color=color)
         for n, x, y in zip(SAMPLES, tokens, mid):
-            ax.annotate(str(n), (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+            ax.annotate(str(n), (x, y), (0, 6 if above else -13), **style)
     ax.set_xscale("log")
+    ax.set_xticks(TOKEN_TICKS, map(str, TOKEN_TICKS))
+    ax.minorticks_off()
     ax.set(xlabel="tokens sampled for an answer", ylabel="right, %")
     ax.legend(loc="lower right")
     return fig
@@ -78,6 +83,7 @@ def majority_figure(trials: Trials, name: str = "react") -> Figure:
     p = scored(ledgers, Ledger.accuracy_Q)[0]
     votes = [100 * scored(ledgers, lambda one, n=n: one.voted_Q(n))[0] for n in every]
     passed = [100 * scored(ledgers, lambda one, n=n: one.passed_Q(n))[0] for n in every]
+    votes[0] = passed[0] = 100 * p  # of one run: all of them say how often it is right
     ax.plot(every, passed, color="C2", label="one of n is right (pass@n)")
     ax.plot(every, votes, color="C0", label="the majority of n is right")
     independent = [100 * majority_right(p, n) for n in every]
