@@ -32,13 +32,14 @@ CLAIMS = Path(__file__).with_name("findings.yaml")
 FINDINGS = ROOT / "figures" / "reference" / "findings"
 THIN = 10  # supervised curves keep every tenth step
 ARMS = ("setting", "control")
+SAME = 0.1  # within ten points either way two arms are the same
 
 
 @dataclass(frozen=True)
 class Statement:
     """What somebody says of a setting against its control, before anything is measured.
 
-    expected: "higher" or "lower"; ValueError for anything else.
+    expected: "higher", "lower" or "same"; ValueError for anything else.
     """
 
     name: str
@@ -47,8 +48,8 @@ class Statement:
     expected: str
 
     def __post_init__(self):
-        is_a_direction = self.expected in ("higher", "lower")
-        require(is_a_direction, f"{self.name}: expected: {self.expected!r}")
+        is_known = self.expected in ("higher", "lower", "same")
+        require(is_known, f"{self.name}: expected: {self.expected!r}")
 
     def judged(self, effect: Interval) -> dict:
         """The statement beside what was measured: (estimate, low, high), shares."""
@@ -191,10 +192,16 @@ def _compared(
 
 
 def outcome_of(expected: str, low: float, high: float) -> str:
-    """`reproduced` or `refuted` where the interval excludes zero, else `open`."""
+    """`reproduced` or `refuted` where the interval excludes zero, else `open`.
+
+    Arms that are expected to be the same are so where the whole interval lies within `SAME`.
+    """
+    if expected == "same" and -SAME <= low and high <= SAME:
+        return "reproduced"
     if low <= 0 <= high:
         return "open"
-    return "reproduced" if (low > 0) == (expected == "higher") else "refuted"
+    as_expected = {"higher": low > 0, "lower": high < 0, "same": False}[expected]
+    return "reproduced" if as_expected else "refuted"
 
 
 def findings_block(folder: Path = FINDINGS) -> str:

@@ -15,6 +15,7 @@ contexts.
 """
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -173,7 +174,7 @@ class RollOuts:
 
     def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
         """What TRL wants of each prompt, and what our reward and filter want."""
-        config = self.config
+        config, began = self.config, time.perf_counter()
         steps, numbers = zip(*(map(int, prompt.split("/")) for prompt in prompts))
         step = steps[0]
         mine = list(dict.fromkeys(numbers))
@@ -190,6 +191,7 @@ class RollOuts:
         if reason:
             self.row["stopped"] = reason
         self._keep(rolled, step, bool(reason))
+        self.row["rollout_seconds"] = round(time.perf_counter() - began, 3)
         return self._batch(chosen, step, trainer.padding)
 
     def _batch(self, chosen: list[Trajectory], step: int, padding: int) -> dict:

@@ -212,11 +212,12 @@ def _typed(value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def read_rates(path: Path) -> Rates:
-    """Rates of a JSON file, or of a run's metrics.jsonl. ValueError: it has none."""
+def read_rates(path: Path, processes: int = 1) -> Rates:
+    """Rates of a JSON file, or of the metrics.jsonl of a run with so many processes. ValueError: it
+    has none."""
     try:
         if path.suffix == ".jsonl":
-            return measured_rates(read_json_lines(path))
+            return measured_rates(read_json_lines(path), processes)
         return rates_from(json.loads(path.read_text(encoding="utf-8")))
     except OSError as fault:
         raise ValueError(f"--rates {path}: {fault.strerror}") from fault
@@ -233,8 +234,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=Path, help="a JSON file, or a run's metrics.jsonl")
     args = parser.parse_args(argv)
     try:
-        rates = read_rates(args.rates) if args.rates else None
-        done = plan(config_from(args), args.device_gb, rates)
+        config = config_from(args)
+        rates = read_rates(args.rates, config.processes) if args.rates else None
+        done = plan(config, args.device_gb, rates)
     except ValueError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

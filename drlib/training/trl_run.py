@@ -10,6 +10,7 @@ Lines of steps after the checkpoint are dropped and made again, as in the local 
 
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,6 +113,7 @@ class StepLines(TrainerCallback):
         self.is_dead = is_dead
         self.asked = False
         self._old: dict = {}
+        self._seconds = 0.0  # of the last step
 
     def on_train_begin(self, args, state, control, **_):
         log = self.run.path / METRICS
@@ -124,13 +126,17 @@ class StepLines(TrainerCallback):
     def _ask(self, *_) -> None:
         self.asked = True
 
+    def on_step_begin(self, args, state, control, **_):
+        self._began = time.perf_counter()
+
     def on_log(self, args, state, control, logs=None, **_):
         if self.run.ranks.first and "loss" in (logs or {}):
-            row = {"step": state.global_step, **logs}
+            row = {"step": state.global_step, **logs, "seconds": self._seconds}
             append_json_line(self.run.path / METRICS, row)
             self._shown.show(state.global_step, row)
 
     def on_step_end(self, args, state, control, **_):
+        self._seconds = round(time.perf_counter() - self._began, 3)
         if self.run.ranks.sum({"asked": float(self.asked)})["asked"] > 0:
             self.asked = True
             control.should_save = True
