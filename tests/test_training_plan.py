@@ -23,10 +23,13 @@ from drlib.training.pretrain import shape_of_policy
 from drlib.training.shapes import KNOWN, shape_from, shape_of
 from drlib.training.step_time import (
     Rates,
+    StepTime,
     Workload,
     estimated,
     measured_rates,
+    one_after_the_other,
     rates_from,
+    side_by_side,
     step_time,
     work_of_row,
 )
@@ -124,22 +127,39 @@ def test_both_kinds_of_step_and_the_knee_by_hand():
     assert four.engines_busy == 10 / 12 and four.staleness == 4  # ceil(40 / 12)
 
 
-def test_the_formula_of_actors_and_learner_is_that_of_a_clock():
-    """Each engine makes whole batches; the learner takes the oldest one that is ready."""
-    for engines, generate, train in ((1, 4.0, 1.0), (3, 4.0, 1.0), (4, 4.0, 1.0), (9, 4.0, 1.0)):
-        ready = sorted(
-            start + generate * (n + 1)
-            for start in (generate * i / engines for i in range(engines))
-            for n in range(200)
-        )
-        clock, taken = 0.0, []
-        for at in ready[:150]:
-            clock = max(clock, at) + train
-            taken.append(clock)
-        spacing = (taken[-1] - taken[49]) / 100
-        rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0)
-        planned = step_time(Workload(generate, train), rates, engines=engines)
-        assert spacing == pytest.approx(planned.asynchronous, rel=0.02)
+@pytest.mark.parametrize("engines", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("push_bytes", [0.0, 2.0])
+def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_bytes):
+    rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0, push_bytes_s=10.0)
+    time = step_time(Workload(40.0, 10.0, push_bytes), rates, engines=engines)
+    trained = [span for span in side_by_side(time, 200) if span.what == "train"][100:]
+    seconds = (trained[-1].ended - trained[0].ended) / (len(trained) - 1)
+    assert seconds == pytest.approx(time.asynchronous)
+    assert {span.age for span in trained} == {engines}  # also beyond the knee, where they wait
+    if engines <= time.knee == 4:
+        assert time.staleness == engines
+
+
+def test_the_clock_by_hand():
+    time = StepTime(generate=2.0, train=3.0, sync=1.0, engines=2, knee=2, staleness=1)
+    spans = side_by_side(time, 2)
+    told = [(s.lane, s.what, s.began, s.ended, s.batch, s.age) for s in spans]
+    assert told == [
+        (1, "generate", -2.0, 2.0, 0, 0),
+        (0, "train", 2.0, 5.0, 0, 0),
+        (0, "sync", 5.0, 6.0, 0, 0),
+        (2, "generate", 0.0, 4.0, 1, 0),  # it waits from 4 to 6
+        (0, "train", 6.0, 9.0, 1, 1),
+        (0, "sync", 9.0, 10.0, 1, 0),
+    ]
+    after = one_after_the_other(time, 2)
+    learner = [(s.what, s.began, s.ended) for s in after if s.lane == 0]
+    assert learner == [("train", 2, 5), ("sync", 5, 6), ("train", 8, 11), ("sync", 11, 12)]
+    assert [(s.lane, s.began) for s in after if s.what == "generate"] == [
+        *((1, 0), (2, 0)),
+        *((1, 6), (2, 6)),
+    ]
+    assert learner[-1][2] == 2 * time.synchronous
 
 
 def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(sparse):

@@ -233,8 +233,14 @@ def tour(**changes) -> Config:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"rl_kl_coef": 0.1}, {"rl_aggregate": "sequence"}, {"rl_routing": "r2"}],
-    ids=["recipe", "kl", "sequences", "routes replayed"],
+    [
+        {},
+        {"rl_kl_coef": 0.1},
+        {"rl_aggregate": "sequence"},
+        {"rl_routing": "r2"},
+        {"rl_oversample": 2, "rl_resample": "sort", "rl_group": 4},
+    ],
+    ids=["recipe", "kl", "sequences", "routes replayed", "more than are kept"],
 )
 def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""

@@ -194,18 +194,24 @@ class FigurePanel(_Panel):
 
     Args:
         draw: called with the value of every control, in their order; returns a Figure.
-        choices: the values to choose from by name, the first one chosen. Numbers get a slider.
+        choices: the values to choose from by name. Numbers get a slider.
+        start: the values that are chosen at first, the first ones where a name is not here.
     """
 
-    def __init__(self, draw: Callable[..., Figure], choices: dict[str, Sequence]):
-        self._figure = draw
+    def __init__(
+        self,
+        draw: Callable[..., Figure],
+        choices: dict[str, Sequence],
+        start: dict | None = None,
+    ):
+        self._figure, start = draw, start or {}
         self.controls = {}
         for name, values in choices.items():
             numbers = all(isinstance(value, int | float) for value in values)
             kind = ipw.SelectionSlider if numbers else ipw.ToggleButtons
             self.controls[name] = kind(
                 options=list(values),
-                value=values[0],
+                value=start.get(name, values[0]),
                 description=name,
                 style={"description_width": "110px"},
                 layout=ipw.Layout(width="60%"),

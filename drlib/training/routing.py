@@ -32,7 +32,7 @@ from drlib.policy.replay import (
 )
 
 Routed = Literal["none", "r2", "r3"]
-GIVEN, ROUTES = "routed_experts", "routes_BTLK"  # a rollout function's field; TRL's batch's
+GIVEN = "routed_experts"  # a rollout function's field; in TRL's batch: `trl_batch.ROUTES`
 NO_RECORD = 2**16 - 1  # -1 as uint16
 
 

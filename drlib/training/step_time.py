@@ -7,7 +7,9 @@ other they add up; side by side the slower of both counts:
     asynchronous  T = max(T_generate / N, T_train) + T_sync
 
 with N engines. More engines than the knee, N* = T_generate / T_train, wait for the learner. Where
-each engine makes whole batches for itself, rollouts are ceil(T_generate / T) updates old.
+each engine makes whole batches for itself, rollouts are ceil(T_generate / T) updates old; beyond
+the knee finished ones wait as well, up to an update an engine. `side_by_side` is the clock of this,
+`one_after_the_other` that of the first line.
 
 Rates are inputs: measured ones, of a file, or of what a run has written (`measured_rates`). Where
 nobody measured, they are estimated from a card's numbers, and the plan says so.
@@ -82,7 +84,7 @@ class Workload:
 @dataclass(frozen=True)
 class StepTime:
     """Seconds. generate: with all engines at work; knee: engines beyond which the learner is the
-    slower one; staleness: updates that a rollout is old beside the learner."""
+    slower one; staleness: updates that a rollout is old beside the learner, at least."""
 
     generate: float
     train: float
@@ -126,6 +128,59 @@ def step_time(work: Workload, rates: Rates, *, engines: int = 1, learners: int =
     update = max(generate, train) + sync
     stale = math.ceil((alone + rates.tool_seconds) / update - 1e-9)
     return StepTime(generate, train, sync, engines, knee, stale)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that went on for a while. lane: 0 the learner, 1, 2, ... the engines. what:
+    "generate", "train" or "sync". batch: which one. age: of a batch that is trained on, the updates
+    since its generation began."""
+
+    lane: int
+    what: str
+    began: float
+    ended: float
+    batch: int
+    age: int = 0
+
+
+def one_after_the_other(time: StepTime, batches: int) -> list[Span]:
+    """The synchronous clock: all engines make one batch, then they wait for its update."""
+    spans, now = [], 0.0
+    for batch in range(batches):
+        made = now + time.generate
+        spans += [Span(1 + e, "generate", now, made, batch) for e in range(time.engines)]
+        spans.append(Span(0, "train", made, made + time.train, batch))
+        now = made + time.train + time.sync
+        spans.append(Span(0, "sync", now - time.sync, now, batch))
+    return spans
+
+
+def side_by_side(time: StepTime, batches: int) -> list[Span]:
+    """The asynchronous clock, run and not computed: what the formulas above are checked against.
+
+    Each engine makes batches of its own, the first ones spread over the time that a batch takes; it
+    holds a finished one until the learner takes it, the oldest first, and begins another with the
+    weights of that moment. While new weights are sent all engines pause.
+    """
+    alone = time.generate * time.engines  # seconds of a batch on one engine
+    begun = [alone * (e - time.engines) / time.engines for e in range(1, time.engines + 1)]
+    ready = [at + alone for at in begun]
+    version = [0] * time.engines
+    spans, now = [], 0.0
+    for batch in range(batches):
+        engine = min(range(time.engines), key=ready.__getitem__)
+        taken = max(now, ready[engine])
+        spans.append(Span(1 + engine, "generate", begun[engine], ready[engine], batch))
+        begun[engine], ready[engine] = taken, taken + alone
+        age, version[engine] = batch - version[engine], batch
+        trained = taken + time.train
+        now = trained + time.sync
+        spans.append(Span(0, "train", taken, trained, batch, age))
+        spans.append(Span(0, "sync", trained, now, batch))
+        # a batch that is being made waits for the push, one that is ready waits anyway
+        ready = [at + time.sync if at > trained else at for at in ready]
+    return spans
 
 
 def estimated(rates: Rates, shape: Shape, load: Load, cache: int, context: int) -> Rates:

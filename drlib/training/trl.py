@@ -13,10 +13,11 @@ verdict, the denominator, the loss), so its gradients equal the local loop's on 
   counts with a correction only.
 - Log-probabilities come from `training.frugal_head`, of the tokens that the model sampled alone;
   from TRL's own head for models that it does not take. Experts: `training.routing`.
+- Rows without a gradient are not run through the model (`training.trl_batch`), as in the local
+  loop; the load-balancing loss is the mean over the tokens that are.
 
 Left out: images (TRL's head scores them), our agent loop as `rollout_func`, resampling of rollouts
-(TRL's batch has a fixed size), an entropy bonus; the load-balancing loss is TRL's
-(`router_aux_loss_coef`).
+(TRL's batch has a fixed size), an entropy bonus.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,15 @@ from drlib.rl.losses import (
     policy_loss,
 )
 from drlib.training.frugal_head import Scored, heads_of, score_tokens
-from drlib.training.routing import GIVEN, ROUTES, Routed, Routing
+from drlib.training.routing import GIVEN, Routed, Routing
+from drlib.training.trl_batch import (
+    ROUTES,
+    live_rows,
+    live_tokens,
+    loss_mask,
+    loss_weighed,
+    sequences,
+)
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (
@@ -174,16 +183,16 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         """TRL's batch with our advantages, loss weights, denominator (of all processes), routes."""
         batch, config = super()._generate_and_score_completions(inputs), self.loss_config
         advantages_N, weights_N = self._scored
-        mask_BT = _loss_mask(batch) & (weights_N > 0)[:, None]
+        mask_BT = loss_mask(batch) & (weights_N > 0)[:, None]
         corrected = config.correction != "none"  # of the sampling engine to the trainer before
         message = f'correction="{config.correction}" needs the log-probabilities of vLLM, or of a '
         require(not corrected or SAMPLED in batch, f"{message}rollout_func that returns them")
         if OLD not in batch and (corrected or self.routing.mode == "r2"):
-            found = self._score_old(*_sequences(batch), _loss_mask(batch))
+            found = self._score_old(*sequences(batch), loss_mask(batch))
             if corrected:
                 batch[OLD] = found.logp_BT
         elif OLD not in batch:
-            self._routes = self.routing.placed(self._rolled[1], _sequences(batch)[1])
+            self._routes = self.routing.placed(self._rolled[1], sequences(batch)[1])
         if self._routes is not None:
             batch[ROUTES] = self._routes
         self._rolled = None, None
@@ -193,6 +202,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         own = torch.tensor(loss_denominator(mask_BT, weights_N, config), device=weights_N.device)
         batch["advantages"], batch["loss_weights"] = advantages_N, weights_N
         batch["num_items_in_batch"] = self.accelerator.gather(own).sum()
+        live = live_tokens(batch, config.kl_coef > 0).sum()
+        batch["live_tokens"] = self.accelerator.gather(live[None]).sum()
         out = self.accelerator.gather(weights_N == 0).float().mean().item()
         self._metrics[self._mode]["filter/out_of_loss"].append(out)
         return batch
@@ -272,21 +283,24 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""
+        train, kl = self._mode == "train", self.loss_config.kl_coef > 0
+        inputs = live_rows(inputs, kl) if train else inputs
         found = self._score_for_loss(model, inputs)
         logp_BT = found.logp_BT.float()  # bfloat16 from TRL's head under autocast
         # Where TRL gives no old ones, steps align: they are today's.
         old_BT, sampled_BT = inputs.get(OLD, logp_BT.detach()), inputs.get(SAMPLED)
         behaviour_BT, old_BT = (old_BT, None) if sampled_BT is None else (sampled_BT, old_BT)
         # Processes average their gradients, and a generation batch may serve several steps.
-        denominator, steps = inputs["num_items_in_batch"] / self.accelerator.num_processes, 1
-        if self._mode == "train":
+        share = 1 / self.accelerator.num_processes  # of the batch, that is of one step and process
+        if train:
             steps = self.current_gradient_accumulation_steps
-            denominator = denominator * steps / self.args.steps_per_generation
+            share = share * steps / self.args.steps_per_generation
+        denominator = inputs["num_items_in_batch"] * share
         loss, metrics = policy_loss(
             logp_BT,
             behaviour_BT,
             inputs["advantages"],
-            _loss_mask(inputs),
+            loss_mask(inputs),
             self.loss_config,
             old_logp_BT=old_BT,
             reference_logp_BT=inputs.get("ref_per_token_logps"),
@@ -295,7 +309,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             denominator=denominator,
         )
         if sampled_BT is not None:
-            gap_BT = torch.where(_loss_weighed(inputs), old_BT.detach() - sampled_BT, 0)
+            gap_BT = torch.where(loss_weighed(inputs), old_BT.detach() - sampled_BT, 0)
             metrics["gap_max"] = float(gap_BT.abs().max())
         own = torch.tensor([[*metrics.values()]], device=self.accelerator.device)
         parts = [dict(zip(metrics, row)) for row in self.accelerator.gather(own).tolist()]
@@ -306,21 +320,22 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             self._report({"mismatch/kl": merged["mismatch_kl"]})
         self._report({f"policy/{name}": value for name, value in merged.items()})
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * found.aux_loss / steps
+            part = live_tokens(inputs, kl).sum() / (inputs["live_tokens"] * share).clamp(min=1)
+            loss = loss + self.router_aux_loss_coef * part * found.aux_loss
             gathered = self.accelerator.gather_for_metrics(found.aux_loss.detach())
             self._report({"aux_loss": gathered.mean().item()})
         return loss
 
     def _score_for_loss(self, model, inputs) -> Scored:
         """The tokens in the loss, under replayed routes if so asked; counts the experts' load."""
-        ids_BT, seen_BT = _sequences(inputs)
+        ids_BT, seen_BT = sequences(inputs)
         routes_BTLK = inputs.get(ROUTES)
         watched = self.routing.sizes is not None
         asked = self.aux_loss_enabled or watched
         with ExitStack() as until_scored:
             until = self._until_backward or until_scored
             recorder = self.routing.open(until, model, routes_BTLK)
-            chosen_BC = _loss_weighed(inputs)
+            chosen_BC = loss_weighed(inputs)
             found = self._score(model, ids_BT, seen_BT, chosen_BC, router_logits=asked)
         if watched and self._mode == "train":
             self.routing.count(recorder.passes[-1], routes_BTLK, seen_BT, found.router_logits)
@@ -349,22 +364,3 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
     require(args.beta == config.kl_coef, f"{both}; give both the same number")
     countable = config.top_entropy == 1 or config.denominator == "all"
     require(countable, 'top_entropy < 1 needs LossConfig(denominator="all") here')
-
-
-def _loss_mask(batch: dict[str, Any]) -> Tensor:
-    """Tokens [B, T] that the model sampled: no padding, no tool responses."""
-    return (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
-
-
-def _loss_weighed(batch: dict[str, Any]) -> Tensor:
-    """Those of `_loss_mask` that the filter left in the loss."""
-    return _loss_mask(batch) & (batch["loss_weights"] > 0)[:, None]
-
-
-def _sequences(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """(ids [B, T], 1 on tokens [B, T]): prompts padded on the left, completions on the right."""
-    ids_BT, seen_BT = (
-        torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
-        for kind in ("ids", "mask")
-    )
-    return ids_BT, seen_BT

@@ -1,0 +1,145 @@
+"""The panels of notebook 17: what a device holds, who works when, and how far an engine is off.
+
+The numbers are a plan's (`drlib.training.plan`), a clock's (`drlib.training.step_time`), or measured
+by the notebook. Blue is what learns or is in step, orange what is over a bound or out of step, grey
+what waits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.training.fitting import GIB, Fit
+from drlib.training.plan import Plan
+from drlib.training.step_time import (
+    Span,
+    StepTime,
+    Workload,
+    one_after_the_other,
+    side_by_side,
+    step_time,
+)
+
+PARTS = {  # of a device's memory, from the ground up: colour
+    "weights": "C0",
+    "reference": "C9",
+    "gradients": "C1",
+    "optimiser": "C2",
+    "exchange": "C4",
+    "activations": "C3",
+    "working": "C5",
+    "logits": "C6",
+    "engine": "C7",
+    "reserved": "0.75",
+}
+WORKS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colour of a span
+FLOOR_NATS = 1e-8  # smaller gaps are drawn here
+BATCHES = 8  # of a timeline
+
+
+def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
+    """A bar a setting, part upon part, in GiB; the line is what the device has.
+
+    Parts that share memory (at different times of a step) are cut from the top one that does.
+    """
+    drawn = {}
+    for at, (label, fit) in enumerate(fits.items()):
+        bottom, over = 0.0, fit.memory.shared / GIB
+        for part, colour in PARTS.items():
+            size = fit.memory.parts.get(part, 0) / GIB
+            if part == "logits":  # scored when the last layer's working memory is free again
+                size = max(0.0, size - over)
+            drawn[part] = ax.barh(at, size, left=bottom, color=colour, height=0.62)
+            bottom += size
+        text = f" {fit.memory.total / GIB:,.0f}" if fit.memory.total > GIB else ""
+        ax.text(bottom, at, text, va="center", color=DOWN if fit.fault else "0.3")
+    device = next(iter(fits.values())).device / GIB
+    ax.axvline(device, color="0.2", ls="--", lw=1)
+    ax.text(device, len(fits) - 0.55, f" {device:.0f}", color="0.2", fontsize=8)
+    ax.set_yticks(range(len(fits)), list(fits))
+    ax.set(xlabel="GiB of one device", ylim=(len(fits) - 0.5, -0.5))
+    ax.grid(visible=False, axis="y")
+    shown = [part for part in PARTS if any(f.memory.parts.get(part) for f in fits.values())]
+    where = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "fontsize": 8}
+    ax.legend([drawn[part] for part in shown], shown, **where)
+
+
+def timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
+    """A lane an engine, the learner's on top; the number is how many updates old a batch is."""
+    for span in spans:
+        began, ended = max(span.began, 0.0), min(span.ended, until)
+        if began >= ended:
+            continue
+        edge = "w" if span.what == "generate" else "none"
+        ax.barh(span.lane, ended - began, 0.7, began, color=WORKS[span.what], edgecolor=edge)
+        if span.what == "train" and span.age and span.ended <= until:
+            middle = (began + ended) / 2
+            ax.text(middle, span.lane, span.age, ha="center", va="center", color="w", fontsize=8)
+    lanes = max(span.lane for span in spans)
+    names = ["learner", *(f"engine {n}" for n in range(1, lanes + 1))]
+    ax.set_yticks(range(lanes + 1), names)
+    ax.set(xlim=(0, until), ylim=(lanes + 0.6, -0.6), xlabel="seconds")
+    ax.grid(visible=False, axis="y")
+
+
+def timelines(time: StepTime) -> Figure:
+    """Both clocks of one setting, over the same seconds."""
+    height = 1.6 + 0.5 * time.engines
+    fig, axes = plt.subplots(2, 1, figsize=(9, height), sharex=True)
+    until = BATCHES * time.asynchronous
+    clocks = (one_after_the_other(time, BATCHES), side_by_side(time, BATCHES + time.engines))
+    for ax, spans in zip(axes, clocks):
+        timeline(ax, spans, until)
+    axes[0].set(xlabel="", title=f"one after the other: {time.synchronous:.3g} s a step")
+    axes[1].set_title(f"side by side: {time.asynchronous:.3g} s a step")
+    return fig
+
+
+def pace(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
+    """Steps an hour by the number of engines, both ways; the dashed line is the knee, and the
+    dots are the clock's own, run for each number."""
+    engines = np.arange(1, most + 1)
+    times = [step_time(work, rates, engines=int(n), learners=learners) for n in engines]
+    ax.plot(engines, [3600 / t.asynchronous for t in times], color=UP, label="side by side")
+    ax.plot(engines, [3600 / t.synchronous for t in times], color=CONTROL, label="in turns")
+    ax.plot(engines, [3600 / clocked(t) for t in times], "o", color=UP, ms=3.5, label="the clock")
+    ax.axvline(times[0].knee, color="0.2", ls="--", lw=1, label=f"knee: {times[0].knee}")
+    ax.set(xlabel="engines", ylabel="steps an hour", xlim=(0, most + 0.5), ylim=(0, None))
+    ax.legend(loc="lower right")
+
+
+def clocked(time: StepTime, batches: int = 60) -> float:
+    """Seconds of a step by the asynchronous clock, after it has settled."""
+    ends = [span.ended for span in side_by_side(time, batches) if span.what == "train"]
+    half = batches // 2
+    return (ends[-1] - ends[half]) / (batches - 1 - half)
+
+
+def gaps(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
+    """Share of the tokens whose gap is above a value; a line a fault, the first one in step.
+
+    found: label -> |log-probability of the trainer - the engine's|, nats, a value a token. bound:
+    above it an engine is refused.
+    """
+    colours = (UP, *(f"C{n}" for n in (1, 2, 3, 4, 5, 6, 8)))
+    for colour, (label, gap_N) in zip(colours, found.items()):
+        values = np.sort(np.maximum(gap_N, FLOOR_NATS))
+        share = 100 * (1 - np.arange(len(values)) / len(values))
+        ax.step(values, share, color=colour, label=label, where="pre")
+    ax.axvline(bound, color="0.2", ls="--", lw=1)
+    ax.set(xscale="log", xlabel="gap of a token, nats", ylabel="% of the tokens are above")
+    ax.legend(fontsize=8, loc="upper right", bbox_to_anchor=(0.84, 0.97))
+
+
+def planned(done: Plan, most: int = 0) -> Figure:
+    """What a plan says, as two panels: memory by part, and the pace by engines."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 2.9), width_ratios=(3, 2))
+    memory_bars(left, {"": done.fit})
+    most = most or max(2 * done.time.knee, done.time.engines, 4)
+    pace(right, done.work, done.rates, done.config.processes, min(most, 64))
+    right.axvline(done.time.engines, color=UP, lw=6, alpha=0.2)
+    return fig

@@ -1,0 +1,113 @@
+"""Notebook 17's pictures: what is drawn is what the plan, the clock and the gaps say.
+
+Run: python -m pytest tests/test_analysis_scaling.py
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from drlib.analysis import scaling_plots, widgets
+from drlib.config import Config
+from drlib.training.fitting import GIB
+from drlib.training.plan import plan
+from drlib.training.step_time import Rates, Span, StepTime, Workload, side_by_side, step_time
+
+
+@pytest.fixture(scope="module")
+def large():
+    return Config.load("gpu8")
+
+
+@pytest.fixture
+def ax():
+    fig, axes = plt.subplots()
+    yield axes
+    plt.close(fig)
+
+
+def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, large):
+    fits = {
+        "fits": plan(large).fit,
+        "too much": plan(large.derive(lora_rank=0)).fit,
+    }
+    scaling_plots.memory_bars(ax, fits)
+    for at, fit in enumerate(fits.values()):
+        row = [bar for bar in ax.patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(at)]
+        drawn = max(bar.get_x() + bar.get_width() for bar in row)
+        assert drawn * GIB == pytest.approx(fit.memory.total)
+    told = {text.get_text().strip(): text.get_color() for text in ax.texts}
+    assert told["45"] == "0.3" and told["138"] == scaling_plots.DOWN
+    assert {line.get_xdata()[0] for line in ax.lines} == {80.0}
+
+
+def test_a_part_of_memory_has_a_colour(large):
+    parts = set()
+    for changes in ({}, {"rl_kl_coef": 0.1}, {"engine": "vllm"}):
+        parts |= set(plan(large.derive(**changes)).fit.memory.parts)
+    assert parts <= set(scaling_plots.PARTS)
+
+
+def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
+    spans = [
+        Span(1, "generate", -2.0, 2.0, 0),
+        Span(0, "train", 2.0, 5.0, 0, age=3),
+        Span(0, "sync", 5.0, 9.0, 0),
+        Span(1, "generate", 20.0, 21.0, 1),
+    ]
+    scaling_plots.timeline(ax, spans, until=8.0)
+    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
+    assert bars == [(0.0, 2.0), (2.0, 3.0), (5.0, 3.0)]  # cut at both ends, or left out
+    assert [(t.get_text(), t.get_position()) for t in ax.texts] == [("3", (3.5, 0))]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["learner", "engine 1"]
+
+
+def test_both_timelines_say_their_seconds():
+    time = StepTime(10.0, 8.0, 1.0, engines=2, knee=3, staleness=2)
+    fig = scaling_plots.timelines(time)
+    titles = [ax.get_title(loc="left") + ax.get_title() for ax in fig.axes]
+    assert "19 s" in titles[0] and "11 s" in titles[1]
+    plt.close(fig)
+
+
+def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
+    work, rates = Workload(40.0, 10.0, 2.0), Rates(1.0, 1.0, push_bytes_s=2.0)
+    scaling_plots.pace(ax, work, rates, learners=1, most=6)
+    lines = {line.get_label(): line for line in ax.lines}
+    beside, turns, clock = (lines[k].get_ydata() for k in ("side by side", "in turns", "the clock"))
+    third = step_time(work, rates, engines=3)
+    assert beside[2] == 3600 / third.asynchronous and turns[2] == 3600 / third.synchronous
+    assert clock == pytest.approx(beside)
+    assert list(lines["knee: 4"].get_xdata()) == [4, 4]
+
+
+def test_a_clock_that_has_not_settled_does_not_count():
+    time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
+    first, *_ = side_by_side(time, 3)
+    assert first.ended == 10.0 and scaling_plots.clocked(time) == 10.0
+
+
+def test_the_share_of_tokens_above_a_gap(ax):
+    found = {"in step": np.array([0.0, 1e-6, 1e-5, 1e-5]), "late": np.array([0.5, 2.0])}
+    scaling_plots.gaps(ax, found, bound=1e-4)
+    step, late, bound = ax.lines
+    assert list(step.get_xdata()) == [scaling_plots.FLOOR_NATS, 1e-6, 1e-5, 1e-5]
+    assert list(step.get_ydata()) == [100, 75, 50, 25]
+    assert list(late.get_ydata()) == [100, 50] and list(bound.get_xdata()) == [1e-4, 1e-4]
+
+
+def test_the_panel_draws_the_plan_that_is_asked_for(large):
+    asked = []
+
+    def drawn(cards, rank):
+        asked.append((cards, rank))
+        changes = {"processes": cards, "fsdp": cards > 1, "lora_rank": rank}
+        return scaling_plots.planned(plan(large.derive(**changes)))
+
+    choices = {"cards": (1, 2, 4, 8), "rank": (0, 32)}
+    panel = widgets.FigurePanel(drawn, choices, {"cards": 4})
+    assert asked == [(4, 0)]
+    first = panel.picture.value
+    panel.controls["rank"].value = 32
+    assert asked[-1] == (4, 32) and panel.picture.value != first
+    assert panel.controls["cards"].options == (1, 2, 4, 8)
