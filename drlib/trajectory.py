@@ -29,6 +29,8 @@ import pyarrow.parquet as pq
 
 from drlib.files import whole_file
 
+NO_RECORD = 2**16 - 1  # in the place of an expert of `Trajectory.routed_experts`
+
 
 class Termination(StrEnum):
     """Why a rollout ended."""
@@ -105,7 +107,8 @@ class Trajectory:
         token at its sampling temperature; 0 where `generated` is False, NaN where not known.
     segments uint8[T]: `Segment` values. turns uint16[T]: assistant turns before the token's part.
     versions int32[T]: the policy version that sampled the token.
-    routed_experts uint16[T, L, k] or None: L layers, k experts a token.
+    routed_experts uint16[T, L, k] or None: L layers, k experts a token, NO_RECORD where no forward
+        pass has read it (the last token of a context that an engine reported).
     reward: None until judged.
     top_ids int32[T, K], top_logprobs float32[T, K] or None: the K most probable tokens in the place
         of token t, best first; -1 and 0 where nothing was sampled, -1 and -inf where fewer are

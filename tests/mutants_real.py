@@ -7,6 +7,8 @@ PROCESSES = "tests/test_training_real_processes.py"
 FIRST = f"{REAL}::test_the_first_step_is_the_local_loop_s"
 SECOND = f"{REAL}::test_the_second_step_asks_what_the_curriculum_then_says"
 SFT = f"{REAL}::test_only_right_ones_are_trained_on"
+BATCH = "tests/test_training_trl_batch.py"
+ROUTES = "tests/test_policy_routes.py"
 KILLED = f"{PROCESSES}::test_killed_and_started_again_it_reaches_the_same_weights"
 
 MUTANTS = [
@@ -97,5 +99,45 @@ MUTANTS = [
         "        pass\n",
         (f"{PROCESSES}::test_sharded_over_two_processes_it_is_the_same",),
         "FSDP2 is never tested",
+    ),
+    Mutant(
+        "real: rows of the other group are kept",
+        "drlib/training/trl_batch.py",
+        'return tokens_B if kl else tokens_B * (batch["advantages"] != 0)',
+        'return tokens_B if kl else tokens_B * (batch["advantages"] <= 0)',
+        (f"{BATCH}::test_gradients_are_those_of_all_rows",),
+        "what was right never reaches the loss",
+    ),
+    Mutant(
+        "real: a micro-batch's balance loss counts whole",
+        "drlib/training/trl.py",
+        "self.router_aux_loss_coef * part * found.aux_loss",
+        "self.router_aux_loss_coef * found.aux_loss",
+        (f"{BATCH}::test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run",),
+        "the more micro-batches, the more the experts are evened out",
+    ),
+    Mutant(
+        "real: adapters move the router",
+        "drlib/training/models.py",
+        "target_modules=sorted(linear | (EXPERTS if shared else set())),",
+        'target_modules="all-linear",',
+        (f"{REAL}::test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone",),
+        "tokens go to experts that were not trained on them",
+    ),
+    Mutant(
+        "real: routes stand one token late",
+        "drlib/agents/running.py",
+        "                read = end - 1\n",
+        "                read = end\n",
+        (f"{ROUTES}::test_what_a_turn_was_drawn_from_counts_though_its_context_was_read_anew",),
+        "every token is replayed through its neighbour's experts",
+    ),
+    Mutant(
+        "real: nobody waits for the weights",
+        "drlib/training/step_time.py",
+        "ready = [at + time.sync if at > trained else at for at in ready]",
+        "ready = [at for at in ready]",
+        ("tests/test_training_plan.py::test_the_formula_of_actors_and_learner_is_that_of_a_clock",),
+        "a plan promises more steps an hour than there will be",
     ),
 ]

@@ -21,7 +21,7 @@ from drlib.analysis.routing import (
 )
 from drlib.policy.moe import build_policy
 from drlib.policy.replay import expert_load
-from drlib.trajectory import Segment
+from drlib.trajectory import NO_RECORD, Segment
 from tests.policy_examples import small
 
 EXPERTS = 8
@@ -166,6 +166,15 @@ def test_agreement_by_hand():
     a = routed([0, 0], [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]), routed([0], [[[0, 1], [2, 3]]], "r-1")
     b = routed([0, 0], [[[1, 0], [2, 3]], [[0, 2], [3, 2]]]), routed([0], [[[0, 1], [1, 0]]], "r-1")
     np.testing.assert_allclose(checkpoint_agreement(iter(a), iter(b)), [2 / 3, 2 / 3], atol=1e-6)
+
+
+def test_tokens_that_nothing_has_read_count_nowhere():
+    unread, read = [[NO_RECORD] * 2] * 2, [[0, 1], [2, 3]]
+    a = [routed([0, 4, 4], [read, read, unread]), routed([0], [unread], "r-1")]
+    b = [routed([0, 4, 4], [read, [[0, 1], [2, 1]], read]), routed([0], [read], "r-1")]
+    np.testing.assert_allclose(checkpoint_agreement(a, b), [1.0, 0.5])
+    counted = load_by_segment(a, EXPERTS)
+    np.testing.assert_allclose(counted, load_by_segment([routed([0, 4], [read, read])], EXPERTS))
 
 
 def test_a_model_agrees_with_itself_and_less_with_another():

@@ -88,6 +88,12 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
         ("higher", 0.0, 0.2, "open"),
         ("lower", -0.2, -0.01, "reproduced"),
         ("lower", 0.01, 0.2, "refuted"),
+        ("same", -0.1, 0.1, "reproduced"),
+        ("same", 0.01, 0.09, "reproduced"),
+        ("same", -0.11, 0.05, "open"),
+        ("same", -0.05, 0.11, "open"),
+        ("same", 0.01, 0.11, "refuted"),
+        ("same", -0.3, -0.01, "refuted"),
     ],
 )
 def test_the_verdict_is_the_interval_s(expected, low, high, outcome):

@@ -23,7 +23,7 @@ from drlib.evals.metrics import wilson_interval
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import PolicyShape, build_policy, load_policy
 from drlib.policy.protocol import SamplingParams
-from drlib.policy.vllm import VllmEngine, WeightsDiffer, WeightSync
+from drlib.policy.vllm import VllmEngine, WeightsDiffer, WeightSync, _sparse_layers
 from drlib.policy.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
@@ -32,7 +32,8 @@ from drlib.training.grpo import limits_of
 from drlib.worlds import load_world
 from tests.test_policy_engine import Recorder, trainer_view
 from tests.test_policy_engine_fresh import said_again
-from tests.vllm_examples import TEACHABLE, serving
+from tests.test_policy_routes import Routed, RoutedForgetful, plain
+from tests.vllm_examples import TEACHABLE, reporting, serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
 CONTEXT = 512
@@ -131,6 +132,22 @@ def take_three_updates(engine, first):
 
 def test_greedy_and_sampled_turns_are_the_trainer_s_also_after_three_updates(offline):
     take_three_updates(*offline)
+
+
+def test_new_weights_wait_for_conversations_to_end(offline):
+    """Keys and values of the old weights would stay in the cache, and nobody would be told."""
+    from vllm import SamplingParams as VllmParams
+
+    engine, model = offline
+    name = engine._add(prompts_of(1)[0], VllmParams(max_tokens=50, ignore_eos=True))
+    engine._engine.step()
+    version = engine.version
+    with pytest.raises(ValueError, match="end them, then update"):
+        engine.update_weights(model)
+    engine._engine.abort_request([name])
+    engine._engine.step()
+    assert engine.version == version
+    engine.update_weights(model)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -244,6 +261,44 @@ def test_heads_that_vllm_does_not_know_are_refused_before_it_starts():
     shape = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=2, head_dim=16)
     with pytest.raises(ValueError, match="heads of 16 coordinates"):
         VllmEngine(build_policy(shape, seed=0))
+
+
+@pytest.mark.parametrize("environment", [Routed, RoutedForgetful])
+def test_routes_of_vllm_s_own_record_stand_where_their_tokens_stand(offline, environment):
+    """Prefixes that are cached, turns that vLLM ends and turns that we end, other weights: the
+    bookkeeping is vLLM's, the experts are the model's own (`reporting`)."""
+    engine, first = offline
+    prompts = prompts_of(12, seed=2, size=300)  # a block of vLLM's cache has 128 tokens here
+    prompts += prompts[:4]
+    ends = {
+        "stop_ids": tuple(range(20, 100)),
+        "stop_sequences": tuple((i,) for i in range(300, 800)),
+    }
+    params = SamplingParams(max_tokens=12, seed=4, **ends)
+    with reporting(engine, _sparse_layers(TOUR_POLICY)):
+        for model in (first, other_weights(2)):
+            if model is not first:
+                engine.update_weights(model)
+            for _ in range(2):  # the second time out of the prefix cache
+                recorder = environment(prompts)
+                engine.converse(prompts, params, recorder)
+                assert {"stop", "length"} <= set(sum(recorder.reasons, []))
+                for i, ids in enumerate(recorder.ids):
+                    own_TLK = np.sort(plain(model, ids)[:-1], axis=-1)
+                    routes_TLK = np.concatenate(recorder.routes[i])
+                    assert routes_TLK.dtype == np.uint16 and routes_TLK.shape == own_TLK.shape
+                    assert (np.sort(routes_TLK, axis=-1) == own_TLK).all(-1).mean() > 0.99
+    engine.update_weights(first)
+    assert {done.routed_experts is None for done in engine.generate(prompts, params)} == {True}
+
+
+def test_a_cpu_records_no_routes_and_says_so_before_vllm_starts():
+    with pytest.raises(ValueError, match="vLLM on a CPU records no experts.*engine=hf") as refused:
+        VllmEngine(TOUR_POLICY, routes=True)
+    assert "\n" not in str(refused.value)
+    # should a later vLLM do it, the refusal can go
+    with pytest.raises(ValueError, match="requires Model Runner V2"):
+        VllmEngine(TOUR_POLICY, enable_return_routed_experts=True)
 
 
 def test_a_server_speaks_the_same_ids_also_after_three_updates(server):

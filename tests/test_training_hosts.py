@@ -1,5 +1,5 @@
-"""A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, one line where
-it fails, and going on after Ctrl-C and after a worker's death.
+"""A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, by the local
+loop and by TRL, one line where it fails, and going on after Ctrl-C and after a worker's death.
 
 Run: python -m pytest tests/test_training_hosts.py
 """
@@ -38,6 +38,18 @@ def fail(config, run_dir, ranks):
 register(Stage("breaks", "breaking:fail"))
 """
 STEPS = {"cpt_steps": 24, "checkpoint_every": 1}
+# Two steps of TRL's trainer, a group of the tour's policy for each process; so high a rate that the
+# second step's rollouts show whether the first one's weights came through.
+TRL = {
+    "trainer": "trl",
+    "rl_steps": 2,
+    "rl_questions": 2,
+    "rl_group": 4,
+    "rl_lr": 1e-3,
+    "rl_warmup_steps": 0,
+    "rl_overlong": "keep",
+}
+RL = "rl_random_reward"  # of the exact ones, two groups may all be equal
 
 
 def settings(**changes):
@@ -80,15 +92,15 @@ def equal(one, other):
     return one.keys() == other.keys() and all(one[n].equal(other[n]) for n in one)
 
 
-def by_torchrun(runs, folder, **changes):
-    """The weights of pre-training by torchrun's two processes, in a copy of the runs folder."""
+def by_torchrun(stage, runs, folder, **changes):
+    """The stage's folder by torchrun's two processes, in a copy of the runs folder."""
     copy = folder / "runs"
-    shutil.copytree(runs, copy, ignore=shutil.ignore_patterns("cpt-*"))
-    arguments = stages.arguments("cpt", settings(**changes), copy)
+    shutil.copytree(runs, copy, ignore=shutil.ignore_patterns(f"{stage}-*"))
+    arguments = stages.arguments(stage, settings(**changes), copy)
     command = [sys.executable, *build.TORCHRUN, "--nproc-per-node=2", "-m", build.MODULE]
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run([*command, *arguments], cwd=ROOT, env=os.environ | usual, check=True)
-    return weights(stages.folder("cpt", settings(**changes), copy))
+    return stages.folder(stage, settings(**changes), copy)
 
 
 def ctrl_c_is_heard():
@@ -171,7 +183,24 @@ def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
     assert gone(workers) and not leftovers(runs)
     assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
     assert read_manifest(final)["processes"] == 2
-    assert equal(weights(final), by_torchrun(runs, tmp_path, **STEPS))
+    assert equal(weights(final), weights(by_torchrun("cpt", runs, tmp_path, **STEPS)))
+
+
+def test_a_stage_of_trl_on_two_nodes_is_torchruns_to_the_bit(runs, connected, tmp_path):
+    """Rollouts with tools, TRL's step and accelerate's processes, in the workers of Ray."""
+    folder = hosts.train_on_ray(RL, settings(**TRL), runs, workers=2)
+    other = by_torchrun(RL, runs, tmp_path, **TRL)
+    assert read_manifest(folder)["processes"] == read_manifest(other)["processes"] == 2
+    rows, expected = read_metrics(folder), read_metrics(other)
+    for row in (*rows, *expected):
+        assert row["live_groups"] > 0 and row["grad_norm"] > 0
+        for name in [name for name in row if "seconds" in name or name == "step_time"]:
+            del row[name]
+    assert rows == expected and [row["step"] for row in rows] == [1, 2]
+    assert equal(weights(folder), weights(other))
+    start = load_file(stages.start_folder(RL, settings(**TRL)) / stages.WEIGHTS)
+    assert not any(tensor.equal(start[name]) for name, tensor in weights(folder).items())
+    assert not leftovers(runs)
 
 
 def test_a_fault_of_one_worker_is_one_line(runs, cluster):

@@ -218,7 +218,10 @@ def test_the_largest_step_is_planned():
         "sft": 65_536,
     }
     assert plan(config, 80).fit.stage == "sft"
-    assert plan(Config.load("gpu1"), 80).fit.stage == "rl"  # of the same length, with a mask
+    several = Config.load("gpu1", device_batch=2)
+    assert plan(several, 80).fit.stage == "rl"  # of the same length, with a mask
+    alone = loads_of(several.derive(device_batch=1))
+    assert loads_of(several)["rl"].padded and not alone["rl"].padded
     assert "sft" not in loads_of(Config.load("gpu1", sft_steps=0))
 
 
@@ -230,8 +233,8 @@ def test_the_largest_step_is_planned():
         ("gpu1", {"model": "Qwen/Qwen3-8B", "lora_rank": 0}, 80, {"lora_rank": 32}),
         ("gpu8", {"fsdp": False}, 80, {"fsdp": True}),
         ("gpu8", {"processes": 2}, 40, None),
-        ("gpu1", {"max_context_tokens": 32_768}, 24, {"fsdp": True}),
-        ("gpu1", {"max_context_tokens": 32_768}, 20, {"max_context_tokens": 16_384}),
+        ("gpu1", {"max_context_tokens": 32_768}, 22, {"fsdp": True}),
+        ("gpu1", {"max_context_tokens": 32_768}, 18, {"max_context_tokens": 16_384}),
         ("gpu1", {"engine_memory_share": 0.05}, 80, {"engine_memory_share": 0.1}),
         ("gpu1", {"lora_rank": 0, "gradient_checkpointing": False, "device_batch": 8}, 48, None),
     ],
@@ -366,3 +369,10 @@ def test_the_command(capsys, tmp_path):
     assert "unknown profile 'gpu9'" in capsys.readouterr().err
     assert main(["--profile", "ci", "--rates", str(tmp_path / "no.json")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_load_that_cannot_be_planned_is_refused():
+    with pytest.raises(ValueError, match="float16"):
+        Load(dtype="float16")
+    with pytest.raises(ValueError, match="tokens must be at least 1"):
+        Load(tokens=0)

@@ -29,6 +29,7 @@ from transformers import (
 from transformers.loss.loss_utils import ForCausalLMLoss
 from trl import SFTConfig, SFTTrainer
 
+from drlib.config import Config
 from drlib.policy.kernels import token_logprobs
 from drlib.training.build import TORCHRUN
 from drlib.training.memory import (
@@ -41,6 +42,7 @@ from drlib.training.memory import (
     trained_parameters,
     working_bytes,
 )
+from drlib.training.models import adapters
 from drlib.training.shapes import shape_from
 
 RANK, TOKENS = 4, 128
@@ -86,9 +88,7 @@ def built(kind, dtype=torch.float32, rank=0):
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
         return model.train(), model
-    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if kind == "qwen3_moe" else None
-    plan = LoraConfig(r=rank, target_modules="all-linear", target_parameters=experts)
-    wrapped = get_peft_model(model, plan)
+    wrapped = get_peft_model(model, adapters(model, Config(lora_rank=rank)))
     wrapped.enable_input_require_grads()
     return wrapped.train(), model
 
@@ -167,6 +167,17 @@ def test_padded_rows_keep_a_mask_of_numbers_in_each_layer(way):
     load = Load(rows=2, tokens=TOKENS, padded=True, **said)
     planned = activation_bytes(shape_from(configuration("qwen3")), load)
     assert planned == pytest.approx(kept_bytes(whole, model, batch(2, True), autocast), rel=0.001)
+
+
+def test_a_row_without_padding_takes_no_mask_of_numbers():
+    """What `drlib.training.trl_batch` leaves of a micro-batch of one row: a mask of ones."""
+    whole, model = built("qwen3")
+    ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    planned = activation_bytes(
+        shape_from(configuration("qwen3")), Load(dtype="float32", rows=1, tokens=TOKENS)
+    )
+    assert planned == pytest.approx(kept_bytes(whole, model, inputs, False), rel=0.001)
 
 
 def test_no_part_of_unpadded_activations_grows_with_the_square_of_the_length():
@@ -386,10 +397,3 @@ def test_adapters_are_counted_as_peft_makes_them():
         whole, _ = built(kind, rank=RANK)
         made = sum(p.numel() for p in whole.parameters() if p.requires_grad)
         assert trained_parameters(shape_from(configuration(kind)), Load(lora_rank=RANK)) == made
-
-
-def test_a_load_that_cannot_be_planned_is_refused():
-    with pytest.raises(ValueError, match="float16"):
-        Load(dtype="float16")
-    with pytest.raises(ValueError, match="tokens must be at least 1"):
-        Load(tokens=0)

@@ -14,6 +14,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drlib.ask.__main__ import main as ask
@@ -124,11 +125,20 @@ def test_other_settings(place, changes):
     assert dtypes == {getattr(torch, config.dtype)}
 
 
-def test_adapters_reach_the_experts(place):
+def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
     model = load_model(miniature(place, "qwen3_moe").model, torch.float32)
-    plan = adapters(model, miniature(place, "qwen3_moe"))
-    assert plan.target_parameters == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
     assert adapters(model, miniature(place, "qwen3_moe", lora_rank=0)) is None
+    made = get_peft_model(model, adapters(model, miniature(place, "qwen3_moe", lora_rank=2)))
+    found = {
+        name.split("layers.0.")[1].split(".lora_")[0]
+        for name, weight in made.named_parameters()
+        if weight.requires_grad and "layers.0." in name
+    }
+    attention = {f"self_attn.{kind}_proj" for kind in "qkvo"}
+    experts = {"mlp.experts", "mlp.experts.base_layer"}  # two weights: PEFT wraps one in the other
+    assert found == attention | experts
+    trained = [name for name, weight in made.named_parameters() if weight.requires_grad]
+    assert all(".layers." in name for name in trained)
 
 
 def test_own_documents_become_an_agent(place, tmp_path):

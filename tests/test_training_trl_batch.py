@@ -46,14 +46,15 @@ def rolled(prompts, trainer):
 
 
 class Passes:
-    """The shapes [rows, tokens] of what is run through a model."""
+    """The shapes [rows, tokens] of what is run through a model, and how many are no padding."""
 
     def __init__(self, model):
-        self.shapes = []
+        self.shapes, self.seen = [], []
         model.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(self, module, args, options):
         self.shapes.append(tuple(options["input_ids"].shape))
+        self.seen.append(int(options["attention_mask"].sum()))
 
 
 def stepped(checkpoint, folder, rewards, options=None, **ours):
@@ -63,7 +64,7 @@ def stepped(checkpoint, folder, rewards, options=None, **ours):
     passes = Passes(made.model)
     made.add_callback(watch)
     made.train()
-    return watch.gradients, made.state.log_history[0], passes.shapes
+    return watch.gradients, made.state.log_history[0], passes
 
 
 def batch(**changes):
@@ -120,7 +121,7 @@ def test_gradients_are_those_of_all_rows(kl, checkpoint, tmp_path, monkeypatch):
     expected, same, whole = stepped(checkpoint, tmp_path / "all", REWARDS, **recipe)
     assert_equal_gradients(found, expected)
     assert line["train_loss"] == pytest.approx(same["train_loss"], abs=1e-6)
-    trained, untrimmed = passes[-2:], whole[-2:]  # the last two are the loss's own
+    trained, untrimmed = passes.shapes[-2:], whole.shapes[-2:]  # the last two are the loss's own
     assert {shape[0] for shape in untrimmed} == {GROUP}
     assert sum(rows for rows, _ in untrimmed) == 2 * GROUP
     if kl == 0:
@@ -130,17 +131,18 @@ def test_gradients_are_those_of_all_rows(kl, checkpoint, tmp_path, monkeypatch):
 
 def test_a_dead_batch_makes_its_passes_and_moves_nothing(checkpoint, tmp_path):
     gradients, _, passes = stepped(checkpoint, tmp_path, [1.0] * 2 * GROUP)
-    assert [rows for rows, _ in passes] == [1, 1]
+    assert [rows for rows, _ in passes.shapes] == [1, 1]
     assert all(gradient.abs().max() == 0 for gradient in gradients.values())
 
 
 def test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run(checkpoint, tmp_path):
     """Eight micro-batches of a row each: a live one counts by its tokens, a dead one not at all."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2 * GROUP}
-    plain, balanced = (
-        stepped(checkpoint, tmp_path, REWARDS, options | {"router_aux_loss_coef": coefficient})[0]
+    (plain, _, _), (balanced, _, passes) = (
+        stepped(checkpoint, tmp_path, REWARDS, options | {"router_aux_loss_coef": coefficient})
         for coefficient in (0.0, 0.5)
     )
+    assert passes.shapes == [(1, tokens) for tokens in passes.seen]  # a row alone: no padding
     model, _ = load_policy(checkpoint)
     live = [(p + c, len(c)) for p, c in zip(PROMPTS[:GROUP], completions())]
     for ids, tokens in live:

@@ -1,4 +1,6 @@
-"""A real vLLM server on loopback with the tour's policy, for tests and the benchmark of engines."""
+"""A real vLLM server on loopback with the tour's policy, for tests and the benchmark of engines;
+and what vLLM's GPU runner does to report routes, for an engine on a CPU.
+"""
 
 import os
 import signal
@@ -8,6 +10,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 
 from drlib.ask.speakers import TOUR_POLICY
 
@@ -57,3 +63,78 @@ def _wait_for(url, server, lines):
         assert server.poll() is None, b"".join(lines[-30:]).decode()
         time.sleep(0.5)
     raise TimeoutError(b"".join(lines[-30:]).decode())
+
+
+@contextmanager
+def reporting(engine, sparse):
+    """A silent `VllmEngine` in this process reports routes inside: all is vLLM's own (scheduler,
+    store beside the prefix cache, outputs) but the runner of a step, which it has for GPUs only.
+
+    sparse: the engine's layers with experts.
+    """
+    from vllm.distributed.aux_output_connector import worker
+    from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
+
+    core = engine._engine.engine_core.engine_core
+    runner = core.model_executor.driver_worker.worker.model_runner
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "bind_routed_experts_capturer", lambda model, capturer: None)
+        connector = worker.AuxOutputWorkerConnector(
+            vllm_config=engine._engine.vllm_config,
+            model=runner.model,
+            kv_cache_config=runner.kv_cache_config,
+        )
+        step = _Step(runner, connector)
+        hooks = step.watch()
+        patch.setattr(core.scheduler, "aux_output_connector", AuxOutputSchedulerConnector())
+        patch.setattr(runner, "execute_model", step.execute_model)
+        patch.setattr(runner, "sample_tokens", step.sample_tokens)
+        patch.setattr(engine, "routes", True)
+        patch.setattr(engine, "_sparse", sparse)
+        engine._engine.reset_prefix_cache()  # of what was read before there are no routes
+        yield
+        for hook in hooks:
+            hook.remove()
+        connector.close()
+
+
+class _Step:
+    """The runner's two calls of a step, with the experts that its routers chose."""
+
+    def __init__(self, runner, connector):
+        self.runner, self.connector = runner, connector
+        self.execute, self.sample = runner.execute_model, runner.sample_tokens
+        self.scheduled = {}  # tokens of a request in this step
+
+    def watch(self):
+        gates = [m for name, m in self.runner.model.named_modules() if name.endswith("mlp.gate")]
+        return [
+            gate.register_forward_hook(lambda _, args, out, i=i: self.chose(i, out[0]))
+            for i, gate in enumerate(gates)
+        ]
+
+    def chose(self, layer, logits_NE):
+        buffer_NLK = self.connector._capturer.device_buffer
+        chosen_NK = logits_NE.float().softmax(-1).topk(buffer_NLK.shape[2]).indices
+        buffer_NLK[: len(chosen_NK), layer] = chosen_NK.to(buffer_NLK.dtype)
+
+    def execute_model(self, scheduled, *more, **how):
+        self.connector.begin_step(scheduled.aux_output_connector_metadata)
+        self.scheduled = scheduled.num_scheduled_tokens
+        return self.execute(scheduled, *more, **how)
+
+    def sample_tokens(self, *more, **how):
+        batch = self.runner.input_batch
+        sizes = [self.scheduled[name] for name in batch.req_ids]
+        read = SimpleNamespace(
+            req_ids=[*batch.req_ids],
+            num_computed_tokens_np=batch.num_computed_tokens_cpu[: len(sizes)].copy(),
+            query_start_loc_np=np.cumsum([0, *sizes]),
+        )
+        pending = self.connector.prepare_output(read)
+        done = self.sample(*more, **how)
+        done = done.get_output() if hasattr(done, "get_output") else done
+        sampled = np.array([len(ids) for ids in done.sampled_token_ids])
+        pending.enqueue_cpu_copy(sampled, np.zeros_like(sampled))
+        done.aux_output_connector_output = pending.process_output()
+        return done

@@ -15,7 +15,7 @@ from drlib.agents.attempt import Attempt, Steps, Stopped, Turn
 from drlib.agents.contexts import Context
 from drlib.format import Answer, parse
 from drlib.policy.protocol import Completion, Fresh
-from drlib.trajectory import Termination, ToolResult, Trajectory
+from drlib.trajectory import NO_RECORD, Termination, ToolResult, Trajectory
 
 LAST_CALL = "The limit is reached. Give the answer that what you know supports best."
 
@@ -145,7 +145,7 @@ class Work:
             policy_version=version,
             segments=np.concatenate([[], *segments]).astype(np.uint8),
             versions=np.where(columns["generated"], version, 0).astype(np.int32),
-            routed_experts=None,
+            routed_experts=_routes(spoken),
             tool_results=at.results,
             termination=at.termination,
             answer=at.answer,
@@ -183,6 +183,27 @@ def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.n
         columns[name] = np.zeros(len(ids), np.float32)
         columns[name][generated] = [x for done in completions if done for x in getattr(done, name)]
     return columns
+
+
+def _routes(spoken: list[list[tuple[list[int], Completion | None]]]) -> np.ndarray | None:
+    """Experts [T, L, k] of the tokens of contexts that follow each other, NO_RECORD for tokens that
+    nothing has read (the last one of each context); None of an engine that reports none."""
+    reports = [done.routed_experts for parts in spoken for _, done in parts if done is not None]
+    known = [routes_TLK for routes_TLK in reports if routes_TLK is not None]
+    if not known:
+        return None
+    found = []
+    for parts in spoken:
+        end = sum(len(ids) for ids, _ in parts)
+        routes_TLK = np.full((end, *known[0].shape[1:]), NO_RECORD, np.uint16)
+        # backwards: of a context that was read anew, what the turn was drawn from counts
+        for ids, done in reversed(parts):
+            if done is not None and done.routed_experts is not None:
+                read = end - 1
+                routes_TLK[read - len(done.routed_experts) : read] = done.routed_experts
+            end -= len(ids)
+        found.append(routes_TLK)
+    return np.concatenate(found)
 
 
 def _then(future: Future, go_on) -> Future:

@@ -17,7 +17,7 @@ import torch
 
 from drlib.checks import require
 from drlib.policy.replay import agreement, router_entropy
-from drlib.trajectory import Segment, Trajectory
+from drlib.trajectory import NO_RECORD, Segment, Trajectory
 
 
 def load_by_segment(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:
@@ -69,6 +69,8 @@ def specialisation(
 def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
     """Choices by segment, layer and expert: [S, L, E]."""
     routes_TLK = _routes(trajectory)
+    known_T = routes_TLK[:, 0, 0] >= 0
+    routes_TLK, segments_T = routes_TLK[known_T], segments_T[known_T]
     highest = routes_TLK.max(initial=0)
     require(highest < experts, f"trajectory {trajectory.id} names expert {highest} of {experts}")
     # one cell for each segment, layer and expert; each choice falls into one
@@ -82,12 +84,14 @@ def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.
 
 
 def _routes(trajectory: Trajectory) -> np.ndarray:
+    """The record [T, L, k], -1 for tokens that nothing has read."""
     require(
         trajectory.routed_experts is not None,
         f"trajectory {trajectory.id} has no record of "
         "its experts; fill it with rescoring.rescore(model, ..., experts=True)",
     )
-    return trajectory.routed_experts.astype(np.int64)
+    routes_TLK = trajectory.routed_experts.astype(np.int64)
+    return np.where(routes_TLK == NO_RECORD, -1, routes_TLK)
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
@@ -135,7 +139,9 @@ def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np
         )
         one_LTK = torch.from_numpy(_routes(one)).transpose(0, 1)
         other_LTK = torch.from_numpy(_routes(other)).transpose(0, 1)
-        same_L = same_L + agreement(one_LTK, other_LTK).numpy() * len(one)
-        tokens += len(one)
+        known = int(((one_LTK[0, :, 0] >= 0) & (other_LTK[0, :, 0] >= 0)).sum())
+        if known:
+            same_L = same_L + agreement(one_LTK, other_LTK).numpy() * known
+        tokens += known
     require(tokens > 0, "no trajectories to compare")
     return same_L / tokens

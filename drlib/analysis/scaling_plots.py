@@ -1,8 +1,8 @@
 """The panels of notebook 17: what a device holds, who works when, and how far an engine is off.
 
-The numbers are a plan's (`drlib.training.plan`), a clock's (`drlib.training.step_time`), or measured
-by the notebook. Blue is what learns or is in step, orange what is over a bound or out of step, grey
-what waits.
+The numbers are a plan's (`drlib.training.plan`), a clock's (`drlib.training.step_time`), or were
+measured by the notebook. Blue is what learns or is in step, orange what is over a bound or out of
+step, grey what waits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
     Parts that share memory (at different times of a step) are cut from the top one that does.
     """
     drawn = {}
-    for at, (label, fit) in enumerate(fits.items()):
+    for at, fit in enumerate(fits.values()):
         bottom, over = 0.0, fit.memory.shared / GIB
         for part, colour in PARTS.items():
             size = fit.memory.parts.get(part, 0) / GIB

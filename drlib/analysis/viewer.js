@@ -359,8 +359,11 @@ function alternatives({ top, logprob }, i, name) {
 }
 function experts(i) {
   const [layers, k] = it.sides.find((side) => side.experts).experts;
-  const chosen = (side, layer) => (side.routes ??= column(side.experts[2]))
-    .subarray((i * layers + layer) * k, (i * layers + layer + 1) * k).join(" ");
+  const chosen = (side, layer) => {
+    const some = (side.routes ??= column(side.experts[2]))
+      .subarray((i * layers + layer) * k, (i * layers + layer + 1) * k);
+    return some[0] === 65535 ? "–" : some.join(" ");  // no forward pass has read the token
+  };
   return make("div", "", make("h3", "", "experts"), table([...Array(layers).keys()].map((layer) =>
     [`layer ${layer}`, ...it.sides.map((side) => side.experts ? chosen(side, layer) : "–")])));
 }

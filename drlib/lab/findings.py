@@ -196,7 +196,7 @@ def outcome_of(expected: str, low: float, high: float) -> str:
 
     Arms that are expected to be the same are so where the whole interval lies within `SAME`.
     """
-    if expected == "same" and -SAME <= low and high <= SAME:
+    if expected == "same" and max(-low, high) <= SAME:
         return "reproduced"
     if low <= 0 <= high:
         return "open"

@@ -6,10 +6,14 @@ request's own), so a sample has its log-probability and entropy, does not depend
 the batch, and is that of the local engine wherever both run the same model.
 
 Slower than the others: a batch ends with its longest turn, and every turn reads its context anew.
+Routes of experts (`routes=True`) are of the pass that read a token first: the one that the policy's
+next token was drawn from.
+
 Left out: several devices (pass a model that accelerate has spread), quantisation (likewise).
 """
 
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,7 @@ from drlib.checks import require
 from drlib.policy.engine import sample
 from drlib.policy.moe import load_any_model
 from drlib.policy.protocol import Completion, SamplingParams
+from drlib.policy.replay import record_routes
 from drlib.policy.turns import Conversation, TurnwiseEngine, ends, random_stream, reason_of
 
 
@@ -32,9 +37,11 @@ class HfEngine(TurnwiseEngine):
     Args:
         batch: conversations that generate together.
         max_context: tokens; None for what the model's configuration says.
+        routes: whether completions say the experts of their tokens (`Completion.routed_experts`).
 
     Raises:
-        ValueError: no causal language model in that folder, or a longer context than it has.
+        ValueError: no causal language model in that folder, a longer context than it has, or
+            routes of a model without softmax top-k routers.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class HfEngine(TurnwiseEngine):
         *,
         batch: int = 16,
         max_context: int | None = None,
+        routes: bool = False,
     ):
         require(batch >= 1, f"batch={batch} must be at least 1")
         self.model = load_any_model(model) if isinstance(model, str | Path) else model
@@ -53,6 +61,9 @@ class HfEngine(TurnwiseEngine):
         self.max_context = max_context or longest
         self.vocab_size = config.vocab_size
         self.batch = batch
+        self.routes = routes
+        if routes:
+            _require_routers(self.model)
         self._waiting: list[tuple[Conversation, SamplingParams]] = []
 
     def update_weights(self, model: PreTrainedModel) -> None:
@@ -79,8 +90,9 @@ class HfEngine(TurnwiseEngine):
         )
         was_training = self.model.training
         self.model.eval()
+        recorder = record_routes(self.model) if self.routes else nullcontext()
         try:
-            with torch.inference_mode(), _no_defaults(self.model):
+            with recorder, torch.inference_mode(), _no_defaults(self.model):
                 self.model.generate(
                     ids_NT,
                     attention_mask=seen_NT,
@@ -90,7 +102,10 @@ class HfEngine(TurnwiseEngine):
                 )
         finally:
             self.model.train(was_training)
-        return list(zip(conversations, draw.completions()))
+        ended = list(zip(conversations, draw.completions()))
+        if self.routes:
+            _report(recorder.passes, ids_NT.shape[1], ended)
+        return ended
 
 
 class _Draw(LogitsProcessor):
@@ -135,6 +150,37 @@ class _Over(StoppingCriteria):
 
     def __call__(self, input_ids, scores, **_):
         return ~torch.tensor(self.draw.open, device=input_ids.device)
+
+
+def _require_routers(model: PreTrainedModel) -> None:
+    try:
+        record_routes(model).close()
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} has no softmax top-k routers, and so no routes to report: "
+            "leave routes=True out (and rl_routing at none)"
+        ) from error
+
+
+def _report(
+    passes: Sequence[torch.Tensor], width: int, ended: list[tuple[Conversation, Completion]]
+) -> None:
+    """Fill in each completion's `routed_experts`.
+
+    passes: routes int16 [L, N x T, k] of each forward pass of `generate`: the first one reads the
+        prompts, padded on the left to `width`, and each later one a token of every row.
+
+    ValueError: they were not like that (a model that keeps no cache).
+    """
+    routes_LNTK = torch.cat([each.unflatten(1, (len(ended), -1)) for each in passes], dim=2)
+    longest = max(len(done.token_ids) for _, done in ended)
+    got, need = routes_LNTK.shape[2], width + longest - 1
+    require(got == need, f"generate read {got} places a row and not {need}: routes need its cache")
+    for row, (one, done) in enumerate(ended):
+        begin = width - len(one.ids)
+        end = width + len(done.token_ids) - 1
+        routes_LTK = routes_LNTK[:, row, begin + one.routed : end]
+        done.routed_experts = routes_LTK.transpose(0, 1).cpu().numpy().astype(np.uint16)
 
 
 def _uniforms(one: Conversation, seed: int, count: int) -> np.ndarray:

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -46,6 +48,11 @@ class Completion:
     engine broke, as `fault` says; nothing was sampled). Greedy turns report the temperature-1
     distribution. An engine that reads messages says `text`, and what its server counted: tokens of
     the prompt and of the turn, and their price; token ids are empty where it tells none.
+
+    An engine that was made with `routes=True` says `routed_experts`, uint16[n, L, k]: the k experts
+    in each of L sparse layers of the n tokens that it has read since its last turn in this context
+    (with the first one: of all of them). The last of the n is the turn's last token but one, for
+    nothing has read the last one yet; where the conversation goes on, the next turn begins with it.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -57,6 +64,7 @@ class Completion:
     turn_tokens: int = 0
     cost: float = 0.0
     fault: str = ""
+    routed_experts: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:

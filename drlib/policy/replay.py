@@ -20,7 +20,7 @@ record. Statistics leave those out, so `experts_LNK.masked_fill(~real_N[:, None]
 out of them.
 
 `biased_routing` balances load without a loss (arXiv 2408.15664); the loss is in `training.batches`.
-Left out: routers with sigmoid scores or expert groups, vLLM's own record, frozen routers.
+Left out: routers with sigmoid scores or expert groups, frozen routers.
 """
 
 from collections.abc import Iterator, Sequence

@@ -23,7 +23,8 @@ class Conversation:
     """One request while it runs.
 
     number: of the request. begun: contexts begun after the first. turns: spoken in this context;
-    sampled: tokens of them. room: how many tokens the next turn may have.
+    sampled: tokens of them. room: how many tokens the next turn may have. routed: tokens of this
+    context whose routes were reported.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Conversation:
     turns: int = 0
     sampled: int = 0
     room: int = 0
+    routed: int = 0
 
 
 def random_stream(seed: int, key: int, begun: int) -> np.random.Generator:
@@ -150,6 +152,8 @@ class _Run:
                     one.ids += done.token_ids
                     one.turns += 1
                     one.sampled += len(done.token_ids)
+                    if done.routed_experts is not None:
+                        one.routed += len(done.routed_experts)
                     self._accept(one, self.respond(one.number, done))
 
     def _speak(self, one: Conversation) -> None:
@@ -174,7 +178,8 @@ class _Run:
             return
         one.ids = whole
         if fresh:
-            one.begun, one.turns, one.sampled = one.begun + 1, 0, 0
+            one.begun += 1
+            one.turns = one.sampled = one.routed = 0
         self._speak(one)
 
 

@@ -12,8 +12,11 @@ log-probabilities of a few prompts against the trainer's own forward pass, or an
 On a CPU prompts are read whole: vLLM would read long ones in pieces, and there it cannot take the
 random number back that a piece has drawn. Its attention knows no head of fewer than 32 coordinates.
 
+Routes of experts (`routes=True`) are vLLM's own record: of the pass that read a token first, kept
+beside the prefix cache. It needs a GPU; on a CPU vLLM 0.31 has no runner that records.
+
 Left out: entropies (a server sends the likeliest few tokens of a distribution: they are NaN),
-weights over NCCL (TRL has that), routed experts (the CPU build has none to report).
+weights over NCCL (TRL has that), routes from a server.
 """
 
 import math
@@ -37,6 +40,10 @@ READ_AT_ONCE = 8192  # tokens of prompts, on a CPU; no less than a context
 MAX_GAP = 1e-4  # nats between the engine's and the trainer's log-probabilities, float32
 PROBES = 4  # prompts that they are compared on
 PROBE_TOKENS = 32
+NO_ROUTES = (
+    "routes=True: vLLM on a CPU records no experts, its runner that does wants a GPU: sample on a "
+    "GPU, or with engine=hf (drlib.policy.hf.HfEngine)"
+)
 
 
 class WeightsDiffer(ValueError):
@@ -104,10 +111,12 @@ class VllmEngine(TaughtEngine):
         max_context: tokens; None for what the model's configuration says.
         max_gap: nats, that log-probabilities may be off after an update (`require_parity`). In
             half precision a good engine is off by more: measure before you raise it.
+        routes: whether completions say the experts of their tokens (`Completion.routed_experts`).
         options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (float32).
 
     Raises:
-        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder.
+        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder, or routes
+            on a CPU or of a model without experts.
         WeightsDiffer: the model that was passed is not the one that vLLM runs.
     """
 
@@ -117,9 +126,11 @@ class VllmEngine(TaughtEngine):
         *,
         max_context: int | None = None,
         max_gap: float = MAX_GAP,
+        routes: bool = False,
         **options,
     ):
         arguments, engine, platform = _vllm()
+        require(not (routes and platform.is_cpu()), NO_ROUTES)
         self._folder = tempfile.TemporaryDirectory(prefix="drlib-vllm-")
         self.max_gap = max_gap
         path = model
@@ -135,10 +146,14 @@ class VllmEngine(TaughtEngine):
         }
         if platform.is_cpu():
             plan |= _on_a_cpu(path, max_context)
+        self._sparse = _sparse_layers(path) if routes else []
+        if routes:
+            plan["enable_return_routed_experts"] = True
         self._engine = engine.from_engine_args(arguments(model=str(path), **plan | options))
         config = self._engine.model_config
         self.max_context = config.max_model_len
         self.vocab_size = config.get_vocab_size()
+        self.routes = routes
         self._running: dict[str, tuple[Conversation, SamplingParams]] = {}
         self._begun = 0
         if isinstance(model, PreTrainedModel):
@@ -150,10 +165,12 @@ class VllmEngine(TaughtEngine):
         self._folder.cleanup()
 
     def update_weights(self, model: PreTrainedModel) -> None:
-        """Take the weights of `model`, of the same shape. WeightsDiffer: vLLM did not."""
+        """Take the weights of `model`, of the same shape. WeightsDiffer: vLLM did not. ValueError:
+        conversations are under way, and what they have read belongs to the old weights."""
+        emptied = self._engine.reset_prefix_cache()
+        require(emptied, "vLLM still holds keys and values of conversations: end them, then update")
         path = save_policy(model, None, Path(self._folder.name, "update"))
         self._engine.collective_rpc("reload_from", args=(str(path),))
-        self._engine.reset_prefix_cache()  # keys and values of the old weights
         self.require_parity(model)
         self.version += 1
 
@@ -181,9 +198,10 @@ class VllmEngine(TaughtEngine):
     def _start(self, conversation: Conversation, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
 
-        name = self._add(
-            conversation.ids, VllmParams(**asked(conversation, params), detokenize=False)
-        )
+        how = asked(conversation, params) | {"detokenize": False}
+        if self.routes:
+            how["routed_experts_prompt_start"] = conversation.routed
+        name = self._add(conversation.ids, VllmParams(**how))
         self._running[name] = (conversation, params)
 
     def _step(self) -> list[tuple[Conversation, Completion]]:
@@ -198,14 +216,30 @@ class VllmEngine(TaughtEngine):
                 turn = until_stop(turn, params)
             if not output.finished and not ends(turn, params):
                 continue
+            routes_TLK = self._routes_of(output, conversation, len(turn)) if self.routes else None
             if not output.finished:
                 self._engine.abort_request([output.request_id])
             del self._running[output.request_id]
             logprobs = [at[token].logprob for token, at in zip(turn, said.logprobs)]
             unknown = [math.nan] * len(turn)
             reason = reason_of(turn, params)
-            ended.append((conversation, Completion(turn, logprobs, unknown, reason)))
+            done = Completion(turn, logprobs, unknown, reason, routed_experts=routes_TLK)
+            ended.append((conversation, done))
         return ended
+
+    def _routes_of(self, output, conversation: Conversation, size: int) -> np.ndarray:
+        """Of a turn of `size` tokens, see `Completion`. Of vLLM's layers the sparse ones alone have
+        routes. ValueError: vLLM did not report them all."""
+        (said,) = output.outputs
+        routes_TLK = said.routed_experts
+        if not output.finished:  # vLLM shows them when it ends a turn, and we end this one
+            processor = self._engine.output_processor
+            (name,) = processor.external_req_ids[output.request_id]
+            routes_TLK = np.concatenate(processor.request_states[name].routed_experts_chunks)
+        got = 0 if routes_TLK is None else len(routes_TLK)
+        need = len(conversation.ids) - conversation.routed + size - 1
+        require(got >= need, f"vLLM reported the experts of {got} tokens, and has read {need}")
+        return routes_TLK[:need, self._sparse].astype(np.uint16)
 
     def _abandon(self) -> None:
         self._engine.abort_request(list(self._running))
@@ -243,6 +277,20 @@ def until_stop(turn: list[int], params: SamplingParams) -> list[int]:
         if ends(turn[:size], params):
             return turn[:size]
     return turn
+
+
+def _sparse_layers(path: str | Path) -> list[int]:
+    """The layers with experts of the model at `path`. ValueError: it has none."""
+    config = config_in(path)
+    every, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
+    layers = range(config.num_hidden_layers) if getattr(config, "num_experts", 0) else ()
+    sparse = [i for i in layers if i not in dense and (i + 1) % every == 0]
+    require(
+        bool(sparse),
+        f"a {config.model_type} has no experts, and so no routes to report: leave routes=True out "
+        "(and rl_routing at none)",
+    )
+    return sparse
 
 
 def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:

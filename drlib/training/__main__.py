@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 
-from drlib.config import ROOT, SETTINGS, Config
+from drlib.checks import require
+from drlib.config import ROLLOUTS, ROOT, SETTINGS, Config
 from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, config_from, stage_arguments
 from drlib.training.run import RunFolderError
@@ -40,12 +41,36 @@ def main(argv: list[str] | None = None) -> None:
             return
         runs = args.runs.resolve()
         missing = stages.needed(args.stage, config, runs)
+        require_machine(missing, config)
         for name in missing:
             start(name, config, runs)
         path = stages.folder(args.stage, config, runs)
         print(path if missing else f"{path}: it was there already, nothing was built")
     except (ValueError, RunFolderError) as fault:
         sys.exit(f"error: {fault}")
+
+
+def require_machine(names: list[str], config: Config) -> None:
+    """ValueError, before anything is built, where TRL would not have a GPU for each process of the
+    stages `names` (none at all is a test's CPU), or vLLM is not here for their rollouts."""
+    if config.trainer != "trl":
+        return
+    if config.processes > 1 and any(stages.STAGES[name].parallel for name in names):
+        import torch  # only here: who asks for help waits for no torch
+
+        from drlib.training.ranks import gpu_fault
+
+        gpus = torch.cuda.device_count()
+        fault = gpu_fault(config.processes, gpus)
+        require(gpus == 0 or not fault, fault)
+    rolled = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUTS}
+    if config.teacher != "model":
+        rolled -= {"demonstrations"}
+    if config.engine == "vllm" and rolled:
+        from drlib.training.plan_checks import vllm_fault
+
+        fault = vllm_fault()
+        require(not fault, fault)
 
 
 def start(name: str, config: Config, runs) -> None:

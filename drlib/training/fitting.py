@@ -73,7 +73,8 @@ def loads_of(config: Config) -> dict[str, Load]:
         trainer=config.trainer,
     )
     kl = config.rl_kl_coef > 0
-    loads = {"rl": dataclasses.replace(common, padded=trl, reference=kl)}
+    several = trl and config.device_batch > 1  # a row alone has no padding (`trl_batch.live_rows`)
+    loads = {"rl": dataclasses.replace(common, padded=several, reference=kl)}
     if trl and config.sft_steps + config.cpt_steps > 0:
         loads["sft"] = dataclasses.replace(common, tokens=config.pack_tokens)
     return loads

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
@@ -63,6 +64,7 @@ from drlib.training.models import (
 from drlib.training.optim import schedule
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import Ranks
+from drlib.training.routing import GIVEN, Routing
 from drlib.training.run import RunFolder
 from drlib.training.samples import contexts_of
 from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
@@ -73,7 +75,7 @@ from drlib.training.trl_run import (
     train_in,
     trainer_arguments,
 )
-from drlib.trajectory import Trajectory, save_trajectories
+from drlib.trajectory import NO_RECORD, Trajectory, save_trajectories
 from drlib.worlds import Names, SmallWorld
 
 # Switches that this path does not have, and what they must be.
@@ -105,7 +107,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.search_results) as toolbox,
-        engine_of(whole, where, config) as engine,
+        engine_of(whole, where, config, routes=config.rl_routing == "r3") as engine,
     ):
         limits = limits_of(config)
         agent = agent_named(config.rl_agent, engine, toolbox, chat, limits, system)
@@ -192,9 +194,9 @@ class RollOuts:
             self.row["stopped"] = reason
         self._keep(rolled, step, bool(reason))
         self.row["rollout_seconds"] = round(time.perf_counter() - began, 3)
-        return self._batch(chosen, step, trainer.padding)
+        return self._batch(chosen, step, trainer)
 
-    def _batch(self, chosen: list[Trajectory], step: int, padding: int) -> dict:
+    def _batch(self, chosen: list[Trajectory], step: int, trainer: "AgenticTrainer") -> dict:
         config = self.config
         switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
         weights_N, in_baseline_N, _ = apply_filter(chosen, switches)
@@ -205,11 +207,10 @@ class RollOuts:
             groups_N = torch.arange(len(chosen)) // config.rl_group
             weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, in_baseline_N)
         drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
-        columns = [_columns(sample, padding) for sample, _ in drawn]
+        columns = [_columns(sample, trainer.padding) for sample, _ in drawn]
         batch = {name: [row[name] for row in columns] for name in columns[0]}
-        routes = [sample.routed_experts for sample, _ in drawn]
-        if all(each is not None for each in routes):  # of an engine that reports them
-            batch["routed_experts"] = routes
+        if config.rl_routing == "r3":
+            batch[GIVEN] = [_routes(sample, trainer.routing) for sample, _ in drawn]
         return batch | {
             "judged": [t.reward for t in chosen],
             "weight": [float(w) * many for w, (_, many) in zip(weights_N, drawn)],
@@ -250,6 +251,16 @@ def _columns(sample: Trajectory, padding: int) -> dict:
         "logprobs": sample.logprobs[first:end].tolist(),
         "env_mask": sample.generated[first:end].astype(int).tolist(),
     }
+
+
+def _routes(sample: Trajectory, routing: Routing) -> np.ndarray:
+    """What the engine reported of a context, uint16[T, L, k]; no record of one in which it has said
+    nothing. ValueError: it said something, and not where its tokens went."""
+    if sample.routed_experts is not None:
+        return sample.routed_experts
+    require(not sample.generated.any(), f"{sample.id}: the engine reported no routes")
+    sizes = routing.sizes
+    return np.full((len(sample), sizes.layers, sizes.chosen), NO_RECORD, np.uint16)
 
 
 def judged_reward(prompts: Sequence, completions: Sequence, judged: list, **_) -> list:

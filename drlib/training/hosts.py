@@ -9,6 +9,12 @@ GPUs), and each of them does what a process of torchrun does: `drlib.training.bu
 stage, its folder and its weights are the same, and its inputs must be there already (as they are
 after `python -m drlib.training`). Without an address the workers start on this host.
 
+A stage of `trainer=trl` needs nothing else there. Ray sets RANK, WORLD_SIZE, LOCAL_RANK and
+ACCELERATE_TORCH_DEVICE, by which accelerate finds the same processes and a device for each, and it
+takes the process group that is there; what `accelerate launch` would say besides (precision, FSDP2)
+the stage says itself. On two nodes of CPUs weights and metrics are torchrun's to the bit. Ray runs
+a stage beside its worker's main thread, where TRL's end at a signal is not heard.
+
 The runs folder must lie under the same path on every host, on one file system: the driver writes a
 token there, and no work begins before every worker has seen it. The package, and the modules of
 `plugins`, are installed on every host.

@@ -12,8 +12,8 @@ the step does with it, and every part is a sum that a test compares with what to
   float32 there, and a copy of each linear map's weights is made. FSDP2 casts the weights itself.
   With gradient checkpointing activations are the inputs of all layers, and one layer made again.
 - **Padded rows** take a mask, and sdpa turns it into numbers: [rows, T, T] in each layer.
-- **LoRA on experts** and router. PEFT adds the adapters' product to the 3-D weight before it
-  multiplies, so each layer keeps a copy of all its experts for the backward pass.
+- **LoRA on experts** (routers have none). PEFT adds the adapters' product to the 3-D weight before
+  it multiplies, so each layer keeps a copy of all its experts for the backward pass.
 - **The head.** Usual: logits, their float32 copy, log-softmax and its gradient, each [T, V].
   Frugal (`drlib.policy.kernels`): tiles.
 
@@ -72,8 +72,8 @@ class Shape:
         return self.kv_heads * self.head_dim
 
     def adapters(self, rank: int) -> int:
-        """Parameters of LoRA of `rank` on all linear maps of all layers, experts and router
-        included; not on embeddings and head."""
+        """Parameters of LoRA of `rank` on all linear maps of all layers, experts included; not on
+        routers, embeddings and head."""
         dense = (self.layers - self.sparse_layers) * self.mlp_adapters(rank)
         sparse = self.sparse_layers * self.expert_adapters(rank)
         return self.layers * self.attention_adapters(rank) + dense + sparse
@@ -87,10 +87,9 @@ class Shape:
         return rank * 3 * (self.hidden + self.inner)
 
     def expert_adapters(self, rank: int) -> int:
-        """Of one layer's experts and router. PEFT doubles the rank of gate and up, one matrix,
-        and counts the router among all linear maps."""
+        """Of one layer's experts. PEFT doubles the rank of gate and up, one matrix."""
         gate_up, down = self.hidden + 2 * self.expert_inner, self.expert_inner + self.hidden
-        return rank * (self.experts * (2 * gate_up + down) + self.hidden + self.experts)
+        return rank * self.experts * (2 * gate_up + down)
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of keys and values of one token in all layers."""
@@ -300,11 +299,11 @@ def _experts(shape: Shape, load: Load) -> int:
     router = FLOAT32 * (shape.experts + k + 1) + 8 * k
     order = 3 * 8 * k + k + b * k  # three index lists, a mask, the weights
     chosen = k * load.residual * (2 * shape.hidden + 4 * shape.expert_inner)
-    own = b * shape.hidden  # the router's input
+    own = b * shape.hidden if load.full else 0  # the router's input, where it is trained
     kept = _norm(shape.hidden, 1, load, load.residual) + own + router + order + chosen
     merged = 0
     if not load.full:
-        merged = shape.experts * (3 * shape.expert_inner + 1) * shape.hidden * b
+        merged = shape.experts * 3 * shape.expert_inner * shape.hidden * b
         if b != FLOAT32:  # with copies of the adapters in the base's dtype
             merged += shape.expert_adapters(load.lora_rank) * b
     return load.rows * load.tokens * kept + merged

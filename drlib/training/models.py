@@ -16,6 +16,7 @@ Left out: quantised base models; experts of other layouts than transformers' 3-D
 import copy
 import datetime
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -47,7 +49,10 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 
 TOLD_DAY = datetime.date(2026, 1, 1)  # in a prompt that is trained on: it must not change
+ROUTER = re.compile(r".*\.(gate|router)")  # of a mixture of experts; a dense map is `gate_proj`
+EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 HAS_TOOLS = ("search", "visit", "python")  # of a stage's toolbox
+REPORT_ROUTES = ("hf", "vllm")  # engines that say the experts of their tokens
 
 
 class Told(NamedTuple):
@@ -137,16 +142,28 @@ def trained_dtype(config: Config) -> torch.dtype:
 
 
 def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
-    """PEFT's plan: adapters of every linear layer, and of the experts' 3-D weights."""
+    """PEFT's plan: adapters of every linear layer, and of the experts' 3-D weights.
+
+    The router stays as it is, although PEFT's own "all-linear" means it too: who moves it sends
+    tokens to experts that were not trained on them, and lets trainer and engine choose differently.
+    `EXPERTS` are the names that PEFT knows the experts' maps by; gate
+    and up, one weight today, so get an adapter of the rank each.
+    """
     if config.lora_rank == 0:
         return None
     names = [name for name, _ in model.named_parameters()]
     experts = sorted({name for name in names if name.endswith(("gate_up_proj", "down_proj"))})
     shared = sorted({name.split("mlp.", 1)[1] for name in experts if "mlp.experts." in name})
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and not ROUTER.fullmatch(name)
+    }
     return LoraConfig(
         r=config.lora_rank,
         lora_alpha=2 * config.lora_rank,
-        target_modules="all-linear",
+        target_modules=sorted(linear | (EXPERTS if shared else set())),
         target_parameters=[f"mlp.{name}" for name in shared] or None,
         task_type="CAUSAL_LM",
     )
@@ -185,13 +202,22 @@ def save_whole(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict
 
 
 @contextmanager
-def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[Engine]:
+def engine_of(
+    model: PreTrainedModel, where: str, config: Config, routes: bool = False
+) -> Iterator[Engine]:
     """Who generates with `model`, whose folder or hub id is `where`; it is closed at the end.
 
+    routes: whether its completions must say the experts of their tokens.
+
     Raises:
-        ValueError: an engine that cannot run this model. ModuleNotFoundError: vLLM is not here.
-        WeightsDiffer: the server runs other weights.
+        ValueError: an engine that cannot run this model, or reports no routes. ModuleNotFoundError:
+            vLLM is not here. WeightsDiffer: the server runs other weights.
     """
+    require(
+        not routes or config.engine in REPORT_ROUTES,
+        f"rl_routing=r3 replays the routes of the sampling engine, and engine={config.engine} "
+        "reports none: use engine=hf, or engine=vllm on a GPU",
+    )
     longest = model.config.get_text_config().max_position_embeddings
     context = config.max_context_tokens
     require(context <= longest, f"max_context_tokens={context}: {where} reads {longest} at most")
@@ -200,7 +226,7 @@ def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[En
         if torch.cuda.is_available():
             options["gpu_memory_utilization"] = config.engine_memory_share
         gap = config.engine_gap
-        engine = VllmEngine(model, max_context=context, max_gap=gap, **options)
+        engine = VllmEngine(model, max_context=context, max_gap=gap, routes=routes, **options)
         try:
             yield engine
         finally:
@@ -210,7 +236,7 @@ def engine_of(model: PreTrainedModel, where: str, config: Config) -> Iterator[En
         _teach(server, model)
         yield server
     elif config.engine == "hf":
-        yield HfEngine(model, max_context=context)
+        yield HfEngine(model, max_context=context, routes=routes)
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"

@@ -5,9 +5,9 @@ name and path that the settings give: from the model's configuration alone. What
 refused, with the part that is largest and the nearest setting that fits; that setting has been
 planned as well. What is planned is the largest step of the run (`sft` or `rl`).
 
-`plan` is pure but for the paths it looks at; `render` puts its result into text.
-
-Left out: whether a server at `engine_url` answers, and fewer GPUs than asked (the stages say so).
+`plan` is pure but for the paths it looks at; `render` puts its result into text. `--here` looks
+also at the machine on which it is typed (`plan_checks.here`): fewer GPUs than asked, no vLLM or
+another version, no server at `engine_url`, a disk without room for what the run writes.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drlib.checks import require
-from drlib.config import Config
+from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.training import memory, shapes
 from drlib.training.build import config_from
 from drlib.training.fitting import GIB, Fit, fit_of, gib, remedy_of, rollouts_of
 from drlib.training.memory import Load, Shape
-from drlib.training.plan_checks import check
+from drlib.training.plan_checks import HUB, check, here
 from drlib.training.step_time import (
     TOUR_RATES,
     Rates,
@@ -129,7 +129,7 @@ def disk_bytes(config: Config, shape: Shape, load: Load) -> dict[str, int]:
         "checkpoints": checkpoint * kept,
         "rollouts": saved,
         "metrics": 1000 * sum(steps.values()),
-        "the hub's model": model if hub else 0,
+        HUB: model if hub else 0,
     }
 
 
@@ -143,8 +143,10 @@ def _notes(config: Config, rates: Rates) -> tuple[str, ...]:
         notes.append(f"a rollout is assumed to generate {rates.generated_share:.0%} of its context")
     if config.trainer == "trl":
         notes.append("a CUDA context and an engine's graphs are assumed to take 1 GiB each")
+    if config.trainer == "trl" and config.device_batch > 1:
         notes.append(
-            "rollouts of one micro-batch are padded: sdpa makes a T x T mask in each layer"
+            "rollouts of one micro-batch are padded: sdpa makes a T x T mask in each layer; "
+            "device_batch=1 makes none"
         )
     if config.engine == "server" and not rates.engines:
         notes.append(f"as many engines as processes ({config.processes}): give the rate `engines`")
@@ -232,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--device-gb", type=float, help="GiB of one device (default: 80)")
     parser.add_argument("--rates", type=Path, help="a JSON file, or a run's metrics.jsonl")
+    parser.add_argument("--here", action="store_true", help="look also what this machine lacks")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="of --here: their disk")
     args = parser.parse_args(argv)
     try:
         config = config_from(args)
@@ -241,9 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 1
     print(render(done))
-    for error in done.errors:
+    errors = done.errors + (here(config, done.disk, args.runs) if args.here else [])
+    for error in errors:
         print(f"error: {error}", file=sys.stderr)
-    return 1 if done.errors else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

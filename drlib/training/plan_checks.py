@@ -1,16 +1,41 @@
-"""What is wrong with a run's settings before it begins: names, paths, and what excludes what.
+"""What is wrong with a run before it begins: names, paths, what excludes what; and the machine.
 
-Each fault is one line that names the setting and the remedy. Only the disk is looked at; whether a
-server answers is its engine's first question.
+Each fault is one line that names the setting and the remedy. `check` reads the settings, and looks
+for the files that they name. `here` looks at the machine on which it is called: its GPUs, vLLM or
+the server of it, and the disks that the run will fill. It is asked for apart, as a plan is often
+made on another machine than the one that trains.
+
+Left out of `here`: the memory of a GPU that is there, which may be in use by somebody else today;
+whether a server may be taught (`policy.vllm_server`), which nobody knows before its first lesson.
 """
 
+import json
+import re
+import shutil
+from http.client import HTTPException
+from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import torch
+from transformers.utils import hub
 
 from drlib.config import PATHS, ROOT, Config
+from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
+from drlib.policy.vllm_server import REMEDY
 from drlib.registry import nearest
 from drlib.training import shapes
+from drlib.training.ranks import gpu_fault
 from drlib.training.stages import WEIGHTS
 from drlib.worlds import WORLDS
+
+ANSWER_S = 5.0  # that a server may be silent
+HUB = "the hub's model"  # what is written to the hub's cache, of a plan's bytes by kind
+INSTALL_VLLM = (  # as `policy.vllm` has it
+    "on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a CPU `make test-vllm` once, and "
+    "its environment `.venv-vllm`"
+)
 
 AT_LEAST_ONE = (
     *("processes", "device_batch", "pack_tokens", "max_context_tokens"),
@@ -28,6 +53,84 @@ def check(config: Config) -> list[str]:
     if config.rl_start and not (start / WEIGHTS).exists():
         faults.append(f"rl_start={config.rl_start!r}: there is no policy in {start}")
     return faults + (shapes.folder_faults(config.model) if config.model else [])
+
+
+def here(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> list[str]:
+    """A line for each thing that this machine lacks for the run.
+
+    disk: the bytes that it writes, by kind (`plan.disk_bytes`). runs: the folder that it writes to,
+    there or not. It takes seconds, and up to ANSWER_S more for a server that says nothing.
+    """
+    faults = []
+    if config.trainer == "trl":
+        faults.append(gpu_fault(config.processes, torch.cuda.device_count()))
+    if config.engine == "vllm":
+        faults.append(vllm_fault())
+    elif config.engine == "server" and config.engine_url:
+        faults.append(server_fault(config.engine_url, config.model))
+    return [*filter(None, faults), *_disk_faults(disk, runs)]
+
+
+def vllm_fault() -> str:
+    """Why the vLLM of this environment cannot be the engine: it is not there, or of another version
+    than drlib's own extra says (TRL takes that one); "" where it can."""
+    names = packages_distributions().get("vllm")
+    if not names:
+        return f"vLLM is not installed: {INSTALL_VLLM}"
+    found = version(names[0])
+    pins = [re.match(r"vllm==([\w.]+)", each) for each in requires("drlib") or []]
+    (wanted,) = {pin.group(1) for pin in pins if pin}
+    if found.partition("+")[0] == wanted:  # a wheel for one CUDA says so behind the plus
+        return ""
+    return f"vLLM {found} is installed, and drlib takes {wanted}: {INSTALL_VLLM}"
+
+
+def server_fault(url: str, model: str) -> str:
+    """Why the server at `url` cannot be the engine: it does not answer the question for its models,
+    or has not `model` among them (where that is empty, any will do); "" where it can."""
+    what = f"engine_url={url!r}"
+    start = f"start a vLLM server there, or name another; {REMEDY}"
+    try:
+        address = ChatEndpoint(url, model).url + "/models"
+        with urlopen(address, timeout=ANSWER_S) as reply:
+            names = [each["id"] for each in json.loads(reply.read(MAX_REPLY))["data"]]
+    except EndpointError as fault:  # no address
+        return f"engine_url: {fault}"
+    except HTTPError as fault:
+        return f"{what}: what answers there refuses its list of models (HTTP {fault.code}): {start}"
+    except (OSError, HTTPException) as fault:
+        return f"{what}: no server answers ({getattr(fault, 'reason', fault)}): {start}"
+    except (ValueError, LookupError, TypeError):
+        return f"{what}: what answers there has no list of models: {start}"
+    if model and model not in names:
+        return f"{what}: the server has {names}, and not model={model!r}: {start}"
+    return ""
+
+
+def _disk_faults(disk: dict[str, int], runs: Path) -> list[str]:
+    """A line for each disk that has less room than is written to it."""
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    disks: dict[int, dict[Path, int]] = {}  # by the disk's number: the folders on it, in bytes
+    for kind, size in disk.items():
+        folder = cache if kind == HUB else runs
+        if size:
+            on_it = disks.setdefault(_nearest(folder).stat().st_dev, {})
+            on_it[folder] = on_it.get(folder, 0) + size
+    faults = []
+    for on_it in disks.values():
+        size, free = sum(on_it.values()), shutil.disk_usage(_nearest(next(iter(on_it)))).free
+        if size > free:
+            faults.append(
+                f"the run writes {size / 2**30:.2f} GiB to {' and '.join(map(str, on_it))}, where "
+                f"{free / 2**30:.2f} GiB are free: make room, or have it write to another disk "
+                "(--runs; HF_HOME for the hub's models)"
+            )
+    return faults
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the next one above it that is there."""
+    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
 def _trainer_rules(config: Config) -> tuple[tuple[bool, str], ...]:

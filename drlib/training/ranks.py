@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drlib.checks import require
+
 SHARDS = 2
 
 
@@ -28,11 +30,22 @@ def gradients(model: torch.nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
+def gpu_fault(processes: int, gpus: int) -> str:
+    """Why so many processes of TRL's trainer cannot run on a host with `gpus` GPUs; "" where they
+    can, each on its own."""
+    if processes <= gpus:
+        return ""
+    there = f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "no GPU"
+    remedy = f"set processes={gpus}" if gpus else "start it where there are some"
+    return f"processes={processes}: this host has {there}, and TRL trains on one each; {remedy}"
+
+
 class Ranks:
     """This process among its siblings. One process without torchrun is rank 0 of 1.
 
     trainer: as the setting. TRL's stages run on any number of processes, a GPU each where there are
-    some; the local loop cuts its work into SHARDS shards. ValueError: they cannot be shared evenly.
+    some; the local loop cuts its work into SHARDS shards. ValueError: they cannot be shared evenly,
+    or are more than the host's GPUs.
     """
 
     def __init__(self, trainer: str = "local"):
@@ -44,7 +57,11 @@ class Ranks:
         torch.set_num_threads(1)
         backend = "gloo"
         if trainer == "trl" and torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+            local = int(os.environ.get("LOCAL_RANK", 0))
+            beside = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))  # on this host
+            fault = gpu_fault(beside, torch.cuda.device_count())
+            require(not fault, fault)
+            torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         if self.size > 1 and not dist.is_initialized():
             dist.init_process_group(backend)

@@ -30,10 +30,10 @@ from drlib.policy.replay import (
     replay_routes,
     router_entropy,
 )
+from drlib.trajectory import NO_RECORD
 
 Routed = Literal["none", "r2", "r3"]
 GIVEN = "routed_experts"  # a rollout function's field; in TRL's batch: `trl_batch.ROUTES`
-NO_RECORD = 2**16 - 1  # -1 as uint16
 
 
 class _Sizes(NamedTuple):

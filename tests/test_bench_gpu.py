@@ -1,0 +1,166 @@
+"""The benchmark of one GPU, tiny and on a CPU: what it writes, what it counts, what it refuses.
+
+Left out: the numbers themselves (no machine of the tests has a GPU) and the engine's part over real
+vLLM, which is by hand: PYTHONPATH=. .venv-vllm/bin/python -m tests.benchmarks.bench_gpu --tiny
+--parts engine --out FOLDER.
+
+Run: python -m pytest tests/test_bench_gpu.py
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from drlib.training.shapes import shape_from
+from tests.benchmarks import bench_gpu
+from tests.benchmarks.bench_gpu import ROOT, TINY, Sizes, Traffic, forward_flops, model_config
+
+PROGRAM = "python -m tests.benchmarks.bench_gpu"
+TYPED = ["--tiny", "--parts", "head", "train", "--layers", "2", "--out"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(the folder of a run of two parts, their contents)."""
+    folder = tmp_path_factory.mktemp("gpu") / "results"
+    command = [sys.executable, *PROGRAM.split()[1:], *TYPED, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder, {part: json.loads((folder / f"{part}.json").read_text()) for part in TYPED[2:4]}
+
+
+def one_line(monkeypatch, *typed):
+    """The error that ends the command."""
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *map(str, typed)])
+    with pytest.raises(SystemExit) as ended:
+        bench_gpu.main()
+    assert "\n" not in ended.value.code
+    return ended.value.code
+
+
+def test_each_part_says_where_its_numbers_come_from(made):
+    folder, parts = made
+    assert {path.name for path in folder.iterdir()} == {"head.json", "train.json"}  # none partial
+    for content in parts.values():
+        assert content["command"] == f"{PROGRAM} {' '.join(TYPED)} FOLDER"
+        assert content["device"] == "cpu" and content["torch"] == torch.__version__
+        assert content["transformers"] and "vllm" in content
+        assert str(folder.parent) not in json.dumps(content)
+
+
+def test_the_frugal_heads_use_less_memory_and_no_more_bytes_than_they_must(made):
+    rows = {row["head"]: row for row in made[1]["head"]["rows"]}
+    assert [*rows] == ["naive", "own_recompute", "own_fused"]
+    logits_NV = TINY["scored"][0] * TINY["vocabulary"] * 2  # bytes
+    for row in rows.values():
+        assert row["failed"] is None and row["seconds"] > 0 and row["tokens"] == 256
+        assert row["flops_share"] is None and row["bytes_share"] is None
+        assert 5 * logits_NV < row["bytes"] < 100 * logits_NV
+    for name in ("own_recompute", "own_fused"):
+        assert rows[name]["peak_mb"] < rows["naive"]["peak_mb"]
+
+
+def test_a_step_of_adapters_and_of_all_weights_is_timed(made):
+    rows = made[1]["train"]["rows"]
+    assert [(row["lora_rank"], row["tokens"]) for row in rows] == [(4, 128), (0, 128)]
+    for row in rows:
+        assert row["failed"] is None and row["tokens_s"] == pytest.approx(128 / row["seconds"])
+        assert row["mfu"] is row["flops_share"] is row["peak_mb"] is None  # of a GPU
+        assert row["tokens_s"] > 0 and row["planned_mb"] > 0
+
+
+def test_flops_of_a_forward_pass_by_hand():
+    """The miniature: H 64, 2 query heads and 1 key head of 32, 2 of 8 experts of 32, V 512."""
+    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 2 * 32
+    experts = 2 * 3 * 64 * 32 + 8 * 64
+    layers = 2 * (attention + experts + 2 * 64)
+    weights = layers + 64 + 512 * 64  # the last norm and the head, not the embeddings
+    shape = shape_from(model_config(Sizes(layers=2, **TINY)))
+    assert forward_flops(shape, 100) == 2 * weights + 2 * 2 * 64 * 100 == 192_384
+
+
+def test_the_whole_shape_is_that_of_qwen3_but_for_its_layers():
+    shape = shape_from(model_config(Sizes()))
+    assert (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == (2048, 32, 4, 128)
+    assert (shape.experts, shape.chosen, shape.expert_inner) == (128, 8, 768)
+    assert shape.vocabulary == 151_936 and shape.layers == 4 and not shape.tied
+
+
+def test_bytes_by_hand():
+    a, b, out = torch.ones(2, 3), torch.ones(3, 4), torch.empty(2, 4)
+    index = torch.zeros(2, 1, dtype=torch.int64)
+    for call, expected in (
+        (lambda: a @ b, 24 + 48 + 32),
+        (lambda: torch.mm(a, b, out=out), 24 + 48 + 32),
+        (lambda: out.exp_(), 32 + 32),
+        (lambda: a.t()[:1].expand(5, 2), 0),  # views
+        (lambda: a.gather(1, index), 16 + 8),
+        (lambda: a.scatter_add_(1, index, torch.ones(2, 1)), 8 + 16 + 8 + 8),  # ones are written
+        (lambda: torch.empty(1000), 0),
+    ):
+        with Traffic() as traffic:
+            call()
+        assert traffic.bytes == expected
+
+
+def test_what_the_card_could_not_do_is_a_row_and_not_the_end(monkeypatch, tmp_path):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore")
+
+    monkeypatch.setitem(bench_gpu.CASES, "train", full)
+    result = tmp_path / "found.json"
+    bench_gpu.run_case(str(result), "train", TINY, 4, 128)
+    found = json.loads(result.read_text())
+    said = "OutOfMemoryError: CUDA out of memory. Tried to allocate 9 GiB."
+    assert found == {"failed": said}
+    monkeypatch.setattr(bench_gpu, "apart", lambda *_: found)
+    assert [row["failed"] for row in bench_gpu.train_part(Sizes(**TINY))["rows"]] == [said, said]
+
+
+def test_a_part_that_breaks_leaves_the_others(monkeypatch, tmp_path, capsys):
+    def breaks(_):
+        raise RuntimeError("no kernel")
+
+    parts = {"head": breaks, "engine": breaks, "train": lambda _: {"rows": [{"seconds": 1.0}]}}
+    monkeypatch.setattr(bench_gpu, "PARTS", parts)
+    said = one_line(monkeypatch, "--tiny", "--out", tmp_path)
+    assert said == "not measured: head, engine (the reasons are above)"
+    assert "engine: no kernel" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.json"]
+
+
+def test_without_vllm_the_engine_is_skipped_with_the_reason(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench_gpu.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["", "--tiny", "--parts", "engine", f"--out={tmp_path}"])
+    bench_gpu.main()
+    found = json.loads((tmp_path / "engine.json").read_text())
+    assert found["engine"] is None and found["rows"] == []
+    assert found["skipped"].startswith("vLLM is not installed: pip install")
+    assert f"engine: skipped: {found['skipped']}" in capsys.readouterr().out
+    assert found["command"] == f"{PROGRAM} --tiny --parts engine --out=FOLDER"
+
+
+def test_what_it_is_told_in_one_line(monkeypatch, tmp_path):
+    for typed in (["--tiny"], ["--tiny", "--out", ROOT / "figures" / "reference" / "gpu"]):
+        assert one_line(monkeypatch, *typed) == (
+            "--tiny needs --out FOLDER: figures/reference/gpu is for a GPU's numbers"
+        )
+    assert "--layers must be" in one_line(monkeypatch, "--tiny", "--out", tmp_path, "--layers", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "sees no GPU" in one_line(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce 256")
+    unknown = one_line(monkeypatch)
+    assert "'NVIDIA GeForce 256'" in unknown and "--flops" in unknown and "--bandwidth" in unknown
+    assert "go together" in one_line(monkeypatch, "--flops", "1e12")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_peaks_are_the_vendor_s_or_those_given():
+    assert bench_gpu.peaks_of("NVIDIA H100 80GB HBM3", None, None) == (989e12, 3.35e12)
+    assert bench_gpu.peaks_of("NVIDIA GeForce 256", 1e12, 2e9) == (1e12, 2e9)
+    assert bench_gpu.share(3e12, 2.0, 1e13) == 0.15
+    assert bench_gpu.share(None, 2.0, 1e13) is bench_gpu.share(1.0, 2.0, None) is None

@@ -1,0 +1,189 @@
+"""`drlib plan --here`: what the machine lacks, and what a start of TRL's stages refuses for it.
+
+Real servers on loopback, a real disk, and whatever GPUs and vLLM there are.
+
+Run: python -m pytest tests/test_training_plan_here.py
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import requires
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from drlib.config import ROOT, Config
+from drlib.policy.vllm import VllmEngine
+from drlib.training import plan_checks, stages
+from drlib.training.plan import main, plan
+from drlib.training.plan_checks import HUB, here, server_fault, vllm_fault
+from drlib.training.ranks import gpu_fault
+from tests.real_examples import miniature
+
+MODEL = "Qwen/Qwen3-30B-A3B-Thinking-2507"  # of the profile gpu8
+NO_DISK = 10**19  # bytes, more than any has
+
+
+@contextmanager
+def server(status=200, body=None, silent_s=0.0):
+    """The URL of a server that says this to whoever asks for its models."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(silent_s)
+            known = self.path == "/v1/models"
+            with suppress(ConnectionError):  # nobody waits any more for one that was silent
+                self.send_response(status if known else 404)
+                self.end_headers()
+                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+        def log_message(self, *_):
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}/v1"
+    finally:
+        made.shutdown()
+        made.server_close()
+
+
+def serving(*names):
+    return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "said"),
+    [
+        (4, 2, "processes=4: this host has 2 GPUs, and TRL trains on one each; set processes=2"),
+        (2, 1, "processes=2: this host has 1 GPU, and TRL trains on one each; set processes=1"),
+        (4, 0, "processes=4: this host has no GPU, and TRL trains on one each; start it where"),
+        (2, 2, ""),
+        (1, 8, ""),
+    ],
+)
+def test_more_processes_than_gpus_are_one_line(processes, gpus, said):
+    fault = gpu_fault(processes, gpus)
+    assert fault.startswith(said) and bool(fault) == bool(said) and "\n" not in fault
+
+
+def test_a_profile_for_gpus_on_this_machine(tmp_path):
+    """The lines are those that the stages themselves would say."""
+    gpus = torch.cuda.device_count()
+    expected = [fault] if (fault := gpu_fault(1, gpus)) else []
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(ModuleNotFoundError) as missing:
+            VllmEngine("no/model")
+        expected.append(str(missing.value))
+    assert here(Config.load("gpu1"), {}, tmp_path) == expected
+    assert here(Config.load("laptop"), {"metrics": 1000}, tmp_path) == []
+    four = here(Config.load("gpu8", engine="hf"), {}, tmp_path)
+    assert four == ([fault] if (fault := gpu_fault(4, gpus)) else [])
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("0.19.0", "vLLM 0.19.0 is installed, and drlib takes 0.31.0: on a GPU `pip install"),
+        ("0.31.0", ""),
+        ("0.31.0+cu129", ""),
+    ],
+)
+def test_another_version_of_vllm_is_one_line(tmp_path, monkeypatch, found, said):
+    """What pip would have left of it: its metadata."""
+    folder = tmp_path / f"vllm-{found}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\n")
+    (folder / "top_level.txt").write_text("vllm\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fault = vllm_fault()
+    assert fault.startswith(said) and bool(fault) == bool(said) and "\n" not in fault
+
+
+def test_trl_takes_the_version_that_is_asked_for():
+    extras = [Requirement(each) for each in requires("trl")]
+    (takes,) = {each.specifier for each in extras if each.name == "vllm"}
+    assert takes.contains("0.31.0"), "which is drlib's, by the test above"
+
+
+def test_a_server_is_asked_for_its_models(tmp_path):
+    with server(body=serving(MODEL)) as url:
+        assert server_fault(url, MODEL) == server_fault(f"{url}/", MODEL) == ""
+        settings = Config.load("gpu8", engine_url=url)
+        lacks = [line for line in here(settings, {}, tmp_path) if "engine_url" in line]
+        assert lacks == []
+        assert f"the server has ['{MODEL}'], and not model='x/y'" in server_fault(url, "x/y")
+    with server(body=serving("anything")) as url:
+        assert server_fault(url, "") == "", "the small policy has no name"
+    (line,) = [x for x in here(settings, {}, tmp_path) if "engine_url" in x]
+    assert f"engine_url={settings.engine_url!r}: no server answers" in line, "it is gone now"
+    assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"status": 404, "body": {}}, "refuses its list of models (HTTP 404)"),
+        ({"status": 401, "body": {}}, "refuses its list of models (HTTP 401)"),
+        ({"body": b"<html>"}, "has no list of models"),
+        ({"body": {"data": "none"}}, "has no list of models"),
+        ({"body": [1]}, "has no list of models"),
+        ({"body": serving(MODEL), "silent_s": 1.0}, "no server answers (timed out)"),
+    ],
+)
+def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):
+    monkeypatch.setattr(plan_checks, "ANSWER_S", 0.3)
+    with server(**how) as url:
+        fault = server_fault(url, MODEL)
+    assert fault.startswith(f"engine_url={url!r}: ") and said in fault and "\n" not in fault
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:8000", "http://"])
+def test_what_is_no_address_is_one_line(url):
+    assert server_fault(url, MODEL) == f"engine_url: {url!r} is not an http(s) address"
+
+
+def test_a_disk_without_room_is_one_line(tmp_path):
+    laptop, runs = Config.load("laptop"), tmp_path / "not" / "there"
+    assert here(laptop, {"final models": 1, HUB: 0}, runs) == []
+    (line,) = here(laptop, {"final models": NO_DISK, "metrics": 1}, runs)
+    assert line.startswith(f"the run writes {NO_DISK / 2**30:.2f} GiB to {runs}, where ")
+    assert "GiB are free: make room" in line and "\n" not in line
+    (line,) = here(laptop, {"final models": 1, HUB: NO_DISK}, runs)
+    assert "hub" in line.split(", where")[0], "the model goes to the hub's cache, not to runs/"
+    assert not runs.exists()
+
+
+def test_the_command(capsys, tmp_path):
+    assert main(["--profile=ci", "--here", f"--runs={tmp_path}"]) == 0
+    assert capsys.readouterr().err == ""
+    with server(body=serving(MODEL)) as url:
+        settings = ["--profile=gpu8", f"--set=engine_url={url}", f"--runs={tmp_path}"]
+        config = Config.load("gpu8", engine_url=url)
+        assert main(settings) == 0, "of a plan alone it is no error"
+        assert capsys.readouterr().err == ""
+        lacks = here(config, plan(config).disk, tmp_path)
+        assert main([*settings, "--here"]) == bool(lacks)
+        told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(lacks)
+    for line, expected in zip(told, lacks):  # but for what others wrote to the disk meanwhile
+        assert line.split(", where")[0] == "error: " + expected.split(", where")[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_nothing_is_trained_for_rollouts_that_cannot_come(tmp_path):
+    """SFT needs no engine here, and would run for hours before RL says that there is none."""
+    config = miniature(tmp_path, "qwen3", engine="vllm", teacher="solver")
+    arguments = stages.arguments("rl", config, tmp_path / "runs")
+    command = [sys.executable, "-m", "drlib.training", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {vllm_fault()}\n")
+    assert not (tmp_path / "runs").exists()
