@@ -28,6 +28,7 @@ Left out: numbers of workers that change, and stages on different hosts at the s
 
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -106,6 +107,9 @@ def connected(address: str | None) -> Iterator[None]:
         yield
         return
     where = {"address": address} if address else {"address": "local", "include_dashboard": False}
+    if shlex.quote(sys.executable) != sys.executable:
+        # Ray hands the interpreter's path to a shell as it is: one with a space would be cut
+        where["runtime_env"] = {"py_executable": shlex.quote(sys.executable)}
     try:
         _knock(address or "")
         ray.init(**where, log_to_driver=False, logging_level="error")
