@@ -65,6 +65,8 @@ class Calls:
         slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NODELIST": "some", "SLURM_JOB_ID": "7"}
         environment = os.environ | slurm | {"RUNS": str(self.runs)}
         environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        # vLLM sets it where it is imported, and in a folder with a space the loader complains of it
+        environment.pop("LD_PRELOAD", None)
         self.done = subprocess.run(
             ["bash", LAUNCH / f"{script}.sh"],
             env=environment,
