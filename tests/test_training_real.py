@@ -27,6 +27,7 @@ from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.optim import schedule
 from drlib.training.questions import Questions
 from drlib.training.run import read_manifest, read_metrics
+from drlib.training.step_time import measured_rates, work_of_row
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
 from tests.real_examples import MINIATURE, built, gap, miniature, weights
@@ -267,6 +268,8 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     for name in ("accuracy", "generated", "calls", "live_groups"):
         assert row[name] == pytest.approx(local[name], abs=1e-6), name
     assert row["live_groups"] > 0
+    assert work_of_row(row) == work_of_row(local)  # by which a plan takes its rates
+    assert measured_rates([row]).train_tokens_s > 0
     assert row["loss"] == pytest.approx(local["loss"], abs=5e-6)
     assert row["grad_norm"] == pytest.approx(local["grad_norm"], rel=1e-4)
     moved = {name: t.detach() for name, t in step.model.state_dict().items()}

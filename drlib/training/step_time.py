@@ -173,7 +173,8 @@ def side_by_side(time: StepTime, batches: int) -> list[Span]:
         taken = max(now, ready[engine])
         spans.append(Span(1 + engine, "generate", begun[engine], ready[engine], batch))
         begun[engine], ready[engine] = taken, taken + alone
-        age, version[engine] = batch - version[engine], batch
+        age = batch - version[engine]
+        version[engine] = batch
         trained = taken + time.train
         now = trained + time.sync
         spans.append(Span(0, "train", taken, trained, batch, age))
@@ -219,14 +220,8 @@ def rates_from(numbers: Mapping) -> Rates:
 
 
 def work_of_row(row: Mapping) -> Workload:
-    """What a measured step did; row: of a run's metrics.jsonl.
-
-    The local loop leaves out what has no gradient and says how much it trained on; TRL's step runs
-    every rollout through the model, and its rows say nothing of it.
-    """
-    generated = row["generated"] * row["rollouts"]
-    skips = "trained_share" in row
-    return Workload(generated, row["tokens"] * row["trained_share"] if skips else generated)
+    """What a measured step did; row: of a run's metrics.jsonl."""
+    return Workload(row["generated"] * row["rollouts"], row["tokens"] * row["trained_share"])
 
 
 def measured_rates(metrics_rows: Sequence[Mapping], processes: int = 1) -> Rates:
@@ -235,7 +230,7 @@ def measured_rates(metrics_rows: Sequence[Mapping], processes: int = 1) -> Rates
     processes: that the run had; each is one engine and one learner. ValueError: no rows, or they
     lack what is needed, or no step had a gradient.
     """
-    needed = ("generated", "rollouts", "seconds", "rollout_seconds")
+    needed = ("generated", "rollouts", "tokens", "trained_share", "seconds", "rollout_seconds")
     require(len(metrics_rows) > 0, "no rows of metrics: rates cannot be measured")
     for name in needed:
         held = all(name in row for row in metrics_rows)

@@ -110,7 +110,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             completion integers [T, L, k], the k experts of its T tokens, prompt included, in L
             sparse layers. With "none" they are for the metrics only.
 
-    Metrics beside TRL's: policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), and of the
+    Metrics beside TRL's: tokens (in the loss), trained_share (of them, those with a gradient),
+    policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), and of the
     sampling engine to the trainer before the update mismatch/kl, mismatch/max_logp_gap (nats).
 
     Raises ValueError: `args` sets an option that these replace, a switch lacks what it needs, or
@@ -202,11 +203,21 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         own = torch.tensor(loss_denominator(mask_BT, weights_N, config), device=weights_N.device)
         batch["advantages"], batch["loss_weights"] = advantages_N, weights_N
         batch["num_items_in_batch"] = self.accelerator.gather(own).sum()
-        live = live_tokens(batch, config.kl_coef > 0).sum()
-        batch["live_tokens"] = self.accelerator.gather(live[None]).sum()
+        batch["live_tokens"] = self._count_tokens(batch)
         out = self.accelerator.gather(weights_N == 0).float().mean().item()
-        self._metrics[self._mode]["filter/out_of_loss"].append(out)
+        self._report({"filter/out_of_loss": out})
         return batch
+
+    def _count_tokens(self, batch) -> Tensor:
+        """Tokens with a gradient, of all processes; reports as the local loop does how many are in
+        the loss, and the share of those that have one."""
+        weighed = loss_weighed(batch).sum()
+        live = live_tokens(batch, self.loss_config.kl_coef > 0).sum()
+        own = torch.stack([weighed, live])
+        total = self.accelerator.gather(own[None]).sum(dim=0)
+        tokens, trained = total.tolist()
+        self._report({"tokens": tokens, "trained_share": trained / max(tokens, 1)})
+        return total[1]
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **options
@@ -283,7 +294,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""
-        train, kl = self._mode == "train", self.loss_config.kl_coef > 0
+        train = self._mode == "train"
+        kl = self.loss_config.kl_coef > 0
         inputs = live_rows(inputs, kl) if train else inputs
         found = self._score_for_loss(model, inputs)
         logp_BT = found.logp_BT.float()  # bfloat16 from TRL's head under autocast
