@@ -40,6 +40,10 @@ READ_AT_ONCE = 8192  # tokens of prompts, on a CPU; no less than a context
 MAX_GAP = 1e-4  # nats between the engine's and the trainer's log-probabilities, float32
 PROBES = 4  # prompts that they are compared on
 PROBE_TOKENS = 32
+INSTALL_VLLM = (
+    "on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a CPU `make test-vllm` once, and "
+    "its environment `.venv-vllm`"
+)
 NO_ROUTES = (
     "routes=True: vLLM on a CPU records no experts, its runner that does wants a GPU: sample on a "
     "GPU, or with engine=hf (drlib.policy.hf.HfEngine)"
@@ -317,8 +321,5 @@ def _vllm():
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "vLLM is not installed: on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a "
-            "CPU `make test-vllm` once, and its environment `.venv-vllm`"
-        ) from error
+        raise ModuleNotFoundError(f"vLLM is not installed: {INSTALL_VLLM}") from error
     return EngineArgs, LLMEngine, current_platform

@@ -146,8 +146,8 @@ def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
 
     The router stays as it is, although PEFT's own "all-linear" means it too: who moves it sends
     tokens to experts that were not trained on them, and lets trainer and engine choose differently.
-    `EXPERTS` are the names that PEFT knows the experts' maps by; gate
-    and up, one weight today, so get an adapter of the rank each.
+    `EXPERTS` are the names that PEFT knows the experts' maps by: gate and up, which are one weight
+    today, so get an adapter of the rank each.
     """
     if config.lora_rank == 0:
         return None

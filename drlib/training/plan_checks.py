@@ -23,6 +23,7 @@ from transformers.utils import hub
 
 from drlib.config import PATHS, ROOT, Config
 from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
+from drlib.policy.vllm import INSTALL_VLLM
 from drlib.policy.vllm_server import REMEDY
 from drlib.registry import nearest
 from drlib.training import shapes
@@ -32,11 +33,6 @@ from drlib.worlds import WORLDS
 
 ANSWER_S = 5.0  # that a server may be silent
 HUB = "the hub's model"  # what is written to the hub's cache, of a plan's bytes by kind
-INSTALL_VLLM = (  # as `policy.vllm` has it
-    "on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a CPU `make test-vllm` once, and "
-    "its environment `.venv-vllm`"
-)
-
 AT_LEAST_ONE = (
     *("processes", "device_batch", "pack_tokens", "max_context_tokens"),
     *("rl_questions", "rl_group", "rl_oversample"),

@@ -52,19 +52,20 @@ def live_rows(batch: Batch, kl: bool) -> Batch:
     if not kept_B.any():
         kept_B[seen_BT.sum(dim=1).argmin()] = True
     width = batch[PROMPT[0]].size(1)
-    rows, columns = {}, {*PROMPT, *COMPLETION, ROUTES}
     used_T = seen_BT[kept_B].any(dim=0)
+    used_T[width] = True  # a completion of no tokens is none
     of_prompt, of_completion = used_T[:width], used_T[width:]
-    of_completion[0] = True  # a completion of no tokens is none
+    completions_BC = batch[COMPLETION[0]].shape
+    rows = {}
     for name, value in batch.items():
         if not isinstance(value, Tensor) or value.ndim == 0:
             rows[name] = value
         elif name in PROMPT:
             rows[name] = value[kept_B][:, of_prompt]
         elif name == ROUTES:
-            at_T = torch.cat([of_prompt, of_completion]).to(value.device)
-            rows[name] = value[kept_B.to(value.device)][:, at_T]
-        elif name in columns or tuple(value.shape[:2]) == tuple(batch[COMPLETION[0]].shape):
+            kept_there, used_there = kept_B.to(value.device), used_T.to(value.device)
+            rows[name] = value[kept_there][:, used_there]
+        elif value.shape[:2] == completions_BC:
             rows[name] = value[kept_B][:, of_completion]
         elif value.shape == kept_B.shape:
             rows[name] = value[kept_B]
