@@ -228,13 +228,24 @@ def test_with_adapters_and_several_contexts(tmp_path):
         require_own_routes(model, part.token_ids, part.routed_experts[:-1])
 
 
+def test_routes_are_those_of_the_tokens_in_trl_s_row(model):
+    """A context may end with what a tool returned: no token follows it, and the row leaves it."""
+    replayed = Routing(model, "r3")
+    routes_TLK = np.arange(6 * 3 * 2, dtype=np.uint16).reshape(6, 3, 2)
+    generated = np.array([0, 1, 1, 0, 1, 0], bool)
+    told = changed(a_trajectory(tokens=5), generated=generated, routed_experts=routes_TLK)
+    row = grpo_trl._columns(told, 0)
+    assert len(row["prompt_ids"]) + len(row["completion_ids"]) == 5
+    assert (grpo_trl._routes(told, row, replayed) == routes_TLK[:5]).all()
+
+
 def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
     replayed = Routing(model, "r3")
     told = a_trajectory(tokens=2)
     with pytest.raises(ValueError, match="reported no routes"):
-        grpo_trl._routes(told, replayed)
+        grpo_trl._routes(told, grpo_trl._columns(told, 0), replayed)
     silent = changed(told, generated=np.zeros(3, bool))
-    routes_TLK = grpo_trl._routes(silent, replayed)
+    routes_TLK = grpo_trl._routes(silent, grpo_trl._columns(silent, 0), replayed)
     assert routes_TLK.shape == (3, 3, replayed.sizes.chosen) and (routes_TLK == NO_RECORD).all()
 
 

@@ -210,7 +210,8 @@ class RollOuts:
         columns = [_columns(sample, trainer.padding) for sample, _ in drawn]
         batch = {name: [row[name] for row in columns] for name in columns[0]}
         if config.rl_routing == "r3":
-            batch[GIVEN] = [_routes(sample, trainer.routing) for sample, _ in drawn]
+            samples = [sample for sample, _ in drawn]
+            batch[GIVEN] = [_routes(s, row, trainer.routing) for s, row in zip(samples, columns)]
         return batch | {
             "judged": [t.reward for t in chosen],
             "weight": [float(w) * many for w, (_, many) in zip(weights_N, drawn)],
@@ -253,11 +254,12 @@ def _columns(sample: Trajectory, padding: int) -> dict:
     }
 
 
-def _routes(sample: Trajectory, routing: Routing) -> np.ndarray:
-    """What the engine reported of a context, uint16[T, L, k]; no record of one in which it has said
-    nothing. ValueError: it said something, and not where its tokens went."""
+def _routes(sample: Trajectory, row: dict, routing: Routing) -> np.ndarray:
+    """What the engine reported of a context's tokens that are in its `row`, uint16[T, L, k]; no
+    record of one in which it has said nothing. ValueError: it said something, and not where its
+    tokens went."""
     if sample.routed_experts is not None:
-        return sample.routed_experts
+        return sample.routed_experts[: len(row["prompt_ids"]) + len(row["completion_ids"])]
     require(not sample.generated.any(), f"{sample.id}: the engine reported no routes")
     sizes = routing.sizes
     return np.full((len(sample), sizes.layers, sizes.chosen), NO_RECORD, np.uint16)
