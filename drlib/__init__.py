@@ -16,6 +16,10 @@ trajectory
     policy generated and with what log-probability, the tool results, how it ended, its reward.
 profiles
     ci in seconds, laptop in minutes, gpu1 and gpu8 for real models.
+settings
+    How a setting is declared.
+rl_settings
+    The settings of reinforcement learning, each switch a published mechanism.
 config
     Every setting by one flat name.
 format
@@ -66,10 +70,10 @@ ask
     on the tour's policy or any model.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
-    drlib.lab run|refresh|check|reference|table|papers`.
+    drlib.lab run|refresh|check|reference|finding|sweep|strategies|table|papers`.
 cli
-    The `drlib` command: run, train, evaluate, plan, ask, report, sandbox; each hands over to a
-    room.
+    The `drlib` command: run, train, evaluate, plan, sweep, ask, report, sandbox; each hands over
+    to a room.
 
 Shapes are in names: B sequences, T tokens, V vocabulary, E experts, N rollouts, G group, as in
 `logp_BT` or `rewards_N`.

@@ -17,26 +17,14 @@ import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from drlib.profiles import PROFILES
 from drlib.registry import nearest
+from drlib.rl_settings import RLSettings
+from drlib.settings import setting
 
 ROOT = Path(__file__).resolve().parents[1]  # of the checkout: figures/, notebooks/, runs/
-
-
-def setting(default: Any, meaning: str, *stages: str, choices: str = "") -> Any:
-    """A field of Config.
-
-    Args:
-        meaning: what it is, with its unit.
-        stages: who reads it, as `Stage.reads` in `drlib.training.stages`; none for what changes no
-            result (how many processes, say).
-        choices: the registry that knows the values, "module:NAME"; where the type is a Literal, it
-            says them itself.
-    """
-    told = {"meaning": meaning, "stages": stages, "choices": choices}
-    return dataclasses.field(default=default, metadata=told)
 
 
 POLICY = "untrained"
@@ -47,7 +35,7 @@ ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody 
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RLSettings):
     """All settings of a run. Units are in the names; shares are in 0..1."""
 
     profile: str = setting("laptop", "the name of these settings, and of their folder in runs/")
@@ -179,78 +167,6 @@ class Config:
     sft_continued_steps: int = setting(
         1100, "steps of the control: as much compute as RL has", "sft_continued"
     )
-
-    rl_start: str = setting("", "a policy's folder to start from instead of the stage sft", "rl")
-    rl_steps: int = setting(100, "steps of reinforcement learning", "rl")
-    rl_questions: int = setting(48, "questions a step", "rl")
-    rl_group: int = setting(8, "rollouts a question", "rl")
-    rl_lr: float = setting(4e-4, "learning rate of AdamW", "rl")
-    rl_warmup_steps: int = setting(3, "steps of linear warm-up", "rl")
-    rl_python_share: float = setting(0.25, "of the questions: sums for the sandbox", "rl")
-    rl_fictional_share: float = setting(0.5, "of the search questions: invented worlds", "rl")
-    rl_conditions: int = setting(
-        3, "of a question at most, where the engine makes them (1: chains alone)", "rl"
-    )
-    rl_agent: str = setting(
-        "react", "who rolls out: an agent's line (drlib.agents.naming), several joined by +", "rl"
-    )
-    rl_trail_share: float = setting(
-        0.0, "of the questions: trails, longer than a context (drlib.synthesis.trails)", "rl"
-    )
-    rl_trail_pages: int = setting(12, "pages of a trail, at most", "rl")
-    rl_overlong: Literal["exclude", "keep"] = setting(
-        "exclude", 'unanswered over-long failures in the loss ("exclude": Tongyi\'s rule)', "rl"
-    )
-    # Switches of reinforcement learning; with all of them as here a step is the published recipe.
-    rl_advantage: str = setting(
-        "leave_one_out", "the estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
-    )
-    rl_baseline: Literal["trajectories", "samples"] = setting(
-        "trajectories",
-        'what rewards are compared over ("samples": the contexts of rollouts, WebResearcher)',
-        "rl",
-    )
-    rl_sample_multiple: int = setting(
-        1, "contexts that are trained on: a multiple of it (WebResearcher's down-sampling)", "rl"
-    )
-    rl_clip: str = setting(
-        "ppo", "what happens to a ratio out of range", "rl", choices="drlib.rl.clips:CLIPS"
-    )
-    rl_level: Literal["token", "sequence"] = setting("token", "what the ratio is of", "rl")
-    rl_aggregate: Literal["token", "sequence", "constant"] = setting(
-        "token", "what the sum of the loss is divided by", "rl"
-    )
-    rl_epsilon_low: float = setting(0.2, "the ratio's range below 1", "rl")
-    rl_epsilon_high: float = setting(0.28, "the ratio's range above 1", "rl")
-    rl_correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = setting(
-        "none", "of the engine's mismatch", "rl"
-    )
-    rl_kl_coef: float = setting(0.0, "weight of the KL towards the cold start", "rl")
-    rl_hallucination: Literal["keep", "exclude"] = setting(
-        "keep", "successes after imagined responses in the loss", "rl"
-    )
-    rl_drop_equal: bool = setting(
-        False, "groups of equal rewards leave the token count (DAPO)", "rl"
-    )
-    rl_oversample: int = setting(1, "rollouts made for each one kept", "rl")
-    rl_resample: Literal["none", "sample", "sort"] = setting(
-        "none", "how those kept are chosen (GRPO-RoC)", "rl"
-    )
-    rl_routing: Literal["none", "r2", "r3"] = setting(
-        "none", "experts replayed: as the policy before the update chose, or the engine", "rl"
-    )
-    rl_minibatches: int = setting(1, "updates a batch", "rl")
-    rl_staleness: int = setting(0, "steps that the engine goes on with old weights", "rl")
-    rl_engine: Literal["float32", "bfloat16"] = setting(
-        "float32", "to which the engine's weights are rounded", "rl"
-    )
-    rl_emergency_stop: bool = setting(
-        False, "stop when nearly no rollout ends with an answer any more", "rl"
-    )
-    rl_reward: str = setting(
-        "exact_match", '("random": the control)', "rl", choices="drlib.rl.rewards:REWARDS"
-    )
-    rl_temperature: float = setting(1.0, "of sampling, and of the loss", "rl")
 
     eval_questions: int = setting(200, "questions of each kind", "evaluate")
     eval_samples: int = setting(8, "answers a question at temperature 1", "evaluate")

@@ -6,6 +6,7 @@ dead and every gradient 0, and a loop that never learned anything would pass its
 """
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages
 from drlib.training.questions import Questions
-from drlib.training.ranks import Ranks
+from drlib.training.ranks import Ranks, gradients
 from drlib.training.run import RunFolder
+from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 
 SMALL = {
@@ -80,6 +82,30 @@ def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
 def flat(model) -> torch.Tensor:
     """All weights in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def after_a_kill(machine, fresh):
+    """`fresh` with the state of `machine`, by way of JSON as TRL's checkpoint stores it."""
+    fresh.load_state_dict(json.loads(json.dumps(machine.state_dict())))
+    return fresh
+
+
+def gradient_of(model) -> torch.Tensor:
+    """The gradients of all weights in one vector."""
+    return torch.cat([gradient.flatten() for gradient in gradients(model)])
+
+
+def only_dead(shards):
+    """The same rollouts, all of reward 0."""
+    return [[with_reward(t, 0.0, t.reward_parts) for t in shard] for shard in shards]
+
+
+def live_groups(trajectories) -> list[str]:
+    """The names of the groups whose rewards differ."""
+    rewards: dict[str, set] = {}
+    for t in trajectories:
+        rewards.setdefault(t.group_id, set()).add(t.reward)
+    return [name for name, different in rewards.items() if len(different) > 1]
 
 
 def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Tensor, dict]:

@@ -90,8 +90,8 @@ MUTANTS = [
     Mutant(
         "filter: ignored",
         "drlib/training/grpo.py",
-        "switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)",
-        'switches = FilterConfig("keep")',
+        "apply_filter(trajectories, filter_of(config))",
+        'apply_filter(trajectories, filter_of(config.derive(rl_overlong="keep")))',
         (f"{SWITCHES}::test_a_switch_changes_the_weights",),
         "over-long failures are trained on whatever the settings say",
     ),
@@ -113,7 +113,7 @@ MUTANTS = [
     ),
     Mutant(
         "resampling: of the reversed group",
-        "drlib/training/grpo.py",
+        "drlib/training/rollouts.py",
         "        chosen += [group[i] for i in kept]",
         "        chosen += [group[-1 - i] for i in kept]",
         (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes_of_every_group",),
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         "live groups: a missing reward counts",
-        "drlib/training/grpo.py",
+        "drlib/training/step_summary.py",
         'set() if f["reward"] is None else {f["reward"]}',
         '{f["reward"]}',
         (f"{LOOP}::test_groups_that_could_not_be_judged_are_not_live",),
@@ -189,8 +189,8 @@ MUTANTS = [
     Mutant(
         "gradient: filtered tokens are counted",
         "drlib/training/gradient.py",
-        '"tokens": float(sum(kept[i] for i in weighed)),',
-        '"tokens": float(sum(kept)),',
+        '"tokens": float(sum(weights[i] * counted[i] for i in weighed)),',
+        '"tokens": float(sum(counted)),',
         (f"{GRADIENT}::test_dropping_equal_groups_takes_their_tokens_out_of_the_count",),
         "what is out of the loss still divides it",
     ),
@@ -229,8 +229,8 @@ MUTANTS = [
     Mutant(
         "temperature: the trainer forgets it",
         "drlib/training/gradient.py",
-        "return rows, score(model, rows, mask_RT, config.rl_temperature)",
-        "return rows, score(model, rows, mask_RT)",
+        "scored = score(model, rows, mask_RT, config.rl_temperature)",
+        "scored = score(model, rows, mask_RT)",
         (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
         "the ratio is of two different distributions",
     ),
@@ -253,8 +253,8 @@ MUTANTS = [
     Mutant(
         "KL: sign",
         "drlib/rl/losses.py",
-        "loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)",
-        "loss_BT = loss_BT - config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)",
+        "loss_BT = loss_BT + _kl_weighted(kl_BT, log_weight_BT, config)",
+        "loss_BT = loss_BT - _kl_weighted(kl_BT, log_weight_BT, config)",
         (f"{GRADIENT}::test_a_kl_term_draws_the_policy_towards_its_reference",),
         "the policy is driven away from its reference",
     ),
@@ -341,7 +341,7 @@ MUTANTS = [
     ),
     Mutant(
         "rollouts: a seed used again",
-        "drlib/training/grpo.py",
+        "drlib/training/rollouts.py",
         'f"rollout-{seed}-{step}".encode()',
         'f"rollout-{seed}".encode()',
         (GRADIENT, LOOP),

@@ -28,8 +28,7 @@ PROMISED = frozenset(
 # the other halves of mechanisms that docs/papers.md lists: no run uses those yet either
 COMPANIONS = frozenset(
     """
-    biased_routing expert_load distillation_loss first_live_groups rollout_signals sync_reference
-    replay_weights
+    biased_routing expert_load distillation_loss
     """.split()
 )
 

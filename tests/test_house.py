@@ -26,6 +26,8 @@ ROOMS = (
     "task",
     "trajectory",
     "profiles",
+    "settings",
+    "rl_settings",
     "config",
     "format",
     "wordings",

@@ -17,10 +17,10 @@ from drlib.lab.findings import (
     Claim,
     claims,
     finding,
-    findings_block,
     measure,
-    outcome_of,
 )
+from drlib.lab.findings_page import FINDINGS_PAGE, findings_block, findings_page
+from drlib.lab.statements import outcome_of
 from drlib.lab.strategies import Plan
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
@@ -166,3 +166,34 @@ def test_a_committed_finding_follows_from_its_rows(path):
 
 def test_the_table_of_claims_says_where_each_comes_from():
     assert CLAIMS.exists() and all(claim.source and claim.claim for claim in claims().values())
+
+
+def test_the_page_of_findings_is_drawn_from_the_committed_files():
+    assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(), (
+        "run: python -m drlib.lab table"
+    )
+
+
+def test_an_arm_of_a_sweep_that_claims_something_is_a_row_beside_the_findings(tmp_path):
+    """An arm that claims nothing, or was not compared yet, is none."""
+    asked = {"kind": "search", "decoding": "sample", "n": 7, "accuracy": 0.25}
+    difference = {"effect": -0.125, "interval": [-0.2, -0.05], "seeds": [0, 1]}
+    claim = {"claim": "Less is less", "source": "nobody", "expected": "lower"}
+    arms = [
+        {"arm": "usual", "asked": [{**asked, "accuracy": 0.375}]},
+        {
+            "arm": "less",
+            "asked": [{**asked, "difference": difference}],
+            "claim": {**claim, "outcome": "reproduced", **difference},
+        },
+        {"arm": "later", "asked": [], "claim": {**claim, "outcome": "open"}},
+    ]
+    folder = tmp_path / "sweeps" / "some"
+    folder.mkdir(parents=True)
+    found = {"control": "usual", "command": "drlib sweep some", "arms": arms}
+    (folder / "sweep.json").write_text(json.dumps(found))
+    rows = findings_block(tmp_path / "none", tmp_path / "sweeps").splitlines()[2:]
+    assert rows == [
+        "| Less is less | nobody | 25.0, 37.5 (search, sample, n=7, 2 seeds) "
+        "| -12.5 [-20.0, -5.0] | **reproduced** | `drlib sweep some` |"
+    ]

@@ -61,6 +61,16 @@ def test_the_table_says_who_caught_what():
     assert "| sign | rl/a.py | wrong way | `test_a` | 1 |" in text
 
 
+def test_what_a_table_says_is_read_back_but_for_what_has_changed():
+    one, two = all_mutants()[:2]
+    text = mutants.table([(two, "test_b", 2.0), (one, "test_a", 1.0)])
+    assert mutants.known_rows(text) == [(one, "test_a", 1.0), (two, "test_b", 2.0)]
+    moved = text.replace(two.path.removeprefix("drlib/"), "elsewhere.py")
+    kept = mutants.known_rows(moved)
+    assert (two, "test_b", 2.0) not in kept
+    assert mutants.in_order([(two, "", 0.0), (one, "", 0.0)])[0][0] == one
+
+
 def test_the_committed_table_is_of_all_faults_of_the_list_and_each_was_caught():
     lines = mutants.TABLE.read_text(encoding="utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]

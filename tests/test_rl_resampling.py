@@ -10,9 +10,7 @@ from drlib.rl.resampling import (
     drop_equal_groups,
     error_penalty,
     fill_with_live_groups,
-    first_live_groups,
     format_penalty,
-    missing_groups,
     resample_on_correct,
     roc_quotas,
 )
@@ -277,33 +275,12 @@ def test_a_batch_without_a_live_group_fills_to_nothing():
         assert indices_M.tolist() == groups_M.tolist() == []
 
 
-def test_dynamic_sampling_counts_what_is_missing_and_takes_the_first():
+def test_the_filter_s_module_exports_it_too():
     assert exported is drop_equal_groups
-    live = live_groups()
-    assert missing_groups(REWARDS, GROUPS, 8) == 8 - len(live)
-    assert missing_groups(REWARDS, GROUPS, len(live)) == missing_groups(REWARDS, GROUPS, 0) == 0
-    chosen = first_live_groups(REWARDS, GROUPS, 2).tolist()
-    assert {GROUPS[i] for i in chosen} == set(live[:2]) and len(chosen) == 4
-    with pytest.raises(ValueError, match=f"only {len(live)} of 8 live groups"):
-        first_live_groups(REWARDS, GROUPS, 8)
-
-
-def test_a_scripted_sampler_never_emits_a_dead_group():
-    rng, rewards, groups, rounds = np.random.default_rng(0), [], [], 0
-    while missing := missing_groups(rewards, groups, 6):
-        rounds += 1
-        for _ in range(missing):
-            groups += [len(groups)] * 4
-            rewards += (rng.random(4) < rng.choice([0.0, 0.5, 1.0])).astype(float).tolist()
-    chosen = first_live_groups(rewards, groups, 6)
-    kept = torch.tensor(rewards)[chosen], torch.tensor(groups)[chosen]
-    assert rounds > 1 and len(chosen) == 24 and drop_equal_groups(*kept).all()
 
 
 def test_members_not_valid_make_no_group_live_but_come_along():
     rewards, groups = [1.0, 1.0, float("nan"), 1.0, 0.0, float("nan")], [0, 0, 0, 1, 1, 1]
     valid = [True, True, False, True, True, False]
-    assert missing_groups(rewards, groups, 2, valid) == 1
-    assert first_live_groups(rewards, groups, 1, valid).tolist() == [3, 4, 5]
     indices_M, groups_M = fill_with_live_groups(rewards, groups, valid)
     assert indices_M.tolist() == [3, 4, 5, 3, 4, 5] and groups_M.tolist() == [0, 0, 0, 1, 1, 1]

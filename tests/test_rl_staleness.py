@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drlib.rl.stability import StalenessFilter
-from drlib.rl.staleness import ReplayBuffer, age, repair_groups, replay_weights
-from drlib.trajectory import (
-    Segment,
-    Termination,
-    Trajectory,
-    load_trajectories,
-    save_trajectories,
-)
+from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, repair_groups, replay_weights
+from drlib.trajectory import Segment, Termination, Trajectory
 
 
 def a_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
@@ -127,71 +121,100 @@ def test_a_group_larger_than_its_size_is_refused():
 # ---------------------------------------------------------------- replay
 
 
-def a_group(name, version, world="w", fault=False):
-    return [a_rollout([version], world, fault and i == 1, name, f"{name}-{i}") for i in range(2)]
+def a_group(name, version, world="w", fault=False, priority=1.0):
+    rollouts = [a_rollout([version], world, fault and i == 1, name, f"{name}-{i}") for i in (0, 1)]
+    return TrainedGroup(rollouts, [priority, -priority], [1.0, 1.0])
 
 
 def filled(**kwargs):
-    buffer = ReplayBuffer(**{"capacity": 9, "max_age": 2} | kwargs)
+    buffer = ReplayBuffer(**{"max_age": 2} | kwargs)
     for i in range(6):
         buffer.add(a_group(f"g{i}", i))
     return buffer
+
+
+def names_of(drawn):
+    return [group.rollouts[0].group_id for group, _ in drawn]
 
 
 def test_only_groups_of_the_recent_policy_and_this_world_come_back():
     buffer = filled()
     buffer.add(a_group("moved", 5, world="old"))
     buffer.add(a_group("broken", 5, fault=True))
-    drawn, ages_N = buffer.draw(99, 6, random.Random(0), worlds={"w"})
-    by_group = {t.group_id: int(a) for t, a in zip(drawn, ages_N)}
-    assert by_group == {"g4": 2, "g5": 1} and len(drawn) == 4
-    left = [group[0].group_id for group in buffer.state["groups"]]
+    seen = set()
+    for seed in range(20):
+        drawn = buffer.draw(99, 6, random.Random(seed), worlds={"w"})
+        assert len(drawn) == 2  # no more draws than groups that fit
+        seen |= set(names_of(drawn))
+    assert seen == {"g4", "g5"}
+    left = [group.rollouts[0].group_id for group in buffer.state["groups"]]
     assert left == ["g4", "g5", "moved", "broken"]  # what is too old is forgotten
-    assert ages_N.dtype == torch.int64
-    assert len(buffer.draw(99, 6, random.Random(0), worlds=None)[0]) == 6  # no world ever changes
+    assert len(buffer.draw(99, 6, random.Random(0), worlds=None)) == 3  # no world ever changes
+    assert buffer.draw(1, 99, random.Random(0), worlds=None) == []
+    assert buffer.state_dict() == {"groups": []}
 
 
-def test_the_buffer_is_a_ring_and_draws_whole_groups_without_repeats():
-    buffer = filled(capacity=4, max_age=9)
-    assert [group[0].group_id for group in buffer.state["groups"]] == ["g2", "g3", "g4", "g5"]
-    counts = dict.fromkeys(("g2", "g3", "g4", "g5"), 0)
-    rng = random.Random(3)
-    for _ in range(400):
-        drawn, _ = buffer.draw(2, 6, rng, worlds=None)
-        names = [t.group_id for t in drawn]
-        assert names[0] == names[1] != names[2] == names[3]
-        counts[names[0]] += 1
-        counts[names[2]] += 1
-    assert all(150 < count < 250 for count in counts.values())  # 200 each, 5 sigma is 50
+PRIORITIES = (0.1, 0.2, 0.4, 0.8)
 
 
-def test_replay_is_off_without_settings():
-    buffer = ReplayBuffer()
-    buffer.add(a_group("g", 0))
-    drawn, ages_N = buffer.draw(3, 0, random.Random(0), worlds=None)
-    assert drawn == [] and ages_N.shape == (0,) and buffer.state_dict() == {"groups": []}
-    assert replay_weights(ages_N, torch.zeros(0)).shape == (0,)
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_groups_are_drawn_in_proportion_to_their_priority(alpha):
+    """Chi-square of 4000 draws over four groups: 16.3 is the 0.999 quantile of 3 degrees."""
+    buffer = ReplayBuffer(9, alpha)
+    for i, priority in enumerate(PRIORITIES):
+        buffer.add(a_group(f"g{i}", 0, priority=priority))
+    rng = random.Random(5)
+    drawn = [name for _ in range(2000) for name in names_of(buffer.draw(2, 0, rng, worlds=None))]
+    chances = np.array(PRIORITIES) ** alpha
+    expected = 4000 * chances / chances.sum()
+    found = np.array([drawn.count(f"g{i}") for i in range(4)])
+    assert ((found - expected) ** 2 / expected).sum() < 16.3
 
 
-def test_a_killed_run_replays_the_same_groups(tmp_path):
-    whole, resumed = filled(), ReplayBuffer(9, 2)
-    rollouts = [t for group in whole.state_dict()["groups"] for t in group]
-    save_trajectories(tmp_path / "replay.parquet", rollouts)
-    loaded = load_trajectories(tmp_path / "replay.parquet")
-    resumed.load_state_dict({"groups": [loaded[i : i + 2] for i in range(0, len(loaded), 2)]})
+def test_importance_weights_by_hand():
+    """(N P)^-beta over its largest value, which is that of the least probable group."""
+    buffer = ReplayBuffer(9, 0.5, 0.4)
+    for i, priority in enumerate((0.16, 0.64, 0.25)):
+        buffer.add(a_group(f"g{i}", 0, priority=priority))
+    chances = np.array([0.4, 0.8, 0.5]) / 1.7  # square roots of the priorities
+    by_hand = (3 * chances) ** -0.4
+    by_hand = dict(zip(("g0", "g1", "g2"), by_hand / by_hand.max()))
+    weights = {}
+    for seed in range(20):
+        drawn = buffer.draw(3, 0, random.Random(seed), worlds=None)
+        weights |= dict(zip(names_of(drawn), [weight for _, weight in drawn]))
+    assert weights == pytest.approx(by_hand) and weights["g0"] == 1.0
+    even = ReplayBuffer(9, 0.0)
+    even.state["groups"] = buffer.state["groups"]
+    assert {w for _, w in even.draw(3, 0, random.Random(0), worlds=None)} == {1.0}
+
+
+def test_the_same_buffer_draws_the_same_groups():
+    whole, resumed = filled(), ReplayBuffer(2)
+    resumed.load_state_dict(whole.state_dict())
     for now in (5, 6, 7):
         ours, theirs = (b.draw(2, now, random.Random(now), worlds={"w"}) for b in (whole, resumed))
-        assert list(map(repr, ours[0])) == list(map(repr, theirs[0]))
-        assert torch.equal(ours[1], theirs[1])
+        assert ours == theirs and ours
         for buffer in (whole, resumed):
             buffer.add(a_group(f"new{now}", now))
-    assert repr(whole.state) == repr(resumed.state)
+    assert whole.state == resumed.state
+
+
+def test_a_group_says_what_it_was_trained_with():
+    group = a_group("g", 0, priority=0.5)
+    assert group.priority == 0.5
+    with pytest.raises(ValueError, match="one group"):
+        TrainedGroup([a_rollout(group="a"), a_rollout(group="b")], [1.0, 1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="one advantage and one weight"):
+        TrainedGroup(group.rollouts, [1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="group g is dead"):
+        TrainedGroup(group.rollouts, [0.0, 0.0], [1.0, 1.0])
 
 
 def test_weights_by_hand():
     ages_N, log_ratio_N = torch.tensor([0, 1, 2, 3]), torch.log(torch.tensor([1.0, 0.5, 1.5, 9.0]))
     weights_N = replay_weights(ages_N, log_ratio_N, decay=0.5, cap=2.0)
-    assert torch.allclose(weights_N, torch.tensor([1.0, 0.25, 0.375, 0.25]) / 1.875 * 4)
+    assert torch.allclose(weights_N, torch.tensor([1.0, 0.25, 0.375, 0.25]))
 
 
 def test_weights_are_one_on_policy_and_carry_no_gradient():
@@ -204,8 +227,6 @@ def test_capped_weights_neither_overflow_nor_vanish_unseen():
     extreme_N = torch.tensor([500.0, -500.0])
     ages_N = torch.zeros(2, dtype=torch.int64)
     assert torch.allclose(replay_weights(ages_N, extreme_N, cap=2.0), torch.tensor([2.0, 0.0]))
-    with pytest.raises(ValueError, match="too old"):
-        replay_weights(ages_N, torch.tensor([-500.0, -500.0]))
 
 
 BAD = [
@@ -223,10 +244,8 @@ def test_bad_weights_are_refused(ages_N, log_ratio_N, kwargs, words):
         replay_weights(ages_N, log_ratio_N, **kwargs)
 
 
-def test_bad_settings_and_mixed_groups_are_refused():
+def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="max_age"):
         StalenessFilter(-1)
-    with pytest.raises(ValueError, match="capacity"):
-        ReplayBuffer(-1)
-    with pytest.raises(ValueError, match="one group"):
-        ReplayBuffer(1).add([a_rollout(group="a"), a_rollout(group="b")])
+    with pytest.raises(ValueError, match="alpha"):
+        ReplayBuffer(1, alpha=1.5)

@@ -24,13 +24,15 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.gradient import Share, check_switches, learn, loss_config, micro_batches, record
+from drlib.training.gradient import Share, learn, micro_batches, record
 from drlib.training.grpo import COLLAPSE, Step, advantages_of, choose, engine_weights
 from drlib.training.optim import Optimizers
+from drlib.training.questions import Questions
 from drlib.training.ranks import Ranks
 from drlib.training.run import Interrupted, RunFolder
+from drlib.training.switches import check_switches, loss_config
 from drlib.trajectory import with_reward
-from drlib.worlds import load_world
+from drlib.worlds import Names, load_world
 
 PAD, CONTEXT = 0, 160
 TASKS = [Task(str(i), f"What is {i} times 7?", str(7 * i), "python", "python") for i in range(4)]
@@ -133,6 +135,27 @@ def test_packed_micro_batches_give_the_gradient_of_the_padded_whole(policy, roll
     assert (packed - whole).norm() < 2e-5 * whole.norm()
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_correction_s_level_is_that_of_the_padded_whole(policy, rollouts, level):
+    """A sequence's weight is the product of its tokens': they cannot stand alone."""
+    config = settings(
+        rl_correction="truncate",
+        rl_correction_level=level,
+        rl_correction_low=0.2,
+        rl_correction_high=5.0,
+        rl_engine="bfloat16",
+    )
+    rng = np.random.default_rng(0)
+    old = [
+        (t.logprobs + rng.normal(0, 0.05, len(t)) * t.generated).astype(np.float32)
+        for t in rollouts
+    ]
+    _, packed = gradients(policy, rollouts, config, {"old": old})
+    whole = by_hand(policy, rollouts, config, old)
+    assert whole.norm() > 0
+    assert (packed - whole).norm() < 2e-5 * whole.norm()
+
+
 def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(policy, rollouts):
     found = record(policy, rollouts, settings(), PAD)
     for values, trajectory in zip(found, rollouts, strict=True):
@@ -217,7 +240,7 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     assert (packed - whole).norm() < 2e-5 * whole.norm()
 
 
-def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
+def test_switches_that_would_do_nothing_alone_are_refused():
     for changes, word in (
         ({"rl_correction": "icepop"}, 'rl_correction="icepop" .* set rl_engine'),
         ({"rl_minibatches": 0}, "rl_minibatches must be at least 1"),
@@ -228,8 +251,6 @@ def test_switches_that_would_do_nothing_alone_are_refused(policy, rollouts):
         with pytest.raises(ValueError, match=word):
             check_switches(settings(**changes))
     check_switches(settings(rl_correction="icepop", rl_staleness=1, rl_minibatches=2))
-    with pytest.raises(ValueError, match="0 and 1"):
-        Share(rollouts, torch.ones(16), torch.full((16,), 0.5))
 
 
 def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
@@ -319,11 +340,14 @@ class Scripted(Step):
 
 @pytest.mark.parametrize("interrupted_after", [2, 5, 9])
 def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
-    policy, rollouts, chat, tmp_path, interrupted_after
+    policy, rollouts, chat, world, tmp_path, interrupted_after
 ):
+    config = settings(rl_steps=40)
+    questions = Questions(config, world, Names.of(world))
+
     def go_on(name, stop_after):
         run = RunFolder(tmp_path / name, {})
-        step = Scripted(settings(rl_steps=40), run, copy.deepcopy(policy), chat, None, None)
+        step = Scripted(config, run, copy.deepcopy(policy), chat, None, questions)
         step.rollouts, step.stop_after, step.taken = rollouts, stop_after, []
         try:
             return run.loop(step, 40, 1000, step.extra), step.taken

@@ -16,10 +16,19 @@ from drlib.config import Config
 from drlib.training import grpo, stages
 from drlib.training.batches import pack, score, spread
 from drlib.training.gradient import Share, learn, micro_batches, record
-from drlib.training.ranks import Ranks, gradients
+from drlib.training.ranks import Ranks
 from drlib.training.run import read_metrics
 from drlib.trajectory import load_trajectories, with_reward
-from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
+from tests.loop_examples import (
+    a_batch,
+    build_world,
+    cold_start,
+    flat,
+    gradient_of,
+    learned,
+    only_dead,
+    settings,
+)
 
 start = cold_start
 batch = a_batch
@@ -28,15 +37,6 @@ batch = a_batch
 @pytest.fixture(scope="module")
 def pad_id(start):
     return start.chat.tokenizer.pad_token_id
-
-
-def gradient_of(model) -> torch.Tensor:
-    return torch.cat([gradient.flatten() for gradient in gradients(model)])
-
-
-def only_dead(shards):
-    """The same rollouts, all of reward 0."""
-    return [[with_reward(t, 0.0, t.reward_parts) for t in shard] for shard in shards]
 
 
 # ---------------------------------------------------------------- a step learns
@@ -237,6 +237,8 @@ RESUMED = {
         "rl_advantage": "batch_normalized",
     },
     "resampling": {"rl_oversample": 2, "rl_resample": "sample", "rl_engine": "bfloat16"},
+    "curation and stages": {"rl_pool": 16, "rl_curation_every": 1, "rl_stages": "three"},
+    "exact mixture": {"rl_mixture": "exact", "rl_curriculum": "none"},
 }
 
 

@@ -3,7 +3,6 @@
 Run: python -m pytest tests/test_training_real.py
 """
 
-import copy
 import importlib.util
 import json
 import shutil
@@ -250,8 +249,9 @@ def tour(**changes) -> Config:
         {"rl_aggregate": "sequence"},
         {"rl_routing": "r2"},
         {"rl_oversample": 2, "rl_resample": "sort", "rl_group": 4},
+        {"rl_pool": 8, "rl_mixture": "exact"},
     ],
-    ids=["recipe", "kl", "sequences", "routes replayed", "more than are kept"],
+    ids=["recipe", "kl", "sequences", "routes replayed", "more than are kept", "a pool"],
 )
 def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""
@@ -307,9 +307,9 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
     seen = []
     draw = Questions.draw
 
-    def noted(self, step, curriculum):
-        seen.append(copy.deepcopy(curriculum.state_dict()))
-        return draw(self, step, curriculum)
+    def noted(self, step, curriculum, *again):
+        seen.append(curriculum.state_dict())
+        return draw(self, step, curriculum, *again)
 
     monkeypatch.setattr(Questions, "draw", noted)
     config = tour(rl_steps=2, rl_lr=1e-2)
@@ -332,7 +332,7 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
         ({"rl_staleness": 1}, "rl_staleness=1 is not there"),
         ({"max_context_tokens": 100_000}, "max_context_tokens=100000"),
         ({"device_batch": 5}, "cannot be shared by 1 processes with device_batch=5"),
-        ({"rl_routing": "r2", "trainer": "local"}, "rl_routing is of trainer=trl"),
+        ({"rl_routing": "r2", "trainer": "local"}, "the local engine is exact"),
         ({"rl_routing": "r3"}, "routed_experts|routes"),
         ({"fsdp": True}, "fsdp=true shards over processes"),
         ({"engine": "server"}, "engine=server needs engine_url"),

@@ -54,46 +54,58 @@ def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, n
             assert (changed.name == usual.name) == (fixed or free), field.name
 
 
+# Another allowed value of those for which one more, half or the opposite is none.
+OTHERS = {
+    "profile": "ci",
+    "plugins": "this",
+    "rl_start": "figures/reference/tour/policy_sft",
+    "init": "plain",
+    "rl_overlong": "keep",
+    "rl_advantage": "group_mean",
+    "rl_clip": "none",
+    "rl_level": "sequence",
+    "rl_aggregate": "sequence",
+    "rl_correction": "mask",
+    "rl_hallucination": "exclude",
+    "rl_resample": "sort",
+    "rl_engine": "bfloat16",
+    "rl_reward": "random",
+    "rl_routing": "r2",
+    "rl_emergency_stop": False,
+    "rl_labels": "wrong",
+    "rl_curriculum": "none",
+    "rl_mixture": "exact",
+    "rl_stages": "three",
+    "rl_entropy_tokens": "random",
+    "rl_entropy_scope": "micro",
+    "rl_denominator": "all",
+    "rl_correction_level": "sequence",
+    "rl_kl_estimator": "k1",
+    "world": "cldr",
+    "cpt_fas_questions": "memory",
+    "demonstration_filter": "none",
+    "sft_loss_on": "all",
+    "questions": "engine",
+    "skills": "memory",
+    "rl_agent": "iterresearch",
+    "rl_baseline": "samples",
+    "teacher": "solver",
+    "world_endpoint": "http://localhost:1/v1",
+    "world_model": "another",
+    "model": "another",
+    "trainer": "trl",
+    "dtype": "bfloat16",
+    "model_tools": "template",
+    "engine": "hf",
+    "engine_url": "http://localhost:1/v1",
+    "report_to": "tensorboard",
+}
+
+
 def other(field):
     """Another allowed value."""
-    named = {
-        "profile": "ci",
-        "plugins": "this",
-        "rl_start": "figures/reference/tour/policy_sft",
-        "init": "plain",
-        "rl_overlong": "keep",
-        "rl_advantage": "group_mean",
-        "rl_clip": "none",
-        "rl_level": "sequence",
-        "rl_aggregate": "sequence",
-        "rl_correction": "mask",
-        "rl_hallucination": "exclude",
-        "rl_resample": "sort",
-        "rl_engine": "bfloat16",
-        "rl_reward": "random",
-        "rl_routing": "r2",
-        "rl_emergency_stop": False,
-        "world": "cldr",
-        "cpt_fas_questions": "memory",
-        "demonstration_filter": "none",
-        "sft_loss_on": "all",
-        "questions": "engine",
-        "skills": "memory",
-        "rl_agent": "iterresearch",
-        "rl_baseline": "samples",
-        "teacher": "solver",
-        "world_endpoint": "http://localhost:1/v1",
-        "world_model": "another",
-        "model": "another",
-        "trainer": "trl",
-        "dtype": "bfloat16",
-        "model_tools": "template",
-        "engine": "hf",
-        "engine_url": "http://localhost:1/v1",
-        "report_to": "tensorboard",
-    }
-    if field.name in named:
-        return named[field.name]
+    if field.name in OTHERS:
+        return OTHERS[field.name]
     if isinstance(field.default, bool):
         return not field.default
     return field.default + 1 if isinstance(field.default, int) else field.default / 2 + 0.0123

@@ -13,9 +13,9 @@ import torch
 from drlib.rl.resampling import fewest_dropped
 from drlib.synthesis.trails import NEXT_PAGE
 from drlib.training import grpo
-from drlib.training.gradient import check_switches
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.samples import all_contexts, contexts_of
+from drlib.training.switches import check_switches
 from drlib.worlds import Names
 from tests.loop_examples import a_batch, cold_start, flat, settings
 

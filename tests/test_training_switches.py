@@ -6,13 +6,15 @@ Run: python -m pytest tests/test_training_switches.py
 import dataclasses
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from drlib.config import Config
 from drlib.rl.resampling import error_penalty, format_penalty
+from drlib.synthesis.questions import PYTHON_KINDS
 from drlib.training import grpo
-from drlib.training.gradient import check_switches
+from drlib.training.switches import check_switches
 from drlib.trajectory import Termination
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
 
@@ -64,8 +66,46 @@ ELSEWHERE = {
     "rl_sample_multiple",
     "rl_trail_share",
     "rl_trail_pages",
-    # tests/test_training_real.py
+    # tests/test_training_packed_routes.py; with trainer=trl tests/test_training_real.py
     "rl_routing",
+    # tests/test_training_rewards.py
+    "rl_labels",
+    "rl_overlong_buffer",
+    "rl_adaptive_group",
+    "rl_draws",
+    "rl_duplicate",
+    "rl_pipeline",
+    "rl_low_weight",
+    # tests/test_training_tokens.py
+    "rl_top_entropy",
+    "rl_entropy_tokens",
+    "rl_entropy_scope",
+    "rl_denominator",
+    # tests/test_training_questions.py
+    "rl_curriculum",
+    "rl_mixture",
+    "rl_pool",
+    "rl_curation_every",
+    "rl_stages",
+    # tests/test_training_steering.py
+    "rl_kl_target",
+    "rl_reference_every",
+    "rl_reference_decay",
+    "rl_reset_patience",
+    "rl_validate_every",
+    "rl_drift_factor",
+    "rl_world_change",
+    # tests/test_training_replay.py
+    "rl_max_age",
+    "rl_repair_groups",
+    "rl_replay_groups",
+    "rl_replay_age",
+    # below, beside what they are switches of
+    "rl_kl_estimator",
+    "rl_kl_unbiased",
+    "rl_correction_low",
+    "rl_correction_high",
+    "rl_correction_level",
 }
 
 
@@ -131,7 +171,7 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
     group = config.rl_group * config.rl_oversample
     assert len(trajectories) == STEPS * config.rl_questions * group
     if name == "rl_python_share":
-        assert {t.metadata["skill"] for t in trajectories} <= set(grpo.PYTHON_KINDS)
+        assert {t.metadata["skill"] for t in trajectories} <= set(PYTHON_KINDS)
     if name == "rl_fictional_share":
         assert start.world.version not in {t.world_version for t in trajectories}
     if name == "rl_reward":
@@ -171,6 +211,44 @@ def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(star
         ends[coef] = rows[-1]["kl"]
     assert ends[0.001] > 0.001
     assert ends[20.0] < ends[0.001]
+
+
+def test_each_estimator_of_the_kl_has_a_gradient_of_its_own(start, batch, tmp_path):
+    """Off the reference: in the second update of a batch."""
+    found = []
+    for estimator in ("k1", "k2", "k3"):
+        for unbiased in (False, True):
+            switches = {"rl_kl_coef": 2.0, "rl_minibatches": 2, "rl_overlong": "keep"}
+            switches |= {"rl_kl_estimator": estimator, "rl_kl_unbiased": unbiased}
+            weights, row = learned(start, batch, tmp_path / f"{estimator}{unbiased}", **switches)
+            assert row["updates"] == 2
+            found.append(weights)
+    for i, one in enumerate(found):
+        assert not any(torch.equal(one, other) for other in found[:i])
+
+
+def test_the_bounds_and_the_level_of_a_correction_are_those_that_are_set(start, batch, tmp_path):
+    """With an engine that is off by 0.1 nats: narrow bounds drop what the published ones keep."""
+    shards = [[*map(noisy, shard)] for shard in batch]
+    dropped = {}
+    for name, switches in {
+        "published": {},
+        "narrow": {"rl_correction_low": 0.95, "rl_correction_high": 1.05},
+        "low": {"rl_correction_low": 0.95, "rl_correction_high": 5.0},
+        "sequence": {"rl_correction_level": "sequence"},
+    }.items():
+        usual = {"rl_correction": "mask", "rl_engine": "bfloat16", "rl_overlong": "keep"}
+        row = learned(start, shards, tmp_path / name, **usual, **switches)[1]
+        dropped[name] = row["excluded_tokens"]
+    assert dropped["published"] < 0.01 < dropped["low"] < dropped["narrow"] < 1
+    assert dropped["sequence"] > dropped["published"]
+
+
+def noisy(trajectory):
+    """As an engine records it whose log-probabilities are off by 0.1 nats."""
+    rng = np.random.default_rng(len(trajectory))
+    noise = rng.normal(0, 0.1, len(trajectory)).astype(np.float32) * trajectory.generated
+    return replace(trajectory, logprobs=trajectory.logprobs + noise)
 
 
 def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path):

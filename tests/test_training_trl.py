@@ -13,9 +13,10 @@ from drlib.config import Config
 from drlib.policy.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.gradient import Share, learn, loss_config
+from drlib.training.gradient import Share, learn
 from drlib.training.grpo import advantages_of
 from drlib.training.ranks import Ranks
+from drlib.training.switches import loss_config
 from drlib.trajectory import Segment, Termination, Trajectory
 from tests.trl_examples import (
     COMPLETION,

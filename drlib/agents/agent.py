@@ -71,6 +71,7 @@ class Agent(ABC):
         tasks: Sequence[Task],
         *,
         samples: int = 1,
+        numbers: Sequence[int] | None = None,
         temperature: float = 1.0,
         seed: int = 0,
         keys: Sequence[int] | None = None,
@@ -80,6 +81,8 @@ class Agent(ABC):
         """`samples` trajectories of each task, in order (all of the first task first).
 
         Args:
+            numbers: which of the samples to make, from 0 (None: all); each has the random stream
+                that it would have beside the others.
             temperature: 0 is greedy.
             keys: one number a task; with `seed` it fixes the task's random streams, whatever else
                 runs beside it.
@@ -96,7 +99,7 @@ class Agent(ABC):
         begun = [
             self._begin(task, key, number, samples, seed, worlds)
             for task, key in zip(tasks, keys)
-            for number in range(samples)
+            for number in (range(samples) if numbers is None else numbers)
         ]
         version = self.engine.version
         works = [Work(self.attempt(at), at, version, watch) for at in begun]

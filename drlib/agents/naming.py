@@ -40,6 +40,7 @@ class Several:
     def __init__(self, agents: Sequence[Agent]):
         self.agents = list(agents)
         self.engine = agents[0].engine
+        self.toolbox = agents[0].toolbox
 
     def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how) -> list[Trajectory]:
         """As `Agent.run`, the trajectories in the order of the tasks."""

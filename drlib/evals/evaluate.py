@@ -25,6 +25,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
+from drlib.worlds.changed import all_changed
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
@@ -125,6 +126,9 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
     asked = stages.input_folder(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
+    if config.rl_world_change:  # the same questions, of the world that the policy has met last
+        tasks, changed = all_changed(tasks, {}, world)
+        (world,) = changed.values()
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
         Sandbox() as sandbox,

@@ -42,31 +42,46 @@ def titles() -> dict[str, str]:
     return {known.get(name, name): title for name, title in named.items()}
 
 
-def gather(configs: Iterable[Config], runs: Path, names: Iterable[str], command: str) -> Results:
-    """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one."""
+def gather(
+    configs: Iterable[Config],
+    runs: Path,
+    names: Iterable[str],
+    command: str,
+    *,
+    demonstrator: bool = True,
+) -> Results:
+    """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one.
+
+    demonstrator: whether the teacher's own answers are rows too (its stage must be there then).
+    """
     configs, names = list(configs), list(names)
     rows, outcomes = [], {}
     for config in configs:
-        right = defaultdict(list)  # how often the teacher itself was, before any filter
-        for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
-            right[e["kind"], e["hops"]].append(e["correct"])
-        rows += [
-            {
-                "stage": "demonstrator",
-                "kind": kind,
-                "hops": hops,
-                "decoding": "sample",
-                "seed": config.seed,
-                "n": len(some),
-                "correct": sum(some),
-            }
-            for (kind, hops), some in sorted(right.items())
-        ]
+        rows += _demonstrator_rows(config, runs) if demonstrator else []
         for name in names:
             path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
             rows += rows_of(outcomes[name, config.seed], name, config.seed)
     return Results(command, configs[0].profile, rows, outcomes, origin(configs, runs, names))
+
+
+def _demonstrator_rows(config: Config, runs: Path) -> list[dict]:
+    """How often the teacher itself was right, before any filter."""
+    right = defaultdict(list)
+    for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
+        right[e["kind"], e["hops"]].append(e["correct"])
+    return [
+        {
+            "stage": "demonstrator",
+            "kind": kind,
+            "hops": hops,
+            "decoding": "sample",
+            "seed": config.seed,
+            "n": len(some),
+            "correct": sum(some),
+        }
+        for (kind, hops), some in sorted(right.items())
+    ]
 
 
 def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import WriteError, write_whole
 from drlib.lab import papers
 from drlib.lab.display import REFERENCE, ROOT
 from drlib.lab.hygiene import problems
 from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
+from drlib.lab.statements import command_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.action(args) or 0
-    except (NotebookError, ValueError) as fault:
+    except (NotebookError, ValueError, WriteError, ImportError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -58,13 +59,32 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--profile", default="laptop")
     one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     one.add_argument("--runs", type=Path, default=ROOT / "runs")
+    _add_sweep(command(_sweep, "several settings against a control, for several seeds"))
     line = command(_strategies, "agents of the same policies on the same questions")
     line.add_argument("--profile", default="laptop")
     line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
-    command(_table, "write the reference run's results into README.md")
+    command(_table, "write what committed runs say into README.md and docs/findings.md")
     command(_papers, "write docs/papers.md from its table")
     return parser
+
+
+def _add_sweep(one: argparse.ArgumentParser) -> None:
+    one.add_argument("file", metavar="FILE", help="YAML, or the name of one in drlib/lab/sweeps")
+    one.add_argument("--profile", help="default: the file's")
+    one.add_argument("--seeds", type=int, nargs="+", help="default: the file's")
+    one.add_argument("--runs", type=Path, default=ROOT / "runs", help="on a cluster: shared")
+    one.add_argument("--out", type=Path, help="default: figures/reference/sweeps/NAME")
+    only = one.add_mutually_exclusive_group()
+    only.add_argument("--list", action="store_true", help="which runs are there; trains nothing")
+    only.add_argument("--draw", action="store_true", help="table and figure from OUT/results alone")
+    only.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="runs side by side: of a cluster, or auto (no address: on this host alone)",
+    )
 
 
 def _run(args) -> None:
@@ -105,6 +125,32 @@ def _finding(args) -> None:
     print(measure(args.name, args.profile, args.seeds, args.runs))
 
 
+def _sweep(args) -> int:
+    from drlib.lab import sweep, sweep_runs
+
+    plan = sweep.load_sweep(args.file, args.profile, args.seeds)
+    runs = args.runs.resolve()
+    out = args.out or sweep.REFERENCE_SWEEPS / plan.name
+    if args.list:
+        print(sweep_runs.listing(plan, runs))
+        return 0
+    if args.draw:
+        from drlib.lab.sweep_table import write_summary  # lazily: it brings torch
+
+        write_summary(plan, out)
+        print(out)
+        return 0
+    built = sweep_runs.built_here(plan, runs)
+    if args.ray is not None:
+        from drlib.lab.sweep_ray import built_on_ray
+
+        built = built_on_ray(plan, runs, args.ray or None)
+    command = command_of(f"sweep {args.file}", plan.profile, plan.seeds)
+    failed = sweep_runs.measure(plan, runs, out, command, built)
+    print(out)
+    return 1 if failed else 0
+
+
 def _strategies(args) -> None:
     from drlib.lab.strategies import measure  # lazily, as in _table
 
@@ -113,10 +159,12 @@ def _strategies(args) -> None:
 
 
 def _table(args) -> None:
+    from drlib.lab.findings_page import FINDINGS_PAGE, findings_page
     from drlib.lab.reference import readme_blocks, refresh_readme
 
     changed = refresh_readme(ROOT / "README.md", readme_blocks())
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")
+    print(write_whole(FINDINGS_PAGE, findings_page()))
 
 
 def _papers(args) -> None:

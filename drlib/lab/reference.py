@@ -24,8 +24,10 @@ from drlib.analysis import tour
 from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_whole
+from drlib.lab.arms import copy_curve
 from drlib.lab.display import REFERENCE, ROOT
-from drlib.lab.findings import FINDINGS, copy_curve, findings_block
+from drlib.lab.findings import FINDINGS
+from drlib.lab.findings_page import findings_block
 from drlib.lab.launching import ensure
 from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages

@@ -33,9 +33,11 @@ from drlib.evals.strategies import (
     save_ledgers,
 )
 from drlib.files import write_whole
+from drlib.lab.arms import copy_curve
 from drlib.lab.display import ROOT
-from drlib.lab.findings import FINDINGS, copy_curve, outcome_of
+from drlib.lab.findings import FINDINGS
 from drlib.lab.launching import ensure
+from drlib.lab.statements import outcome_of
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox

@@ -19,10 +19,16 @@ _DENSE_ROWS = 32  # up to here all experts at once beat sorting tokens by expert
 
 
 class Decoder:
-    """Fused weights and the key-value cache of `rows` requests of at most `max_context` tokens."""
+    """Fused weights and the key-value cache of `rows` requests of at most `max_context` tokens.
 
-    def __init__(self, model, rows: int, max_context: int):
+    routes: whether `chosen` keeps the experts of the last pass's tokens, int64 [T, k] a layer. In
+    the last one a prefill goes on with each chunk's last token alone: [M, k].
+    """
+
+    def __init__(self, model, rows: int, max_context: int, routes: bool = False):
         config = model.config
+        self.routes = routes
+        self.chosen: list[torch.Tensor] = []
         if max_context > config.max_position_embeddings:
             raise ValueError(
                 f"max_context={max_context} exceeds the model's max_position_"
@@ -155,6 +161,7 @@ class Decoder:
 
         attend(queries [T, heads, d] rotated and scaled, the layer's keys, its values): [T, heads d]
         """
+        self.chosen = []
         x, turn = self.embedding[ids_T], self.turn[positions_T]
         n_rotated = self.n_heads + self.n_kv
         for keys, values, w in zip(*self.cache, self.layers):
@@ -187,6 +194,8 @@ class Decoder:
         h = self._norm(x)
         weights, chosen = torch.softmax(torch.mm(h, w["router"]), -1).topk(k, -1)
         weights = weights / weights.sum(-1, keepdim=True)
+        if self.routes:
+            self.chosen.append(chosen)
         if len(x) <= _DENSE_ROWS:
             gate, up = torch.mm(h, w["dense_in"]).chunk(2, -1)
             share = torch.zeros(len(x), n_experts, device=self.device).scatter_(1, chosen, weights)

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from drlib.policy.decoder import Decoder
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 from drlib.policy.turns import check_ids, checked_requests, random_stream
+from drlib.trajectory import NO_RECORD
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
@@ -43,6 +44,9 @@ class LocalEngine(Engine):
     they happen to come, and waits for them there: the composition of every batch, and with it the
     last bit of every logit, is then a function of the inputs alone (a killed training run resumes
     to the same weights). Tools still run beside generation; slow ones are better without it.
+
+    `routes`: completions say the experts of what was read (`Completion.routed_experts`), NO_RECORD
+    in the last layer for tokens of which nothing but keys and values was needed there.
     """
 
     reads = "ids"
@@ -55,12 +59,13 @@ class LocalEngine(Engine):
         max_context: int = 512,
         lockstep: bool = False,
         version: int = 0,
+        routes: bool = False,
     ):
         if slots < 1 or max_context < 2:
             raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
         self.max_context, self.lockstep = max_context, lockstep
         self.version = version
-        self._decoder = Decoder(model, slots, max_context)
+        self._decoder = Decoder(model, slots, max_context, routes)
 
     def update_weights(self, model) -> None:
         """Re-read the weights of `model`; later completions come from them."""
@@ -122,6 +127,8 @@ class _Run:
         self.logprobs = np.zeros((rows, context), np.float32)
         self.entropies = np.zeros((rows, context), np.float32)
         self.uniforms = np.zeros((rows, context))
+        self.routes = _no_routes(decoder, context)
+        self.reported = np.zeros(rows, np.int64)  # tokens of the row whose routes were reported
         self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
 
     def run(self) -> None:
@@ -162,6 +169,7 @@ class _Run:
         request = int(self.request[row])
         self.state[row] = _WAITING
         self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
+        self.reported[row] = 0
         self.length[row] = self.turn_start[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
         if self.params.temperature > 0:
@@ -219,11 +227,13 @@ class _Run:
             starts = self.feed[batch].tolist()
             chunks = [self.tokens[r, s : self.length[r]] for r, s in zip(batch, starts)]
             logits.update(zip(batch, self.decoder.prefill(batch, starts, chunks)))
+            self._note_prefill(batch, starts)
         for row in fed:
             if self.feed[row] == 0:
                 self.prompt_logits[row] = logits[row].cpu().numpy()
         for source, row in copies:
             self.decoder.copy_row(source, row, int(self.length[row]))
+            self.routes[row] = self.routes[source]
             self.prompt_logits[row] = self.prompt_logits[source]
             logits[row] = torch.from_numpy(self.prompt_logits[row]).to(self.decoder.device)
         if waiting:
@@ -235,10 +245,27 @@ class _Run:
         feed = self.feed[:n]
         ids = torch.from_numpy(self.tokens[np.arange(n), feed]).to(device)
         logits = self.decoder.decode(ids, torch.from_numpy(feed).to(device))
+        if self.decoder.routes:
+            chosen_NLK = torch.stack(self.decoder.chosen, dim=1).cpu().numpy()
+            self.routes[np.arange(n), feed] = chosen_NLK
         active = np.flatnonzero(self.state[:n] == _ACTIVE)
         if len(active) < n:
             logits = logits[torch.from_numpy(active).to(device)]
         self._sample(active, logits)
+
+    def _note_prefill(self, batch: list[int], starts: list[int]) -> None:
+        """Keep the routes of what was just fed into the rows of `batch`, each from its start on."""
+        if not self.decoder.routes:
+            return
+        *whole, last_MK = (chosen_NK.cpu().numpy() for chosen_NK in self.decoder.chosen)
+        at = 0
+        for i, (row, start) in enumerate(zip(batch, starts)):
+            end = int(self.length[row])
+            for layer, chosen_TK in enumerate(whole):
+                self.routes[row, start:end, layer] = chosen_TK[at : at + end - start]
+            self.routes[row, start : end - 1, -1] = NO_RECORD
+            self.routes[row, end - 1, -1] = last_MK[i]
+            at += end - start
 
     def _compact(self) -> int:
         """Rows to compute; moves active rows down when too many idle ones lie between them."""
@@ -281,7 +308,19 @@ class _Run:
             row, reason = int(rows[i]), "stop" if stop[i] else "length" if long[i] else "context"
             turn = slice(int(self.turn_start[row]), int(self.length[row]))
             completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
+            if self.decoder.routes:
+                read = int(self.length[row]) - 1  # nothing has read the last token yet
+                completion.routed_experts = self.routes[row, int(self.reported[row]) : read].copy()
+                self.reported[row] = read
             self._accept(row, self.respond(int(self.request[row]), completion))
+
+
+def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
+    """Room for the routes of each row's tokens [rows, context, L, k]; of none where nobody asks."""
+    config = decoder.config
+    width = context if decoder.routes else 0
+    shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)
+    return np.full(shape, NO_RECORD, np.uint16)
 
 
 def sample(logits_NV, uniforms_N, temperature: float, top_p: float):

@@ -1,14 +1,15 @@
-"""Which questions to try next, and under which limits: four state machines without I/O.
+"""Which questions to try next, and under which limits: five state machines without I/O.
 
 A group whose rollouts all have the same reward carries no gradient, so questions that are always
 or never solved are wasted work. `Curriculum`, the tour's, draws a skill of solve rate p in
 proportion to p(1 - p), plus a little so that nothing is ever forgotten. `DataCuration` is Tongyi
 DeepResearch's automatic data curation (report, section on RL data), `StagedCurriculum`
 rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
+`Epochs` asks a fixed set again and again.
 
 Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
-draws. Of the four only `Curriculum` is in a run so far, the others are functions only. Left out:
-the background process that tries questions, weights that learn (bandits).
+draws. Who tries the questions of curation and stages is `drlib.training.asking`. Left out: weights
+that learn (bandits).
 """
 
 import math
@@ -49,6 +50,42 @@ class Curriculum:
         return dict(self.rates)
 
 
+class Epochs(Machine):
+    """Questions of a set in shuffled epochs: each is drawn once before any is drawn again.
+
+    `state["among"]` is the set, sorted. ValueError: it is empty.
+    """
+
+    def __init__(self, questions: Iterable[str], seed: int):
+        self.seed = seed
+        self.state = {"among": [], "left": [], "epoch": 0}
+        self.keep(questions)
+
+    def keep(self, questions: Iterable[str]) -> None:
+        """Draw among these from now on. What is new among them comes with the next epoch."""
+        among = {*questions}
+        require(len(among) > 0, "there is no question to draw from")
+        self.state["among"] = sorted(among)
+        self.state["left"] = [q for q in self.state["left"] if q in among]
+
+    def draw(self, n: int) -> list[str]:
+        """The next `n` questions, all different where the set has as many."""
+        state = self.state
+        drawn = []
+        while len(drawn) < n:
+            if not state["left"]:
+                state["left"] = self._shuffled(drawn)
+                state["epoch"] += 1
+            drawn.append(state["left"].pop(0))
+        return drawn
+
+    def _shuffled(self, just_drawn: list[str]) -> list[str]:
+        """The next epoch; what this draw has already comes last in it."""
+        order = list(self.state["among"])
+        random.Random(f"epoch-{self.seed}-{self.state['epoch']}").shuffle(order)
+        return sorted(order, key=lambda q: q in just_drawn)
+
+
 class Refresh(NamedTuple):
     """An exchange of questions: their ids, sorted."""
 
@@ -58,9 +95,8 @@ class Refresh(NamedTuple):
 
 
 class DataCuration(Machine):
-    """An active set of questions of medium difficulty, renewed from a background pool.
-
-    Function only: no run uses it yet (Tongyi DeepResearch's automatic data curation).
+    """An active set of questions of medium difficulty, renewed from a background pool (Tongyi
+    DeepResearch's automatic data curation).
 
     Args:
         solve_rates: share solved by the starting policy, for every question. Those strictly
@@ -163,10 +199,8 @@ RSTAR2_STAGES = (  # section 4: 510 steps in all
 
 
 class StagedCurriculum(Machine):
-    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`.
-
-    Function only: no run uses it yet (rStar2-Agent, arXiv 2508.20722, section 4).
-    """
+    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`
+    (rStar2-Agent, arXiv 2508.20722, section 4)."""
 
     def __init__(self, stages: Sequence[RolloutStage] = RSTAR2_STAGES):
         usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
@@ -174,6 +208,11 @@ class StagedCurriculum(Machine):
         self.stages = tuple(stages)
         self.plan = [at for at, stage in enumerate(stages) for _ in range(stage.steps)]
         self.state = {"step": 0, "hard": {}}  # hard: index of the stage, as text -> questions
+
+    @property
+    def next_stage(self) -> RolloutStage:
+        """That of the next step; IndexError after the last one."""
+        return self.stages[self.plan[self.state["step"]]]
 
     @property
     def filter_due(self) -> bool:
@@ -212,8 +251,8 @@ class TaskMixture(Machine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
 
     No kind runs ahead by a whole draw; whole-number weights are met exactly after each
-    sum(weights) draws. ProRL: math 40, code 24, stem 25, logic 37, instructions 10. Function only:
-    no run uses it yet.
+    sum(weights) draws (fractions are: `fractions.Fraction`, not a float, which ends a tie by its
+    rounding). ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
     """
 
     def __init__(self, weights: Mapping[str, float]):

@@ -102,6 +102,7 @@ def policy_loss(
     old_logp_BT: Tensor | None = None,
     reference_logp_BT: Tensor | None = None,
     entropies_BT: Tensor | None = None,
+    learning_BT: Tensor | None = None,
     weights_B: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
@@ -115,6 +116,8 @@ def policy_loss(
         old_logp_BT: float, the same tokens under the training engine before the update. The clip
             ratio is then against it instead of the behaviour (except clip "double_sided").
         reference_logp_BT: float, under the reference policy. entropies_BT: float, nats.
+        learning_BT: bool, the tokens that `top_entropy` chose among more of them than this batch
+            has (a whole step's); instead of entropies_BT.
         weights_B: float >= 0, a sequence's weight; 0 leaves it out of the loss. 1 each when None.
         denominator: what `loss_denominator` gives, summed over all micro-batches and ranks of the
             step; this batch's own when None.
@@ -131,16 +134,19 @@ def policy_loss(
             argument, or the denominator is not positive though there are tokens.
     """
     config = config or LossConfig()
-    optional = {
-        "old_logp_BT": old_logp_BT,
-        "reference_logp_BT": reference_logp_BT,
-        "entropies_BT": entropies_BT,
-    }
-    check_tokens(logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT, **optional)
-    _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT)
+    check_tokens(
+        logp_BT,
+        mask_BT,
+        behaviour_logp_BT=behaviour_logp_BT,
+        old_logp_BT=old_logp_BT,
+        reference_logp_BT=reference_logp_BT,
+        entropies_BT=entropies_BT,
+        learning_BT=learning_BT,
+    )
+    _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT, learning_BT)
 
-    # what enters the arithmetic: tokens in the mask, of sequences with a weight
     weights_B = check_weights(weights_B, logp_BT)
+    # what enters the arithmetic: tokens in the mask, of sequences with a weight
     used_BT = mask_BT & (weights_B > 0)[:, None]
     advantages_BT = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
     logp_BT = in_loss("logp_BT", logp_BT, used_BT)
@@ -154,17 +160,13 @@ def policy_loss(
     metrics = ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config)
     metrics |= engine_metrics(log_weight_BT, old_BT, behaviour_BT, used_BT)
 
-    # correction and token selection
-    selected = _select(used_BT, config, behaviour_BT, old_BT, entropies_BT)
+    # correction and token selection, then the pull towards the reference
+    selected = _select(used_BT, config, behaviour_BT, old_BT, entropies_BT, learning_BT)
     loss_BT = selected.of(loss_BT)
-
-    # the pull towards the reference
     if reference_logp_BT is not None:
         kl_BT = _kl(logp_BT, reference_logp_BT, used_BT, config)
         metrics["kl"] = _mean_over(kl_BT, used_BT)
-        if config.kl_coef:
-            loss_BT = loss_BT + config.kl_coef * _kl_weighted(kl_BT, log_weight_BT, config)
-
+        loss_BT = loss_BT + _kl_weighted(kl_BT, log_weight_BT, config)
     loss = _aggregate(loss_BT, selected.counted_BT, weights_B, config, denominator)
     return loss, metrics | selected.dropped
 
@@ -176,6 +178,7 @@ def kept_tokens(
     behaviour_logp_BT: Tensor | None = None,
     old_logp_BT: Tensor | None = None,
     entropies_BT: Tensor | None = None,
+    learning_BT: Tensor | None = None,
 ) -> Tensor:
     """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
 
@@ -185,8 +188,9 @@ def kept_tokens(
     mask_BT: bool, generated tokens of sequences whose weight is above 0. The others: float, nats,
     [B, T], those that `policy_loss` gets. ValueError: a switch that is on lacks its argument.
     """
-    _check_needs(config, old_logp_BT, True, entropies_BT, behaviour_logp_BT)
-    return _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT).kept_BT
+    _check_needs(config, old_logp_BT, True, entropies_BT, learning_BT, behaviour_logp_BT)
+    selected = _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT, learning_BT)
+    return selected.kept_BT
 
 
 def loss_denominator(mask_BT: Tensor, weights_B=None, config: LossConfig | None = None) -> float:
@@ -234,8 +238,12 @@ def _mean_over(values_BT: Tensor, used_BT: Tensor) -> float:
     return values_BT.detach()[used_BT].double().sum().item() / max(float(used_BT.sum()), 1.0)
 
 
-def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Tensor:
-    """The estimate, times pi / pi_behaviour where its gradient is to be the KL's own."""
+def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Tensor | float:
+    """The estimate by its coefficient, times pi / pi_behaviour where its gradient is to be the KL's
+    own."""
+    if not config.kl_coef:
+        return 0.0
+    kl_BT = config.kl_coef * kl_BT
     if not config.kl_unbiased:
         return kl_BT
     weight_BT = log_weight_BT.exp()
@@ -257,7 +265,9 @@ class _Selection(NamedTuple):
         return loss_BT if self.weights_BT is None else loss_BT * self.weights_BT
 
 
-def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT) -> _Selection:
+def _select(
+    used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT, learning_BT=None
+) -> _Selection:
     """What `correction` and `top_entropy` make of the tokens `used_BT`."""
     weights_BT = None
     chosen = {}
@@ -271,7 +281,9 @@ def _select(used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies
             level=config.correction_level,
         )
         chosen["dropped_correction"] = weights_BT > 0
-    if config.top_entropy < 1:
+    if config.top_entropy < 1 and learning_BT is not None:
+        chosen["dropped_entropy"] = learning_BT
+    elif config.top_entropy < 1:
         chosen["dropped_entropy"] = top_entropy_mask(
             entropies_BT, used_BT, config.top_entropy, config.entropy_scope
         )
@@ -301,14 +313,16 @@ def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -
     return sums_B.sum() / denominator
 
 
-def _check_needs(config: LossConfig, old_BT, reference_BT, entropies_BT, behaviour_BT=True):
+def _check_needs(
+    config: LossConfig, old_BT, reference_BT, entropies_BT, learning_BT, behaviour_BT=True
+):
     """ValueError for a switch whose argument is missing."""
     correction = {"old_logp_BT": old_BT, "behaviour_logp_BT": behaviour_BT}
     if config.correction != "none":
         _check_given("correction", config, correction)
     if config.kl_coef > 0:
         _check_given("kl_coef", config, {"reference_logp_BT": reference_BT})
-    if config.top_entropy < 1:
+    if config.top_entropy < 1 and learning_BT is None:
         _check_given("top_entropy", config, {"entropies_BT": entropies_BT})
 
 

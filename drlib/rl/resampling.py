@@ -2,10 +2,10 @@
 
 Three answers to the same waste, all off in the recipe:
 
-- Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter),
-  `missing_groups` and `first_live_groups` fill a batch with live ones (DAPO's dynamic sampling),
-  `fill_with_live_groups` puts copies of live groups in their place (WebSailor's DUPO), which is
-  much the same as a larger weight, and cheap.
+- Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter; its
+  dynamic sampling is `first_live` of `drlib.training.rollouts`), `fill_with_live_groups` puts
+  copies of live groups in their place (WebSailor's DUPO), which is much the same as a larger
+  weight, and cheap.
 - Successes with broken tool calls teach broken tool calls. `resample_on_correct` keeps fewer than
   were rolled out and prefers clean successes (rStar2-Agent's GRPO-RoC, arXiv 2508.20722, section
   2.2.3): rewards stay as they are, and failures as varied as they came.
@@ -139,24 +139,6 @@ def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     groups_N = torch.as_tensor(groups_N, device=spread_N.device)
     live_N = torch.isin(groups_N, groups_N[spread_N > 0])
     return live_N if valid_N is None else live_N & torch.as_tensor(valid_N, device=live_N.device)
-
-
-def missing_groups(rewards_N, groups_N, want: int, valid_N=None) -> int:
-    """How many live groups are missing to `want` of them: `while missing_groups(...): roll out`."""
-    _, live = _members(rewards_N, groups_N, valid_N)
-    return max(0, want - len(live))
-
-
-def first_live_groups(rewards_N, groups_N, want: int, valid_N=None) -> Tensor:
-    """All rollouts of the first `want` live groups that appear: indices_M, int64, ascending.
-
-    ValueError while groups are missing. Function only: no run uses it yet (DAPO's dynamic
-    sampling rolls out until `missing_groups` is 0, and then takes these).
-    """
-    members, live = _members(rewards_N, groups_N, valid_N)
-    require(len(live) >= want, f"only {len(live)} of {want} live groups; roll out more questions")
-    chosen = sorted(i for group in live[:want] for i in members[group])
-    return torch.tensor(chosen, dtype=torch.int64)
 
 
 def fill_with_live_groups(

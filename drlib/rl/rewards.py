@@ -135,7 +135,6 @@ def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
 
     0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
     beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
-    Function only: no run uses it yet.
 
     lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
     float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.

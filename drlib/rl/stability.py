@@ -33,7 +33,6 @@ class KLController(Machine):
     """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
 
     It is doubled above 1.5 target and halved below target / 1.5 (PPO, arXiv 1707.06347, section 4).
-    Function only: no run uses it yet.
     """
 
     coef: Coefficient = 0.0
@@ -106,7 +105,6 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     change away: keep the reference in float32. optimizers: anything with a `state` mapping, such as
     AdamW, whose moments and step count belong to the old objective; none given, they stay.
     ValueError, before anything is changed, where the models do not match or share a tensor.
-    Function only: no run uses it yet.
     """
     within(decay, "[0, 1]", "decay")
     ours = [*reference.parameters(), *reference.buffers()]
@@ -132,7 +130,7 @@ def rollout_signals(
 
     Of the rollouts without environment fault: mean reward, shares of unanswered and of those ended
     by format_errors. faults: share with one. observation_chars: one a call. For each of `tools`:
-    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME. Function only: no run uses it yet.
+    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME.
     """
     sound = [t for t in trajectories if not has_env_fault(t)]
     calls = [result for t in trajectories for result in t.tool_results]

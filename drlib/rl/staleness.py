@@ -6,11 +6,13 @@ what began more than tau versions ago, drop crashes of the environment, and refi
 copies as long as more than half of it is left. `ReplayBuffer` and `replay_weights` are the
 replay, temporal consistency check and re-weighting that Tongyi DeepResearch's architecture page
 draws without a formula (its report has none of them; strictly on-policy training needs none).
+Which groups come back is decided as in prioritised experience replay (Schaul et al., arXiv
+1511.05952, section 3): in proportion to a priority, and what is drawn more often counts less.
 
-Without arguments both classes are off. Left out: queues and partial rollouts (the engine's),
-prioritised replay, the token-level correction (`policy_loss` has it). All of these are functions
-only: no run uses them yet. `Machine` is the base of
-`drlib.rl.stability` and of the curricula as well.
+Ages are counted in whatever the `versions` of the rollouts are; `drlib.training.staleness` counts
+updates. Left out: queues and partial rollouts (the engine's), priorities that change with what is
+learned (a group's rewards stay), the token-level correction (`policy_loss` has it). `Machine` is
+the base of `drlib.rl.stability` and of the curricula as well.
 """
 
 import copy
@@ -21,7 +23,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from drlib.checks import check_fields, require, within
@@ -29,6 +30,7 @@ from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
 
 Age = Annotated[int, "[0, inf)"]
+Exponent = Annotated[float, "[0, 1]"]
 
 
 def fresh(**initial):
@@ -72,10 +74,7 @@ def refusal(
 
 @dataclass(frozen=True)
 class StalenessFilter(Machine):
-    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off).
-
-    Function only: no run uses it yet.
-    """
+    """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off)."""
 
     max_age: Age | None = None
     state: dict = fresh()
@@ -94,9 +93,9 @@ def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) 
     valid ones, in turn; otherwise drop the group.
 
     groups: of each of N samples; those lost on the way need not be among them. valid: whether it
-    may train. Returns the indices of those that train, group after group, copies last. GLM-5's
-    baseline is the group mean; leave-one-out would leave the copy of a sample in its baseline.
-    Function only: no run uses it yet.
+    may train. Returns the indices of those that train, group after group, copies last. Take the
+    baseline over the distinct valid ones: GLM-5's is the mean of the filled group, and over that
+    leave-one-out would leave the copy of a sample in its own baseline.
 
     ValueError: a group has more than `size` samples, or the lengths differ.
     """
@@ -111,56 +110,88 @@ def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) 
 
 
 @dataclass(frozen=True)
-class ReplayBuffer(Machine):
-    """The last `capacity` groups of rollouts, to train on again (0: off).
+class TrainedGroup:
+    """The rollouts of one group, and what each was trained with: its advantage, and its weight in
+    the loss (> 0).
 
-    Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
-    every rollout passes `refusal` are drawn (temporal consistency). `state["groups"]` holds the
-    trajectories themselves: `save_trajectories` keeps them exactly. Function only: no run uses it
-    yet.
+    ValueError: rollouts of several groups, lists of different lengths, or no advantage but 0, from
+    which nothing could be learned.
     """
 
-    capacity: Age = 0
+    rollouts: list[Trajectory]
+    advantages: list[float]
+    weights: list[float]
+
+    def __post_init__(self):
+        names = {trajectory.group_id for trajectory in self.rollouts}
+        require(len(names) == 1, f"rollouts of one group are needed, got those of {sorted(names)}")
+        lengths = {len(self.rollouts), len(self.advantages), len(self.weights)}
+        require(len(lengths) == 1, "a rollout has one advantage and one weight")
+        require(self.priority > 0, f"group {names.pop()} is dead: all of its advantages are 0")
+
+    @property
+    def priority(self) -> float:
+        """The mean |advantage|: in the place of the temporal-difference error of the paper."""
+        return sum(map(abs, self.advantages)) / len(self.advantages)
+
+
+@dataclass(frozen=True)
+class ReplayBuffer(Machine):
+    """Groups of rollouts to train on again, until they are more than `max_age` versions old.
+
+    Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
+    every rollout passes `refusal` are drawn (temporal consistency). alpha: how much the priority
+    decides, 0 not at all. beta: how much of that the weights take back, 1 all of it. The defaults
+    are the paper's proportional variant's, whose beta then grows to 1 over a run.
+    """
+
     max_age: Age = 1
+    alpha: Exponent = 0.6
+    beta: Exponent = 0.4
     state: dict = fresh(groups=[])
 
-    def add(self, group: Sequence[Trajectory]) -> None:
-        """Keep a group; the oldest goes when there are more than `capacity`."""
-        names = {trajectory.group_id for trajectory in group}
-        require(len(names) == 1, f"rollouts of one group are needed, got those of {sorted(names)}")
-        if self.capacity:
-            self.state["groups"] = [*self.state["groups"], list(group)][-self.capacity :]
+    def add(self, group: TrainedGroup) -> None:
+        self.state["groups"].append(group)
 
     def draw(
         self, n: int, now: int, rng: random.Random, *, worlds: Collection[str] | None
-    ) -> tuple[list[Trajectory], Tensor]:
-        """(rollouts, ages_N int64) of `n` different groups, or of all that fit if fewer do; what
-        is too old for `now` is forgotten. worlds: the versions that still answer as they did; None
-        if none ever changes."""
+    ) -> list[tuple[TrainedGroup, float]]:
+        """`n` groups and their importance weights; what is too old for `now` is forgotten.
+
+        Each draw takes group i of N with probability P(i) = p_i^alpha / sum of p^alpha, so a group
+        may come twice; there are no more draws than groups that fit. A weight is (N P(i))^-beta
+        over the largest of those in the buffer, so it is 1 for the least probable group and smaller
+        for all others (section 3.4, algorithm 1). worlds: the versions that still answer as they
+        did; None if none ever changes.
+        """
         fresh_enough = []
         fitting = []
         for group in self.state["groups"]:
-            reasons = {refusal(t, now, self.max_age, worlds) for t in group}
+            reasons = {refusal(t, now, self.max_age, worlds) for t in group.rollouts}
             if "stale" not in reasons:
                 fresh_enough.append(group)
             if reasons == {None}:
                 fitting.append(group)
         self.state["groups"] = fresh_enough
-        drawn = [t for group in rng.sample(fitting, min(n, len(fitting))) for t in group]
-        return drawn, torch.tensor([age(t, now) for t in drawn], dtype=torch.int64)
+        if not fitting:
+            return []
+        chances = [group.priority**self.alpha for group in fitting]
+        drawn = rng.choices(range(len(fitting)), chances, k=min(n, len(fitting)))
+        # N and the sum are the same for all groups: they leave the ratio to the largest weight
+        return [(fitting[i], (min(chances) / chances[i]) ** self.beta) for i in drawn]
 
 
 def replay_weights(
     ages_N: Tensor, log_ratio_N: Tensor, *, decay: float = 0.9, cap: float = 2.0
 ) -> Tensor:
-    """Loss weights min(cap, exp(log_ratio)) * decay^age, scaled to mean 1, without gradient.
+    """Loss weights min(cap, exp(log_ratio)) * decay^age, without gradient.
 
     ages_N: versions, `age`. log_ratio_N: mean over generated tokens of the current policy's minus
-    the sampling policy's log-probability, nats (a mean: no length bias). Give fresh and replayed
-    rollouts together, or equally old ones lose their decay. Function only: no run uses it yet.
+    the sampling policy's log-probability, nats (a mean: no length bias). A rollout of the policy
+    itself has weight 1. They are normalised where the loss is divided by the weights' sum.
 
-    Returns weights_N float: exactly 1 on-policy, if cap >= 1. ValueError: shapes differ, an age
-    below 0, a ratio that is not finite, decay or cap out of range, or weights that are all 0.
+    Returns weights_N float, >= 0. ValueError: shapes differ, an age below 0, a ratio that is not
+    finite, decay or cap out of range.
     """
     ages = list(ages_N.shape)
     ratios = list(log_ratio_N.shape)
@@ -170,8 +201,4 @@ def replay_weights(
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
     ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()
-    weights_N = ratio_N * decay ** ages_N.to(ratio_N.dtype)
-    if len(weights_N):
-        require(bool(weights_N.sum() > 0), "all weights underflow to 0: the rollouts are too old")
-        weights_N = weights_N / weights_N.mean()
-    return weights_N
+    return ratio_N * decay ** ages_N.to(ratio_N.dtype)

@@ -9,11 +9,11 @@ sampled (`behaviour`). In the recipe all three are equal, every batch being used
 that sampled it; then the ratio is 1 by construction and nothing else is computed. The switches that
 make them differ (`off_policy`) turn on what they need.
 
-Left out: token selection by entropy (the loss has it; a packed micro-batch is no batch to rank in).
+Which tokens learn is chosen before (`drlib.training.token_choice`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,9 +22,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from drlib.checks import require
 from drlib.config import Config
+from drlib.policy.replay import record_routes
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
+from drlib.training.packed_routes import PackedReplay, Routes, of_samples
 from drlib.training.ranks import Ranks, gradients
+from drlib.training.switches import loss_config, off_policy
+from drlib.training.token_choice import choosing_tokens, learning_tokens
 from drlib.trajectory import Trajectory
 
 MICRO_BATCH_ROWS = 6
@@ -38,56 +42,49 @@ LOGGED = (
     "dropped_correction",
     "kl",
 )
-COUNTED = ("tokens", "sequences", "live", "sampled")
-SUMMED = ("loss", "gap", "scored", "balance", *LOGGED)
+COUNTED = ("tokens", "sequences", "in_loss", "learning", "live", "sampled")
+SUMMED = ("loss", "gap", "scored", "balance", "rerouted", *LOGGED)
 # Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
 Recorded = dict[str, list[np.ndarray]]
 
 
-def check_switches(config: Config) -> None:
-    """ValueError for switches that would do nothing, or something else, without each other."""
-    differ = off_policy(config) or config.rl_correction == "none"
-    require(
-        differ,
-        f'rl_correction="{config.rl_correction}" compares the trainer with an engine '
-        "that differs: set rl_engine, rl_staleness or rl_minibatches too",
-    )
-    for name in ("rl_minibatches", "rl_oversample", "rl_sample_multiple"):
-        require(getattr(config, name) >= 1, f"{name} must be at least 1")
-    require(
-        config.rl_temperature > 0,
-        "rl_temperature must be above 0: a greedy rollout has no probability to push up or down",
-    )
-    paired = config.rl_oversample == 1 if config.rl_resample == "none" else config.rl_oversample > 1
-    require(paired, "rl_oversample (from 2) and rl_resample go together")
-    loss_config(config)
-
-
-def loss_config(config: Config) -> LossConfig:
-    """The loss that the `rl_` switches describe."""
-    names = ("clip", "level", "aggregate", "epsilon_low", "epsilon_high", "correction", "kl_coef")
-    constant = config.max_context_tokens if config.rl_aggregate == "constant" else None
-    return LossConfig(**{n: getattr(config, f"rl_{n}") for n in names}, constant_tokens=constant)
-
-
-def off_policy(config: Config) -> bool:
-    """Whether the policy that learns may differ from the one that sampled."""
-    return config.rl_minibatches > 1 or config.rl_staleness > 0 or config.rl_engine != "float32"
-
-
 @torch.no_grad()
-def record(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> list:
-    """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`."""
+def record(
+    model,
+    trajectories: Sequence[Trajectory],
+    config: Config,
+    pad_id: int,
+    routes: Routes | None = None,
+) -> list:
+    """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`; with
+    `routes` its tokens go where they say."""
     found: list = [None] * len(trajectories)
-    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i]))
-    model.eval()
-    for batch in micro_batches(order, trajectories, config.max_context_tokens):
-        rows, scored = _score(model, [trajectories[i] for i in batch], config, pad_id)
+    for batch in _by_length(trajectories, config):
+        theirs = None if routes is None else [routes[i] for i in batch]
+        rows, scored, _ = _score(model, [trajectories[i] for i in batch], config, pad_id, theirs)
         logp_RT = torch.zeros(rows.ids_RT.shape)
         logp_RT[scored.at] = scored.logp_M
         for i, (row, at, n) in zip(batch, rows.where):
             found[i] = logp_RT[row, at : at + n].numpy()
     return found
+
+
+@torch.no_grad()
+def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> Routes:
+    """The experts that `model` sends each token to: uint16 [T, L, k] a trajectory."""
+    found: list = [None] * len(trajectories)
+    for batch in _by_length(trajectories, config):
+        with record_routes(model) as recorder:
+            rows, *_ = _score(model, [trajectories[i] for i in batch], config, pad_id)
+        for i, routes_TLK in zip(batch, of_samples(rows, recorder.passes[0])):
+            found[i] = routes_TLK
+    return found
+
+
+def _by_length(trajectories: Sequence[Trajectory], config: Config) -> Iterator:
+    """The micro-batches of all of them."""
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i]))
+    return micro_batches(order, trajectories, config.max_context_tokens)
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,14 @@ class Share:
 
     trajectories: list[Trajectory]
     advantages_N: Tensor
-    weights_N: Tensor  # 1 in the loss, 0 left out
+    weights_N: Tensor  # in the loss: 0 left out, 1 once, 2 as two copies would be
     recorded: Recorded = field(default_factory=dict)
+    learning: list[np.ndarray] | None = None  # bool [T] each: the tokens that learn; None: all
+    routes: Routes | None = None  # where their tokens go in the update; None: where it sends them
 
     def __post_init__(self):
-        known = set(self.weights_N.tolist()) <= {0.0, 1.0}
-        require(known, "an update takes loss weights of 0 and 1 only")
+        usable = bool(((self.weights_N >= 0) & self.weights_N.isfinite()).all())
+        require(usable, "an update takes loss weights that are finite and not below 0")
 
     def of(self, some: list[int]) -> "Share":
         """The trajectories with these indices."""
@@ -110,10 +109,19 @@ class Share:
             self.advantages_N[some],
             self.weights_N[some],
             {name: [values[i] for i in some] for name, values in self.recorded.items()},
+            None if self.learning is None else [self.learning[i] for i in some],
+            None if self.routes is None else [self.routes[i] for i in some],
         )
 
 
-def learn(model, shares: Sequence[Share], config: Config, ranks: Ranks, pad_id: int) -> dict:
+def learn(
+    model,
+    shares: Sequence[Share],
+    config: Config,
+    ranks: Ranks,
+    pad_id: int,
+    kl_coef: float | None = None,
+) -> dict:
     """Leave the gradient of one update's loss, of this rank's `shares`, in the parameters.
 
     Returns the update's metrics, summed over ranks. `trained_share` is 0 where no trajectory of
@@ -121,13 +129,17 @@ def learn(model, shares: Sequence[Share], config: Config, ranks: Ranks, pad_id: 
 
     Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
     term gives them one), but they count in the denominator: it is one number for the whole update,
-    of the tokens (or sequences) with weight 1 that no correction drops. The balance loss is the
+    of the tokens (or sequences) that no correction drops, by their weight. The balance loss is the
     mean over the tokens that are run through the model, so its weight does not depend on how many.
+
+    kl_coef: in the place of `rl_kl_coef`, where it is steered.
 
     Each share's gradient is summed by itself before the shares are added. So one process with two
     shares and two processes with one each reach the same bits.
     """
-    switches = loss_config(config)
+    switches = loss_config(config, kl_coef)
+    shares = choosing_tokens(shares, "mini", config, ranks)
+    shares = [_choosing_by_micro_batch(share, switches, config) for share in shares]
     counted = [_count(share, switches) for share in shares]
     counts = ranks.sum({name: sum(c[name] for c in counted) for name in COUNTED})
     per = "tokens" if switches.aggregate == "token" else "sequences"
@@ -135,7 +147,9 @@ def learn(model, shares: Sequence[Share], config: Config, ranks: Ranks, pad_id: 
     sums, gap_max, total = dict.fromkeys(SUMMED, 0.0), 0.0, None
     for share in shares:
         model.zero_grad(set_to_none=True)
-        of_share, gap = _accumulate(model, share, denominator, counts["live"], config, pad_id)
+        of_share, gap = _accumulate(
+            model, share, denominator, counts["live"], switches, config, pad_id
+        )
         sums = {name: value + of_share[name] for name, value in sums.items()}
         gap_max = max(gap_max, gap)
         own = gradients(model)
@@ -148,10 +162,16 @@ def learn(model, shares: Sequence[Share], config: Config, ranks: Ranks, pad_id: 
 def _count(share: Share, switches: LossConfig) -> dict:
     """Tokens and sequences in the loss, tokens with a gradient, and all that were sampled."""
     kept = _kept_tokens(share, switches)
+    counted = kept
+    if switches.denominator == "all":
+        counted = [_sampled(t) for t in share.trajectories]
     weighed = _weighed(share)
+    weights = share.weights_N.tolist()
     return {
-        "tokens": float(sum(kept[i] for i in weighed)),
-        "sequences": float(sum(kept[i] > 0 for i in weighed)),
+        "tokens": float(sum(weights[i] * counted[i] for i in weighed)),
+        "sequences": float(sum(weights[i] * (counted[i] > 0) for i in weighed)),
+        "in_loss": float(sum(counted[i] for i in weighed)),
+        "learning": float(sum(kept[i] for i in weighed)),
         "live": float(sum(_sampled(share.trajectories[i]) for i in _live(share, switches))),
         "sampled": float(sum(map(_sampled, share.trajectories))),
     }
@@ -173,18 +193,22 @@ def _live(share: Share, switches: LossConfig) -> list[int]:
 
 
 def _accumulate(
-    model, share: Share, denominator: float, live_tokens: float, config: Config, pad_id: int
+    model,
+    share: Share,
+    denominator: float,
+    live_tokens: float,
+    switches: LossConfig,
+    config: Config,
+    pad_id: int,
 ) -> tuple[dict, float]:
     """Add the share's gradient to the model's; (sums for the metrics, largest gap).
 
     live_tokens: of the whole update, all ranks; each micro-batch's balance loss weighs by its part.
     """
-    live = _live(share, loss_config(config))
-    live.sort(key=lambda i: len(share.trajectories[i].token_ids))
     sums, gap_max = dict.fromkeys(SUMMED, 0.0), 0.0
-    for batch in micro_batches(live, share.trajectories, config.max_context_tokens):
+    for batch in _batches(share, _live(share, switches), config):
         loss, balance, gap, metrics = batch_loss(
-            model, share.of(batch), denominator, config, pad_id
+            model, share.of(batch), denominator, switches, config, pad_id
         )
         n = gap.numel()
         (loss + config.balance_coef * (n / live_tokens) * balance).backward()
@@ -193,14 +217,39 @@ def _accumulate(
         sums["gap"] += gap.sum().item()
         sums["scored"] += n
         sums["balance"] += balance.item() * n
-        for name in LOGGED:
+        for name in ("rerouted", *LOGGED):
             sums[name] += metrics.get(name, 0.0) * n
     return sums, gap_max
 
 
+def _batches(share: Share, some: list[int], config: Config) -> Iterator:
+    """The micro-batches of the trajectories with the indices `some`, of about one length each."""
+    order = sorted(some, key=lambda i: len(share.trajectories[i].token_ids))
+    return micro_batches(order, share.trajectories, config.max_context_tokens)
+
+
+def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config) -> Share:
+    """With the tokens that learn, where they are chosen in each micro-batch by itself.
+
+    What has no gradient is in no micro-batch, but its tokens count: they are cut in the same way.
+    """
+    if switches.top_entropy == 1 or config.rl_entropy_scope != "micro":
+        return share
+    live = _live(share, switches)
+    dead = sorted({*_weighed(share)} - {*live})
+    learning = [np.zeros(len(t), bool) for t in share.trajectories]
+    for some in (live, dead):
+        for batch in _batches(share, some, config):
+            masks = learning_tokens(share.of(batch), config)
+            for i, mask in zip(batch, masks):
+                learning[i] = mask
+    return replace(share, learning=learning)
+
+
 def _kept_tokens(share: Share, switches: LossConfig) -> list[int]:
-    """The generated tokens of each that stay in the loss: a correction may drop some."""
-    if switches.correction == "none" or not share.trajectories:
+    """The generated tokens of each that stay in the loss: switches may drop some."""
+    selects = switches.correction != "none" or switches.top_entropy < 1
+    if not selects or not share.trajectories:
         return [_sampled(t) for t in share.trajectories]
 
     def padded(values: Sequence[np.ndarray]) -> Tensor:
@@ -210,13 +259,14 @@ def _kept_tokens(share: Share, switches: LossConfig) -> list[int]:
         padded([t.generated for t in share.trajectories]),
         switches,
         behaviour_logp_BT=padded([t.logprobs for t in share.trajectories]),
-        old_logp_BT=padded(share.recorded["old"]),
+        old_logp_BT=padded(share.recorded["old"]) if "old" in share.recorded else None,
+        learning_BT=None if share.learning is None else padded(share.learning),
     )
     return kept_BT.sum(dim=1).tolist()
 
 
 def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
-    scored, tokens = max(sums["scored"], 1.0), counts["tokens"]
+    scored, tokens = max(sums["scored"], 1.0), counts["in_loss"]
     row = {
         "loss": sums["loss"],
         "logp_gap": sums["gap"] / scored,
@@ -226,19 +276,30 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
         "trained_share": sums["scored"] / max(tokens, 1.0),
         "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
     }
+    if config.rl_top_entropy < 1:
+        row["learning_tokens"] = int(counts["learning"])
+    if config.rl_routing != "none":
+        row["rerouted"] = sums["rerouted"] / scored
     if off_policy(config) or config.rl_kl_coef > 0:
         row |= {name: sums[name] / scored for name in LOGGED}
         row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
     return row
 
 
-def batch_loss(model, share: Share, denominator: float, config: Config, pad_id: int):
+def batch_loss(
+    model,
+    share: Share,
+    denominator: float,
+    switches: LossConfig,
+    config: Config,
+    pad_id: int,
+):
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
-    rows, scored = _score(model, share.trajectories, config, pad_id)
+    rows, scored, rerouted = _score(model, share.trajectories, config, pad_id, share.routes)
     at_BT, mask_BT = _layout(rows, scored, config)
 
-    def laid_out(values: Sequence) -> Tensor:
-        return spread(rows, values, torch.float32)[scored.at][at_BT]
+    def laid_out(values: Sequence, dtype: torch.dtype = torch.float32) -> Tensor:
+        return spread(rows, values, dtype)[scored.at][at_BT]
 
     behaviour_BT = laid_out([t.logprobs for t in share.trajectories])
     logp_BT = scored.logp_M[at_BT]
@@ -248,19 +309,32 @@ def batch_loss(model, share: Share, denominator: float, config: Config, pad_id: 
         behaviour_BT if off_policy(config) else logp_BT.detach(),
         laid_out(share.advantages_N.tolist()),
         mask_BT,
-        loss_config(config),
+        switches,
+        weights_B=laid_out(share.weights_N.tolist())[:, 0],  # of a row's owner
+        learning_BT=None if share.learning is None else laid_out(share.learning, torch.bool),
         denominator=denominator,
         **{f"{name}_logp_BT": laid_out(values) for name, values in share.recorded.items()},
     )
-    return loss, scored.balance, gap_BT[mask_BT], metrics
+    return loss, scored.balance, gap_BT[mask_BT], metrics | {"rerouted": rerouted}
 
 
-def _score(model, chosen: list[Trajectory], config: Config, pad_id: int) -> tuple[Rows, Scored]:
-    """The generated tokens, in rows as wide as the longest: attention's cost grows with the width
-    and micro-batches hold trajectories of about one length."""
+def _score(
+    model,
+    chosen: list[Trajectory],
+    config: Config,
+    pad_id: int,
+    routes: Routes | None = None,
+) -> tuple[Rows, Scored, float]:
+    """(rows, their generated tokens, share of tokens that `routes` send elsewhere).
+
+    The rows are as wide as the longest: attention's cost grows with the width and micro-batches
+    hold trajectories of about one length.
+    """
     rows = pack([t.token_ids for t in chosen], max(map(len, chosen)), pad_id)
     mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
-    return rows, score(model, rows, mask_RT, config.rl_temperature)
+    with PackedReplay(model, rows, routes) as replay:
+        scored = score(model, rows, mask_RT, config.rl_temperature)
+    return rows, scored, replay.rerouted
 
 
 def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
@@ -268,7 +342,8 @@ def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]
 
     Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
     """
-    if config.rl_level == config.rl_aggregate == "token" and config.rl_correction != "geometric":
+    by_token = config.rl_level == config.rl_aggregate == config.rl_correction_level == "token"
+    if by_token and config.rl_correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
     owner_M = spread(rows, range(len(rows.where)), torch.long)[scored.at]

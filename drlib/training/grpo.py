@@ -14,130 +14,71 @@ setting `questions=engine` also proven questions of several conditions, with `rl
 trails. Who rolls out is a setting, too (`rl_agent`): of an agent that begins several contexts each
 is a sample (`drlib.training.samples`).
 
-Left out: replay of old rollouts and rollouts that run beside the update (`rl_staleness` only lets
-the engine's weights grow old).
+Left out: rollouts that run beside the update (`rl_staleness` only lets the engine's weights grow
+old; `drlib.training.staleness` counts how old).
 """
 
 import copy
-import hashlib
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from drlib.agents import Agent, Limits, agent_named
+from drlib.agents import agent_named
 from drlib.chat import ChatIds
 from drlib.checks import require
 from drlib.config import Config
 from drlib.policy.engine import LocalEngine
 from drlib.rl.advantages import ADVANTAGES, share_over_segments
 from drlib.rl.curriculum import Curriculum
-from drlib.rl.filtering import FilterConfig, apply_filter
-from drlib.rl.resampling import drop_equal_groups, fewest_dropped, resample_on_correct
-from drlib.rl.rewards import make_reward
+from drlib.rl.filtering import apply_filter
+from drlib.rl.resampling import drop_equal_groups, fewest_dropped, fill_with_live_groups
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
-from drlib.synthesis.conditions import CHAINS, CONDITIONS
-from drlib.synthesis.questions import PYTHON_KINDS
-from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
-from drlib.training.gradient import Share, check_switches, learn, record
+from drlib.training.asking import Asking, Begun
+from drlib.training.gradient import Recorded, Share, chosen_routes, learn, record
 from drlib.training.optim import Optimizers, schedule
+from drlib.training.packed_routes import Routes, engine_routes
 from drlib.training.policies import begin, finish
-from drlib.training.questions import SKILLS, TRAIL, Questions
-from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.questions import SKILLS, Questions
+from drlib.training.ranks import Ranks
+from drlib.training.replay_groups import Replay
+from drlib.training.rewarding import filter_of
+from drlib.training.rollouts import choose, first_live, limits_of, rollout, step_seed
 from drlib.training.run import RunFolder
-from drlib.training.samples import all_contexts, contexts_of
-from drlib.trajectory import Termination, Trajectory, save_trajectories, with_reward
-from drlib.worlds import SmallWorld
+from drlib.training.samples import all_contexts
+from drlib.training.staleness import Clock, without_lost
+from drlib.training.steering import Steering
+from drlib.training.step_summary import summarise
+from drlib.training.switches import check_switches, off_policy
+from drlib.training.token_choice import choosing_tokens
+from drlib.trajectory import Trajectory, save_trajectories
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step
 FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # rollouts left out, and why
+LOW_QUALITY = ("format", "no_answer", "duplicate")  # and what the pipeline adds
 COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
 
 
-def limits_of(config: Config) -> Limits:
-    return Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
-
-
-def rollout(
-    agent: Agent,
-    tasks: list[Task],
-    worlds: dict[str, SmallWorld],
-    config: Config,
-    step: int,
-    shard: int | None = None,
-) -> list[Trajectory]:
-    """The groups of one shard's questions (None: of all of them), rewarded.
-
-    Every SHARDS-th question belongs to a shard. A shard's rollouts run together and apart from the
-    others', so they have the same bits whether another process makes the rest or this one does.
-    """
-    mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
-    return tried(agent, tasks, mine, worlds, config, step)
-
-
-def tried(
-    agent: Agent,
-    tasks: list[Task],
-    mine: list[int],
-    worlds: dict[str, SmallWorld],
-    config: Config,
-    step: int,
-) -> list[Trajectory]:
-    """The groups of the questions with the numbers `mine`, rewarded."""
-    trajectories = agent.run(
-        [tasks[i] for i in mine],
-        samples=config.rl_group * config.rl_oversample,
-        temperature=config.rl_temperature,
-        seed=step_seed(config.seed, step),
-        keys=mine,
-        worlds=worlds,
-    )
-    settings = {"seed": config.seed} if config.rl_reward == "random" else {}
-    reward = make_reward(config.rl_reward, **settings)
-    tries = config.rl_group * config.rl_oversample
-    rewarded = []
-    for i, trajectory in enumerate(trajectories):
-        task = tasks[mine[i // tries]]
-        result = reward(trajectory, task)
-        right = is_correct(trajectory.answer, task)
-        parts = {**result.parts, "correct": float(right)}
-        trajectory.metadata["skill"] = task.skill
-        rewarded.append(with_reward(trajectory, result.value, parts))
-    return rewarded
-
-
-def step_seed(seed: int | str, step: int) -> int:
-    """Of a step's random numbers."""
-    return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
-
-
-def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
-    """The rollouts to train on: all, or `rl_group` of each oversampled group (GRPO-RoC)."""
-    if config.rl_resample == "none":
-        return trajectories
-    chosen = []
-    for name in dict.fromkeys(t.group_id for t in trajectories):
-        group = [t for t in trajectories if t.group_id == name]
-        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
-        kept = resample_on_correct(group, config.rl_group, config.rl_resample, generator=generator)
-        chosen += [group[i] for i in kept]
-    return chosen
-
-
 def advantages_of(
-    trajectories: list[Trajectory], config: Config, ranks: Ranks | None = None
+    trajectories: list[Trajectory],
+    config: Config,
+    ranks: Ranks | None = None,
+    clock: Clock | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, dict]:
     """(advantages_N, loss weights_N, report): by default leave-one-out after the selective filter.
 
     The estimator sees the rewards of all ranks: `batch_normalized` divides by their deviation.
+    clock: of the policy that is trained, None at its first update.
     """
     ranks = ranks or Ranks()
-    switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
-    weights_N, in_baseline_N, report = apply_filter(trajectories, switches)
+    weights_N, in_baseline_N, report = apply_filter(trajectories, filter_of(config))
+    weights_N, in_baseline_N, report["lost"] = without_lost(
+        trajectories, weights_N, in_baseline_N, config, clock or Clock()
+    )
     own = [
         (0.0 if t.reward is None else t.reward, t.group_id, bool(valid))
         for t, valid in zip(trajectories, in_baseline_N)
@@ -153,80 +94,12 @@ def advantages_of(
     weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
     if config.rl_drop_equal:
         weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, valid_N)[mine]
+    if config.rl_duplicate:
+        # a copy is a weight: two of a group are a weight of 2 for each of its rollouts
+        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{names[0]}", 0))
+        copies_M, _ = fill_with_live_groups(rewards_N, groups_N, valid_N, generator=generator)
+        weights_N = weights_N * torch.bincount(copies_M, minlength=len(names))[mine]
     return advantages_N, weights_N, report
-
-
-def summarise(
-    trajectories: list[Trajectory], chosen: list[Trajectory], ranks: Ranks
-) -> tuple[dict, list]:
-    """(means over the whole step, [(skill, right)] of all ranks).
-
-    Right or wrong is recorded also where the reward is random: the curve of a control.
-    `live_groups`: the share of groups whose judged rewards differ. `positive_tool_errors`: the
-    share of failed calls in the successes that are trained on, the `chosen` (rStar2-Agent, fig. 4).
-    """
-    positive = {t.id for t in chosen if (t.reward or 0.0) > 0.5}
-    facts = ranks.gather([_facts(t, t.id in positive) for t in trajectories])
-    row = _accuracies(facts) | {
-        "accuracy": _mean("accuracy", facts),
-        "generated": _mean("generated", facts),
-        "contexts": _mean("contexts", facts),
-        "calls": _mean("calls", facts),
-        "rollouts": len(facts),
-        "tool_errors": _ratio("errors", "calls", facts),
-        "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
-        "positive_tool_errors": _ratio("errors", "calls", [f for f in facts if f["positive"]]),
-        "entropy": _ratio("entropy", "generated", facts),
-        "live_groups": _live_groups(facts),
-        "no_call": _mean("no_call", facts),
-        "overlong": _mean("overlong", facts),
-        "out_of_turns": _mean("out_of_turns", facts),
-    }
-    return row, [(f["skill"], f["accuracy"]) for f in facts]
-
-
-def _facts(trajectory: Trajectory, positive: bool) -> dict:
-    """What the step's means are made of."""
-    return {
-        "skill": trajectory.metadata["skill"],
-        "accuracy": trajectory.reward_parts["correct"],
-        "reward": trajectory.reward,
-        "group": trajectory.group_id,
-        "positive": positive,
-        "ended": trajectory.termination,
-        "overlong": trajectory.termination == Termination.LENGTH,
-        "out_of_turns": trajectory.termination == Termination.TURNS,
-        "calls": len(trajectory.tool_results),
-        "no_call": not trajectory.tool_results,
-        "errors": sum(not result.ok for result in trajectory.tool_results),
-        "generated": int(trajectory.generated.sum()),
-        "contexts": len(contexts_of(trajectory)),
-        "entropy": float(trajectory.entropies.sum()),
-    }
-
-
-def _mean(name: str, facts: list[dict]) -> float:
-    return sum(f[name] for f in facts) / len(facts)
-
-
-def _ratio(top: str, bottom: str, facts: list[dict]) -> float:
-    return sum(f[top] for f in facts) / max(sum(f[bottom] for f in facts), 1)
-
-
-def _accuracies(facts: list[dict]) -> dict[str, float]:
-    """Accuracy of each kind of question that was asked, and of each number of look-ups."""
-    kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
-    kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS, TRAIL)}
-    asked = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
-    return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in asked.items() if some}
-
-
-def _live_groups(facts: list[dict]) -> float:
-    """Share of groups with a signal; a rollout that could not be judged has no reward to differ."""
-    rewards = defaultdict(set)
-    for f in facts:
-        rewards[f["group"]] |= set() if f["reward"] is None else {f["reward"]}
-    return sum(len(different) > 1 for different in rewards.values()) / len(rewards)
 
 
 class Step:
@@ -249,20 +122,32 @@ class Step:
         self.reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
         self.optimizers = Optimizers.adam(model, config.rl_lr)
         extra = run.resume(model, self.optimizers)
+        acted_upon = (model, self.reference, self.optimizers, toolbox)
+        self.steering = Steering(config, *acted_upon, extra.get("steering"))
         self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
         self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
         self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
         self.sampler = copy.deepcopy(model) if config.rl_staleness > 0 else model
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
-        limits = limits_of(config)
         engine = LocalEngine(
             engine_weights(self.sampler, config),
-            max_context=limits.context_tokens,
+            max_context=config.max_context_tokens,
             lockstep=True,
             version=extra.get("version", 0),
+            routes=config.rl_routing == "r3",
         )
-        self.agent = agent_named(config.rl_agent, engine, toolbox, chat, limits)
+        self._agent_of = lambda limited: agent_named(
+            config.rl_agent, engine, toolbox, chat, limits_of(limited)
+        )
+        self.agent = self._agent_of(config)
+        self.asking = Asking(config, questions, run.ranks, self._agent_of, chat)
+        self.clock = Clock()
+        self.clock.load_state_dict(extra.get("clock", self.clock.state_dict()))
+        self.replay = Replay(config, run.ranks, extra.get("replay"))
+        if "asking" in extra:
+            self.questions.load_state_dict(extra["questions"])
+            self.asking.load_state_dict(extra["asking"])
         self.pad_id = chat.tokenizer.pad_token_id
 
     def __call__(self, step: int) -> dict:
@@ -280,25 +165,59 @@ class Step:
     def take(self, step: int) -> tuple[dict, list[Trajectory]]:
         """Roll out, judge, learn, hand the new weights to the engine."""
         config, ranks, started = self.config, self.run.ranks, time.perf_counter()
-        tasks, worlds = self.questions.draw(step, self.curriculum)
         self.model.eval()
-        shards = [rollout(self.agent, tasks, worlds, config, step, s) for s in ranks.shards]
+        begun = self._begin(step)
+        shards, kept, draws = self._roll_out(step, begun.config)
+        trajectories = [t for shard in shards for t in shard]
+        asked = self.asking.end(step, begun, trajectories)
         rolled = time.perf_counter()
-        chosen = [choose(trajectories, config, step) for trajectories in shards]
+        chosen = [choose(trajectories, config, step) for trajectories in kept]
         row = self._learn(chosen, step)
         if (step + 1) % (config.rl_staleness + 1) == 0:
             self._update_engine()
-        trajectories = [t for shard in shards for t in shard]
         summary, outcomes = summarise(trajectories, [t for c in chosen for t in c], ranks)
         self.curriculum.update(outcomes)
+        row |= asked | self.steering.after(step, row, trajectories, outcomes, ranks)
+        if config.rl_draws > 1:
+            row["draws"] = draws
         row["seconds"] = round(time.perf_counter() - started, 3)
         row["rollout_seconds"] = round(rolled - started, 3)
         return {"step": step + 1, **summary, **row}, trajectories
+
+    def _begin(self, step: int) -> Begun:
+        """The step's limits, and what begins with it (`drlib.training.asking`)."""
+        begun = self.asking.begin(step)
+        if begun.reset:
+            self.steering.start_anew()
+        if begun.config is not self.config:
+            self.agent = self._agent_of(begun.config)
+        return begun
+
+    def _roll_out(self, step: int, config: Config) -> tuple[list, list, int]:
+        """(all rollouts by shard, those that may be trained on, how often questions were drawn).
+
+        With `rl_draws` questions are drawn again until as many groups are live as a step asks
+        questions, and only these are kept (DAPO's dynamic sampling); of a step without any, all.
+        """
+        ranks = self.run.ranks
+        made: list[list[Trajectory]] = [[] for _ in ranks.shards]
+        for draw in range(config.rl_draws):
+            tasks, worlds = self.questions.draw(step, self.curriculum, draw)
+            for shard, rolled in zip(ranks.shards, made):
+                rolled += rollout(self.agent, tasks, worlds, config, step, shard, draw, ranks)
+            if config.rl_draws == 1:
+                return made, made, 1
+            live = first_live(made, config.rl_questions, ranks)
+            if len(live) == config.rl_questions:
+                break
+        kept = [[t for t in rolled if t.group_id in live] for rolled in made]
+        return made, kept if live else made, draw + 1
 
     def _update_engine(self) -> None:
         if self.sampler is not self.model:
             self.sampler.load_state_dict(self.model.state_dict())
         self.agent.engine.update_weights(engine_weights(self.sampler, self.config))
+        self.clock.handed_over()
 
     def _learn(self, shards: list[list[Trajectory]], step: int) -> dict:
         """`rl_minibatches` updates, each on its share of the groups; metrics of the last one.
@@ -307,42 +226,77 @@ class Step:
         move the weights, and nothing that was rolled out asked for that.
         """
         config, ranks = self.config, self.run.ranks
-        shares, reasons = self._shares(shards, step)
+        shares, left_out = self._shares(shards, step)
+        shares, replayed = self.replay.joined(
+            shares, step, self.clock, lambda *of: self._share(*of, old=True)
+        )
+        shares = choosing_tokens(shares, "batch", config, ranks)
         self.model.train()
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
+        factor *= self.steering.lr_scale
         row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl_minibatches):
             parts = [share.of(_groups_of(share, part, config)) for share in shares]
-            row |= learn(self.model, parts, config, ranks, self.pad_id)
+            row |= learn(
+                self.model, parts, config, ranks, self.pad_id, kl_coef=self.steering.kl_coef
+            )
             row["grad_norm"] = ranks.sum_gradients(self.model)
             if row["trained_share"] > 0:
                 self.optimizers.step(factor)
                 row["updates"] += 1
-        return row | {f"filtered_{name}": count for name, count in reasons.items()}
+        self.clock.updated(row["updates"])
+        return row | left_out | replayed
 
     def _shares(self, shards: list[list[Trajectory]], step: int) -> tuple[list[Share], dict]:
-        """(each shard with what its loss needs, rollouts that the filter left out by reason)."""
+        """(each shard with what its loss needs, the row's columns of what is left out of it)."""
         config, ranks = self.config, self.run.ranks
         if config.rl_baseline == "samples":
             shards = [all_contexts(shard)[0] for shard in shards]
         everything = [t for shard in shards for t in shard]
-        advantages_N, weights_N, report = advantages_of(everything, config, ranks)
-        models = {"old": self.model if config.rl_correction != "none" else None}
-        models["reference"] = self.reference
+        advantages_N, weights_N, report = advantages_of(everything, config, ranks, self.clock)
         shares, before = [], 0
         for shard in shards:
             mine = slice(before, before + len(shard))
             before += len(shard)
             samples, owners = all_contexts(shard)
-            share = Share(
+            share = self._share(
                 samples,
                 share_over_segments(advantages_N[mine], owners),
                 share_over_segments(weights_N[mine], owners),
-                {k: record(m, samples, config, self.pad_id) for k, m in models.items() if m},
+                old=config.rl_correction != "none",
             )
             shares.append(share.of(_kept(samples, config, step)))
-        reasons = {name: float(report["reasons"].get(name, 0)) for name in FILTERED}
-        return shares, ranks.sum(reasons)
+        names = (*FILTERED, *LOW_QUALITY) if config.rl_pipeline else FILTERED
+        reasons = {f"filtered_{name}": float(report["reasons"].get(name, 0)) for name in names}
+        return shares, ranks.sum(reasons | report["lost"])
+
+    def _share(
+        self, samples: list[Trajectory], advantages_N: Tensor, weights_N: Tensor, old: bool
+    ) -> Share:
+        """Samples with what their loss needs."""
+        routes = self._routes(samples)
+        recorded = self._recorded(samples, old, routes)
+        return Share(samples, advantages_N, weights_N, recorded, routes=routes)
+
+    def _recorded(
+        self, samples: list[Trajectory], old: bool, routes: Routes | None = None
+    ) -> Recorded:
+        """Log-probabilities under the policy before the update, if `old`, by the routes that the
+        update replays, and under the reference, by its own."""
+        found = {}
+        if old:
+            found["old"] = record(self.model.eval(), samples, self.config, self.pad_id, routes)
+        if self.reference is not None:
+            found["reference"] = record(self.reference, samples, self.config, self.pad_id)
+        return found
+
+    def _routes(self, samples: list[Trajectory]) -> Routes | None:
+        """What `rl_routing` replays in the update."""
+        if self.config.rl_routing == "none":
+            return None
+        if self.config.rl_routing == "r3":
+            return engine_routes(samples)
+        return chosen_routes(self.model.eval(), samples, self.config, self.pad_id)
 
     def extra(self) -> dict:
         """What the checkpoint holds besides the policy and its optimizer."""
@@ -350,7 +304,12 @@ class Step:
         return {
             "curriculum": self.curriculum.state_dict(),
             "emergency": self.emergency.state_dict(),
+            "steering": self.steering.state_dict(),
+            "questions": self.questions.state_dict(),
+            "asking": self.asking.state_dict(),
             "version": self.agent.engine.version,
+            "clock": self.clock.state_dict(),
+            "replay": self.replay.state_dict(),
             "sampler": self.sampler.state_dict() if stale else None,
         }
 
@@ -380,7 +339,11 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
     name = "rl_random_reward" if config.rl_reward == "random" else "rl"
     check_switches(config)
-    require(config.rl_routing == "none", "rl_routing is of trainer=trl: the local engine is exact")
+    require(
+        config.rl_routing == "none" or off_policy(config),
+        f'rl_routing="{config.rl_routing}" replays choices that differ: the local engine is exact, '
+        "so set rl_minibatches, rl_staleness or rl_engine too",
+    )
     run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
         step = Step(config, run, model, chat, toolbox, Questions(config, world, names))

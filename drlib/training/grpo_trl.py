@@ -32,24 +32,14 @@ from drlib.files import write_whole
 from drlib.policy.protocol import Engine
 from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
-from drlib.rl.filtering import FilterConfig, apply_filter
+from drlib.rl.filtering import apply_filter
 from drlib.rl.resampling import drop_equal_groups
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
-from drlib.training.gradient import check_switches, loss_config
-from drlib.training.grpo import (
-    COLLAPSE,
-    FINAL_LR,
-    KEPT_GROUPS,
-    choose,
-    limits_of,
-    step_seed,
-    summarise,
-    tried,
-)
+from drlib.training.grpo import COLLAPSE, FINAL_LR, KEPT_GROUPS
 from drlib.training.models import (
     adapters,
     engine_of,
@@ -64,9 +54,13 @@ from drlib.training.models import (
 from drlib.training.optim import schedule
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import Ranks
+from drlib.training.rewarding import filter_of
+from drlib.training.rollouts import choose, limits_of, step_seed, tried
 from drlib.training.routing import GIVEN, Routing
 from drlib.training.run import RunFolder
 from drlib.training.samples import contexts_of
+from drlib.training.step_summary import summarise
+from drlib.training.switches import check_switches, loss_config
 from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
 from drlib.training.trl_run import (
     CHECKPOINTS,
@@ -85,6 +79,19 @@ NOT_HERE = {
     "rl_engine": "float32",
     "rl_baseline": "trajectories",
     "rl_sample_multiple": 1,
+    "rl_adaptive_group": False,
+    "rl_draws": 1,
+    "rl_duplicate": False,
+    "rl_max_age": 0,
+    "rl_repair_groups": False,
+    "rl_replay_groups": 0,
+    "rl_entropy_tokens": "top",
+    "rl_kl_target": 0.0,
+    "rl_reference_every": 0,
+    "rl_reset_patience": 0,
+    "rl_drift_factor": 1.0,
+    "rl_curation_every": 0,
+    "rl_stages": "one",
 }
 STATE = "drlib.json"  # of a checkpoint, beside TRL's files
 DECAY_SHARE = 0.5  # of the steps, as in the local loop
@@ -124,6 +131,12 @@ def _check(config: Config) -> None:
     for name, value in NOT_HERE.items():
         given = getattr(config, name)
         require(given == value, f"{name}={given!r} is not there with trainer=trl: use {value!r}")
+    ranked = config.rl_entropy_scope == "micro" and config.rl_denominator == "all"
+    require(
+        config.rl_top_entropy == 1 or ranked,
+        "rl_top_entropy with trainer=trl is ranked in each micro-batch, and counts all tokens: "
+        "set rl_entropy_scope=micro and rl_denominator=all",
+    )
 
 
 def _start(name: str, config: Config, runs: Path) -> str:
@@ -165,6 +178,7 @@ class RollOuts:
         return {
             "curriculum": self.curriculum.state_dict(),
             "emergency": self.emergency.state_dict(),
+            "questions": self.questions.state_dict(),
             "version": self.engine.version,
         }
 
@@ -172,6 +186,7 @@ class RollOuts:
         """Of a checkpoint."""
         self.curriculum = Curriculum(SKILLS, state["curriculum"])
         self.emergency.load_state_dict(state["emergency"])
+        self.questions.load_state_dict(state.get("questions", {}))
         self.engine.version = state["version"]  # it takes the checkpoint's weights before it rolls
 
     def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
@@ -198,8 +213,7 @@ class RollOuts:
 
     def _batch(self, chosen: list[Trajectory], step: int, trainer: "AgenticTrainer") -> dict:
         config = self.config
-        switches = FilterConfig(config.rl_overlong, hallucination=config.rl_hallucination)
-        weights_N, in_baseline_N, _ = apply_filter(chosen, switches)
+        weights_N, in_baseline_N, _ = apply_filter(chosen, filter_of(config))
         weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
         in_baseline_N = torch.as_tensor(in_baseline_N)
         if config.rl_drop_equal:

@@ -92,6 +92,11 @@ class Optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def forget(self) -> None:
+        """As if no update had been taken: moments and counts of steps are gone."""
+        for optimizer in self.parts.values():
+            optimizer.state.clear()
+
     def state_dict(self) -> dict:
         return {name: optimizer.state_dict() for name, optimizer in self.parts.items()}
 

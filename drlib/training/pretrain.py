@@ -60,19 +60,22 @@ def train_supervised(
     run.resume(model, optimizers)
     model.train()
 
+    parts = SHARDS * ranks.parts
+
     def take(step: int) -> dict:
         started = time.perf_counter()
         limit = int(batch_tokens / SHARDS * FILL)
-        shards = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
+        drawn = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
+        shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
         sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
-        for samples in shards:
+        for samples in filter(None, shards):
             rows = pack([s.ids for s in samples], max(ROW_TOKENS, *map(len, samples)), pad_id)
             scored = score(model, rows, spread(rows, [s.loss for s in samples], torch.bool))
             nll = -scored.logp_M.sum() / counted
-            (nll + config.balance_coef * scored.balance / SHARDS).backward()
+            (nll + config.balance_coef * scored.balance / parts).backward()
             sums["loss"] += nll.item()
-            sums["balance"] += scored.balance.item() / SHARDS
+            sums["balance"] += scored.balance.item() / parts
             sums["tokens"] += sum(map(len, samples))
         norm = ranks.sum_gradients(model)
         factor = schedule(step, steps, warmup, decay_share)

@@ -2,14 +2,24 @@
 
 The curriculum says which skill a question needs, half of the search questions are of worlds that
 are invented on the spot, and the same seed and step draw the same questions on every process.
+
+Questions have four sources: sums (`python`), trails, the real world and fictional ones. Their
+shares are met in the mean, or without chance (`rl_mixture`, ProRL's mixture); a source's skills
+are drawn by the curriculum, or evenly (`rl_curriculum`). Every step has new questions, or with
+`rl_pool` those of a fixed set, in shuffled epochs: the same question again is what curation and
+stages need (`drlib.training.asking`). Left out: a mixture of the questions that curation has left
+(the shares are those of the whole set).
 """
 
 import random
+from collections.abc import Container
+from fractions import Fraction
 
+from drlib.checks import require
 from drlib.config import Config
-from drlib.rl.curriculum import Curriculum
+from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.synthesis.conditions import CHAINS, CONDITIONS
-from drlib.synthesis.questions import PYTHON_KINDS, SearchQuestions, python_task
+from drlib.synthesis.questions import MAX_MISSES, PYTHON_KINDS, SearchQuestions, python_task
 from drlib.synthesis.trails import trail
 from drlib.task import Task
 from drlib.training.data import engine_questions
@@ -17,14 +27,69 @@ from drlib.worlds import Names, SmallWorld, fictional_world
 
 TRAIL = "trail"
 SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
+PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, beside TRAIL
+
+
+def source_of(task: Task, worlds: Container[str]) -> str:
+    """Where a question is from: PYTHON, TRAIL, FICTIONAL or REAL.
+
+    worlds: the versions of the invented worlds that were drawn with it.
+    """
+    if task.kind != "search":
+        return task.kind
+    return FICTIONAL if task.world in worlds else REAL
+
+
+def shares_of(config: Config) -> dict[str, Fraction]:
+    """Source -> its share of the questions, exactly as the settings are written; none of 0."""
+    trails, sums, invented = (
+        Fraction(str(share))
+        for share in (config.rl_trail_share, config.rl_python_share, config.rl_fictional_share)
+    )
+    searches = (1 - trails) * (1 - sums)
+    shares = {
+        TRAIL: trails,
+        PYTHON: (1 - trails) * sums,
+        REAL: searches * (1 - invented),
+        FICTIONAL: searches * invented,
+    }
+    return {source: share for source, share in shares.items() if share > 0}
+
+
+def check_questions(config: Config) -> None:
+    """ValueError for settings of what is asked that do not go together."""
+    pool, a_step = config.rl_pool, config.rl_questions
+    require(
+        pool == 0 or pool >= a_step,
+        f"rl_pool={pool} is less than a step asks: set it to rl_questions={a_step} or more",
+    )
+    require(
+        pool > 0 or config.rl_curation_every == 0,
+        "rl_curation_every exchanges the questions of a fixed set: set rl_pool",
+    )
+    staged = config.rl_stages != "one"
+    require(
+        pool > 0 or not staged,
+        f'rl_stages="{config.rl_stages}" ends with the hard questions of a fixed set: set rl_pool',
+    )
+    require(
+        config.rl_steps >= 3 or not staged,
+        f'rl_stages="{config.rl_stages}" needs a step for each stage: set rl_steps to 3 or more',
+    )
 
 
 class Questions:
     """Sums, and search questions of the real world (train answers) and of fictional ones made on
     the spot, so that what is learned is looking up and not the facts. Chains of one to three
-    look-ups; with the engine also questions of up to `rl_conditions` conditions; and trails."""
+    look-ups; with the engine also questions of up to `rl_conditions` conditions; and trails.
+
+    pool: with `rl_pool` the fixed set, id -> question and its invented world (None: it has none);
+    else empty. epochs: which of them are asked next; None without a pool.
+    ValueError: settings that do not go together, or there are fewer questions than `rl_pool` wants.
+    """
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
+        check_questions(config)
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
         self.skills = list(CHAINS)
@@ -34,31 +99,89 @@ class Questions:
         if self.conditions:
             wanted = CONDITIONS[: config.rl_conditions - 1]
             self.skills += [skill for skill in wanted if skill in self.conditions.skills]
+        self.mixture = TaskMixture(shares_of(config)) if config.rl_mixture == "exact" else None
+        self.pool = self._collected(config.rl_pool)
+        self.epochs = Epochs(self.pool, config.seed) if self.pool else None
 
-    def draw(self, step: int, curriculum: Curriculum) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds."""
-        rng = random.Random(f"rl-{self.config.seed}-{step}")
-        tasks, worlds = [], {}
-        for _ in range(self.config.rl_questions):
-            if self.config.rl_trail_share > 0 and rng.random() < self.config.rl_trail_share:
-                pages = rng.randint(1, self.config.rl_trail_pages)
-                task, world = trail(rng.getrandbits(60), self.names, pages)
-                worlds[world.version] = world
-                tasks.append(task)
-                continue
-            if rng.random() < self.config.rl_python_share:
-                tasks.append(python_task(rng, curriculum.draw(sorted(PYTHON_KINDS), rng)))
-                continue
-            skill = curriculum.draw(self.skills, rng)
-            if rng.random() < self.config.rl_fictional_share:
-                world = fictional_world(rng.getrandbits(60), self.names)
-                worlds[world.version] = world
-                tasks.append(self._invented(world, skill, rng))
-            elif skill in CONDITIONS:
-                tasks.append(self.conditions.draw(skill, rng))
+    def draw(
+        self, step: int, curriculum: Curriculum, again: int = 0
+    ) -> tuple[list[Task], dict[str, SmallWorld]]:
+        """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds.
+
+        again: how often this step has drawn already; each time gives others.
+        """
+        n = self.config.rl_questions
+        if self.epochs is not None:
+            return self.of_pool(self.epochs.draw(n))
+        rng = random.Random(f"rl-{self.config.seed}-{step}" + (f"-{again}" if again else ""))
+        drawn = [self._one(rng, curriculum, source) for source in self._sources(n, rng)]
+        worlds = {world.version: world for _, world in drawn if world is not None}
+        return [task for task, _ in drawn], worlds
+
+    def of_pool(self, ids: list[str]) -> tuple[list[Task], dict[str, SmallWorld]]:
+        """The pool's questions with these ids, and their fictional worlds."""
+        some = [self.pool[name] for name in ids]
+        return [task for task, _ in some], {w.version: w for _, w in some if w is not None}
+
+    def state_dict(self) -> dict:
+        """What the next draw depends on, besides the step and the curriculum."""
+        parts = {"mixture": self.mixture, "epochs": self.epochs}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Of a checkpoint of a run with the same settings."""
+        for name, of_part in state.items():
+            getattr(self, name).load_state_dict(of_part)
+
+    def _collected(self, n: int) -> dict[str, tuple[Task, SmallWorld | None]]:
+        """`n` different questions with their worlds, by id: the sources by their shares, the skills
+        of each evenly."""
+        rng = random.Random(f"rl-pool-{self.config.seed}")
+        found = {}
+        for source in self._sources(n, rng):
+            for _ in range(MAX_MISSES):
+                task, world = self._one(rng, None, source)
+                if task.id not in found:
+                    found[task.id] = task, world
+                    break
             else:
-                tasks.append(self.real.draw(CHAINS.index(skill) + 1, rng))
-        return tasks, worlds
+                raise ValueError(
+                    f"rl_pool={n}: only {len(found)} different questions were found; lower it"
+                )
+        return found
+
+    def _sources(self, n: int, rng: random.Random) -> list[str | None]:
+        """The next `n` questions' sources, None where chance is to say; in any order, so that no
+        source falls to one process or one agent."""
+        if self.mixture is None:
+            return [None] * n
+        sources = self.mixture.draw(n)
+        rng.shuffle(sources)
+        return sources
+
+    def _one(
+        self, rng: random.Random, curriculum: Curriculum | None, source: str | None
+    ) -> tuple[Task, SmallWorld | None]:
+        """A question and the world that was invented for it."""
+        config = self.config
+        if config.rl_trail_share > 0 and _falls_to(TRAIL, config.rl_trail_share, source, rng):
+            pages = rng.randint(1, config.rl_trail_pages)
+            return trail(rng.getrandbits(60), self.names, pages)
+        if _falls_to(PYTHON, config.rl_python_share, source, rng):
+            return python_task(rng, self._skill(sorted(PYTHON_KINDS), curriculum, rng)), None
+        skill = self._skill(self.skills, curriculum, rng)
+        if _falls_to(FICTIONAL, config.rl_fictional_share, source, rng):
+            world = fictional_world(rng.getrandbits(60), self.names)
+            return self._invented(world, skill, rng), world
+        if skill in CONDITIONS:
+            return self.conditions.draw(skill, rng), None
+        return self.real.draw(CHAINS.index(skill) + 1, rng), None
+
+    def _skill(self, among: list[str], curriculum: Curriculum | None, rng: random.Random) -> str:
+        """As the curriculum draws; evenly without one."""
+        if curriculum is None or self.config.rl_curriculum == "none":
+            return rng.choice(among)
+        return curriculum.draw(among, rng)
 
     def _invented(self, world: SmallWorld, skill: str, rng: random.Random) -> Task:
         """A question of a fictional world, or where it has none of this skill, an easier one."""
@@ -71,3 +194,8 @@ class Questions:
         most = CHAINS.index(skill) + 1 if skill in CHAINS else len(CHAINS)
         hops = min(most, max(h for h in (1, 2, 3) if source.answers(h)))
         return source.draw(hops, rng)
+
+
+def _falls_to(source: str, share: float, wanted: str | None, rng: random.Random) -> bool:
+    """Whether a question is of `source`: as is `wanted`, or by chance where nothing is."""
+    return rng.random() < share if wanted is None else source == wanted

@@ -1,7 +1,9 @@
 """Ranks: the processes among which a stage's work is cut, and sums over them.
 
-They are started by torchrun (gloo, loopback). Work is cut into SHARDS shards on any number of
-processes: two take one each, one takes both, and the losses are the same.
+They are started by torchrun (gloo, loopback). Work is cut into SHARDS shards: two processes take
+one each, one takes both, and the bits are the same. More processes share a shard, each a part of
+its samples or questions: what is drawn is the same, and sums are made of other summands, so
+numbers differ by rounding (and the balance loss, which is not linear, by a little more).
 """
 
 import atexit
@@ -46,14 +48,23 @@ class Ranks:
     trainer: as the setting. TRL's stages run on any number of processes, a GPU each where there are
     some; the local loop cuts its work into SHARDS shards. ValueError: they cannot be shared evenly,
     or are more than the host's GPUs.
+
+    shards: this process's. part, parts: of a shard that more processes share, its samples are
+    `[part::parts]`.
     """
 
     def __init__(self, trainer: str = "local"):
         self.rank = int(os.environ.get("RANK", 0))
         self.size = int(os.environ.get("WORLD_SIZE", 1))
-        if trainer == "local" and SHARDS % self.size:
-            raise ValueError(f"{self.size} processes cannot share {SHARDS} shards evenly")
-        self.first, self.shards = self.rank == 0, range(self.rank, SHARDS, self.size)
+        if trainer == "local" and self.size > 1 and self.size % SHARDS:
+            raise ValueError(
+                f"{self.size} processes cannot share {SHARDS} shards evenly: set processes to 1 or "
+                f"to a multiple of {SHARDS}"
+            )
+        self.first = self.rank == 0
+        self.parts = max(self.size // SHARDS, 1)
+        self.shards = range(self.rank // self.parts, SHARDS, max(self.size, 1))
+        self.part = self.rank % self.parts
         torch.set_num_threads(1)
         backend = "gloo"
         if trainer == "trl" and torch.cuda.is_available():

@@ -1,0 +1,91 @@
+"""What was found about learning, drawn from committed files: README's table and docs/findings.md.
+
+A claim is a finding (`python -m drlib.lab finding NAME`: two arms) or an arm of a sweep
+(`drlib sweep NAME`: several arms against a control). Nothing is computed here.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from drlib.lab.display import ROOT
+from drlib.lab.findings import FINDINGS
+from drlib.lab.sweep import REFERENCE_SWEEPS
+
+FINDINGS_PAGE = ROOT / "docs" / "findings.md"
+HEADS = (
+    "claim",
+    "source",
+    "% right: setting, control",
+    "effect, points [95%]",
+    "outcome",
+    "made by",
+)
+OPENING = """# Findings
+
+What the sources say helps, measured here. The arms of a comparison differ in the settings that are
+named, and in nothing else: the same seeds, the same cold start, as many steps, the same held-out
+questions; intervals are over seeds and questions, and differences are paired. *Reproduced* and
+*refuted* where the interval leaves zero out, *open* where it does not, which at this size says
+little about larger ones. No correction is made for the number of claims: of twenty without any
+effect one would seem to have some.
+
+This page is drawn from the files in figures/reference by `python -m drlib.lab table`.
+"""
+
+
+def findings_block(folder: Path = FINDINGS, sweeps: Path = REFERENCE_SWEEPS) -> str:
+    """The committed claims as a Markdown table."""
+    lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
+    found = [_read(path) for path in sorted(folder.glob("*.json"))]
+    for path in sorted(sweeps.glob("*/sweep.json")):
+        found += _claims_of(_read(path))
+    for claim in found:
+        on, off = (f"{100 * share:.1f}" for share in claim["accuracy"])
+        low, high = (f"{100 * end:+.1f}" for end in claim["interval"])
+        asked = claim["asked"]
+        cells = [
+            claim["claim"],
+            claim["source"],
+            f"{on}, {off} ({asked['kind']}, {asked['decoding']}, n={claim['n']}, "
+            f"{len(claim['seeds'])} seeds)",
+            f"{100 * claim['effect']:+.1f} [{low}, {high}]",
+            f"**{claim['outcome']}**",
+            f"`{claim['command']}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _claims_of(sweep: Mapping) -> Iterator[dict]:
+    """A sweep's arms that claim something and have been compared, as a finding's file says it."""
+    arms = {arm["arm"]: arm for arm in sweep["arms"]}
+    control = arms[sweep["control"]]
+    for arm in sweep["arms"]:
+        claim = arm.get("claim")
+        if not claim or "effect" not in claim:
+            continue
+        first = arm["asked"][0]
+        yield {
+            **claim,
+            "accuracy": [first["accuracy"], control["asked"][0]["accuracy"]],
+            "asked": {"kind": first["kind"], "decoding": first["decoding"]},
+            "n": first["n"],
+            "seeds": first["difference"]["seeds"],
+            "command": sweep["command"],
+        }
+
+
+def findings_page(folder: Path = FINDINGS, sweeps: Path = REFERENCE_SWEEPS) -> str:
+    """docs/findings.md: all claims, and each sweep with its table and its figure."""
+    parts = [OPENING, "## Claims", findings_block(folder, sweeps)]
+    for path in sorted(sweeps.glob("*/table.md")):
+        name = path.parent.name
+        table = re.sub("^# ", "## Sweep: ", path.read_text(encoding="utf-8")).strip()
+        parts += [table, f"![{name}](../{path.parent.relative_to(ROOT).as_posix()}/figure.png)"]
+    return "\n\n".join(part.strip() for part in parts) + "\n"

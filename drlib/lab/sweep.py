@@ -1,0 +1,254 @@
+"""A sweep's file: several settings of one stage against a named control, for several seeds.
+
+    name: clips
+    about: Which clip of the ratio learns most, at the same steps from the same cold start
+    stage: rl                        # whose policies are compared
+    profile: laptop                  # default
+    seeds: [0, 1, 2]                 # default
+    asked: [search sample]           # default; kind and decoding, the figure is of the first
+    common: {rl_steps: 25}           # settings of all arms
+    control: ppo                     # the arm that the others are compared with
+    arms:
+      ppo: {}
+      cispo: {rl_clip: cispo}
+      none: {rl_clip: none, claim: Without a clip it learns less, source: us, expected: lower}
+
+A finding (`drlib.lab.findings`) is two arms and a sentence; here arms are many, and each may carry
+such a sentence or none. What is wrong with a file is said in one line before anything is trained:
+an unknown name with the nearest known one, a control that is no arm, two arms that would be the
+same runs, arms that would be asked other questions, switches that exclude each other.
+
+Left out: grids. A file lists its arms, because each costs a training run for each seed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from drlib.checks import require
+from drlib.config import ROOT, Config
+from drlib.lab.statements import Statement
+from drlib.registry import load_plugins, nearest
+from drlib.training import stages
+
+SWEEPS = Path(__file__).with_name("sweeps")  # those that come with the kit
+REFERENCE_SWEEPS = ROOT / "figures" / "reference" / "sweeps"
+REQUIRED = ("name", "about", "stage", "control", "arms")
+KEYS = (*REQUIRED, "profile", "seeds", "asked", "common")
+SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a sweep and of an arm: a folder's too
+ASKED = "search sample"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Its own settings, and what is said of it against the control, if anything."""
+
+    name: str
+    settings: Mapping
+    statement: Statement | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A file that was read and checked; its fields are told at the top of this module.
+
+    asked: (kind, decoding) of the held-out questions that are compared; the first is the figure's.
+    """
+
+    name: str
+    about: str
+    stage: str
+    control: str
+    arms: Mapping[str, Arm]
+    profile: str = "laptop"
+    seeds: Sequence[int] = (0, 1, 2)
+    asked: Sequence[tuple[str, str]] = ()
+    common: Mapping = field(default_factory=dict)
+
+    def config(self, arm: str, seed: int) -> Config:
+        """The settings of one run."""
+        own = self.arms[arm].settings
+        return Config.load(self.profile, **{**self.common, **own, "seed": seed})
+
+    def runs(self) -> list[tuple[str, int]]:
+        """(arm, seed) of all runs, seed by seed: a sweep that is cut short can compare already."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def load_sweep(
+    file: str | Path, profile: str | None = None, seeds: Sequence[int] | None = None
+) -> Sweep:
+    """The sweep of a file, or of a name in `drlib/lab/sweeps`; ValueError says what is wrong.
+
+    profile, seeds: in the place of the file's.
+    """
+    rows = _read(_found(file))
+    _known(rows, KEYS, "key")
+    for key in REQUIRED:
+        require(key in rows, f"the sweep lacks {key!r}: it needs {', '.join(REQUIRED)}")
+    rows |= {"profile": profile} if profile else {}
+    rows |= {"seeds": list(seeds)} if seeds else {}
+    for key in ("name", "about", "stage", "control"):
+        require(isinstance(rows[key], str), f"{key}: give a text, got {rows[key]!r}")
+    _check_name("name", rows["name"])
+    _check_seeds(rows.get("seeds", [0]))
+    rows["arms"] = _arms(rows["arms"], rows["control"])
+    rows["common"] = _settings("common", rows.get("common"))
+    asked = rows.get("asked", [ASKED])
+    require(isinstance(asked, list) and asked, f"asked: give a list such as [{ASKED}]")
+    pairs = all(isinstance(each, str) and " " in each for each in asked)
+    require(pairs, f"asked: give a kind and a decoding each, such as {ASKED!r}, got {asked!r}")
+    rows["asked"] = [tuple(each.rpartition(" ")[::2]) for each in asked]
+    sweep = Sweep(**rows)
+    _check_stage(sweep)
+    _check_settings(sweep)
+    _check_asked(sweep)
+    return sweep
+
+
+def _found(file: str | Path) -> Path:
+    shipped = {path.stem: path for path in SWEEPS.glob("*.yaml")}
+    path = shipped.get(str(file), Path(file))
+    fault = f"no sweep {str(file)!r}: give the path of a file, or a name: {nearest(file, shipped)}"
+    require(path.is_file(), fault)
+    return path
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """YAML of which no mapping has a key twice: the first arm of a name would be lost unseen."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        require(twice is None, f"{twice!r} stands twice in the sweep: rename or remove one")
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict:
+    try:
+        rows = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(fault).split())}") from None
+    require(isinstance(rows, dict), f"{path}: give `name: value` lines, got {type(rows).__name__}")
+    return rows
+
+
+def _known(given: Iterable, known: Iterable[str], what: str) -> None:
+    unknown = next((key for key in given if key not in known), None)
+    require(unknown is None, f"unknown {what} {unknown!r}: {nearest(str(unknown), known)}")
+
+
+def _check_name(what: str, name) -> None:
+    """A YAML 1.1 pitfall among others: off, no and 1 are no texts unless they are quoted."""
+    fits = isinstance(name, str) and NAME.fullmatch(name) is not None
+    require(fits, f"{what} {name!r}: give a text of letters, digits and _.+- (quote off, no, 1)")
+
+
+def _check_seeds(seeds) -> None:
+    fits = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    fits = fits and 0 < len(seeds) == len(set(seeds))
+    require(fits, f"seeds: give different whole numbers from 0, such as [0, 1, 2], got {seeds!r}")
+
+
+def _arms(given, control: str) -> dict[str, Arm]:
+    """By name; ValueError where they are not two and more, or the control is none of them."""
+    many = isinstance(given, dict) and len(given) > 1
+    require(many, "arms: give two and more, `name: {setting: value}`, the control among them")
+    arms = {}
+    for name, content in given.items():
+        _check_name("arm", name)
+        content = _settings(f"arm {name!r}", content)
+        settings = {key: value for key, value in content.items() if key not in SAID}
+        arms[name] = Arm(name, settings, _statement(name, content, name == control))
+    require(control in arms, f"control {control!r} is no arm: {nearest(control, arms)}")
+    return arms
+
+
+def _settings(where: str, content) -> dict:
+    """A mapping; nothing at all is an empty one."""
+    content = {} if content is None else content
+    require(isinstance(content, dict), f"{where}: give {{setting: value}}, got {content!r}")
+    for key, instead in (("seed", "seeds"), ("profile", "profile")):
+        require(key not in content, f"{where}: {key} belongs at the top, as {instead}")
+    return content
+
+
+def _statement(name: str, content: Mapping, is_control: bool) -> Statement | None:
+    said = [content[key] for key in SAID if key in content]
+    if not said:
+        return None
+    require(not is_control, f"arm {name!r} is the control: a claim is of an arm against it")
+    texts = len(said) == len(SAID) and all(isinstance(text, str) and text for text in said)
+    require(texts, f"arm {name!r}: a claim is three texts: {', '.join(SAID)}")
+    return Statement(f"arm {name!r}", *said)
+
+
+def _check_stage(sweep: Sweep) -> None:
+    """Of the stages, those that are evaluated and that are a policy's own."""
+    asked = {name.removeprefix("evaluate_") for name in stages.STAGES}
+    known = [
+        name for name in stages.STAGES if name in asked and f"evaluate_{name}" in stages.STAGES
+    ]
+    _known([sweep.stage], known, "stage")
+
+
+def _check_settings(sweep: Sweep) -> None:
+    """Each arm's settings are known, leave the questions alone, and are no other arm's."""
+    folders: dict[Path, str] = {}
+    for name, arm in sweep.arms.items():
+        config = _config(sweep, name)
+        _check_questions(name, arm.settings, config)
+        folder = stages.folder(f"evaluate_{sweep.stage}", config, Path())
+        same = folders.setdefault(folder, name)
+        fault = f"arms {same!r} and {name!r} have equal settings for stage {sweep.stage!r}"
+        require(same == name, f"{fault}: they would be the same runs, remove one")
+        _check_switches(sweep, name, config)
+
+
+def _config(sweep: Sweep, arm: str) -> Config:
+    """Of the first seed; ValueError names the arm, or `common` where the fault is there."""
+    for where, settings in (("common", sweep.common), (f"arm {arm!r}", sweep.arms[arm].settings)):
+        try:
+            load_plugins(settings.get("plugins", ""))
+            Config.load(sweep.profile, **settings)
+        except ValueError as fault:
+            raise ValueError(f"{where}: {fault}") from None
+    return sweep.config(arm, sweep.seeds[0])
+
+
+def _check_questions(name: str, settings: Mapping, config: Config) -> None:
+    """Differences are paired by question, so whatever chooses the questions is of all arms."""
+    chooses = {"questions", "search_results"}  # what one search finds is no question of two
+    if config.questions == "engine":
+        chooses.add("max_calls")  # what cannot be found in so many is not asked
+    for key in settings:
+        fault = f"arm {name!r}: {key} chooses the held-out questions, which are the same for all"
+        fits = key not in chooses and not key.startswith(("eval_", "world"))
+        require(fits, f"{fault}: move it to common")
+
+
+def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
+    """What reinforcement learning itself would refuse, hours later."""
+    covered = {stages.STAGES[one].reads or one for one in stages.before(sweep.stage, config)}
+    if "rl" not in covered:
+        return
+    from drlib.training.switches import check_switches  # lazily: it brings torch
+
+    try:
+        check_switches(config)
+    except ValueError as fault:
+        raise ValueError(f"arm {name!r}: {fault}") from None
+
+
+def _check_asked(sweep: Sweep) -> None:
+    """Kinds that the evaluation asks, and decodings that it has."""
+    config = sweep.config(sweep.control, sweep.seeds[0])
+    several = ("2 conditions", "3 conditions") if config.questions == "engine" else ()
+    for kind, decoding in sweep.asked:
+        _known([kind], ("search", "python", *several), "kind of question in asked:")
+        decodings = ("sample", "greedy", f"pass@{config.eval_samples}")
+        _known([decoding], decodings, "decoding in asked:")

@@ -1,0 +1,118 @@
+"""A sweep's runs on a Ray cluster: the same stages, folders and results, side by side.
+
+    ray start --head            on one host; on each other: ray start --address=HOST:6379
+    drlib sweep FILE --ray auto --runs /shared/runs
+
+Every stage that is missing becomes one Ray task, after those of its inputs, and asks for as many
+CPUs as it has processes (and GPUs, where TRL trains on a cluster that has some). So a stage that
+several runs share is built once, before them, and the runs of an arm and a seed go side by side as
+far as the cluster has room. A stage's processes stay on one node; one stage over several nodes is
+`drlib.training.hosts`.
+
+The runs folder must lie under the same path on every host, on one file system: the driver writes a
+token there, and a task that does not see it says so. The package, and the modules of `plugins`,
+are installed on every host. A task whose node dies is started again elsewhere by Ray and goes on
+from its last checkpoint; after Ctrl-C the same command does.
+
+Wall-clock seconds of runs that share a node are longer than those of runs alone.
+"""
+
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from drlib.checks import require
+from drlib.config import Config
+from drlib.lab.sweep import Sweep
+from drlib.lab.sweep_runs import build_or_say, is_finished
+from drlib.registry import load_plugins
+from drlib.sandbox.client import import_extra
+from drlib.training import hosts, stages
+
+
+def built_on_ray(
+    sweep: Sweep, runs: Path, address: str | None = None
+) -> Iterator[tuple[str, int, str]]:
+    """As `sweep_runs.built_here`, in the order in which the runs end.
+
+    Args:
+        runs: on a file system that all hosts share.
+        address: of the cluster ("auto": the one that this host is in); None starts Ray on this host
+            alone. Ray that is connected already is used as it is.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: no cluster is there, or none of its nodes is large enough for a stage.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        connected = hosts.connected(address)
+        with connected, tempfile.TemporaryDirectory(dir=runs, prefix=".sweep-") as scratch:
+            token = Path(scratch, "token")
+            token.write_text(secrets.token_hex())
+            yield from _built(sweep, runs, token)
+    except ValueError as fault:
+        raise ValueError(str(fault).replace("--address", "--ray")) from fault
+
+
+def _built(sweep: Sweep, runs: Path, token: Path) -> Iterator[tuple[str, int, str]]:
+    """Submits every task, then tells of each run as it ends."""
+    ray = import_extra("ray")
+    tasks: dict[Path, object] = {}  # a stage's folder -> the task that builds it
+    waiting = {}
+    for arm, seed in sweep.runs():
+        if is_finished(sweep, arm, seed, runs):
+            yield arm, seed, ""
+            continue
+        config = sweep.config(arm, seed)
+        work = {"config": config, "runs": runs, "token": token, "text": token.read_text()}
+        for name in stages.needed(f"evaluate_{sweep.stage}", config, runs):
+            folder = stages.folder(name, config, runs)
+            if folder not in tasks:
+                inputs = [stages.folder(i, config, runs) for i in stages.inputs_of(name, config)]
+                before = [tasks[path] for path in inputs if path in tasks]
+                task = ray.remote(_build_here).options(**_wants(name, config))
+                tasks[folder] = task.remote(work | {"stage": name}, *before)
+        waiting[tasks[folder]] = arm, seed
+    while waiting:
+        (ended,), _ = ray.wait([*waiting])
+        yield *waiting.pop(ended), _outcome(ended)
+
+
+def _wants(name: str, config: Config) -> dict:
+    """What a stage's task asks the cluster for; ValueError where no node has as much."""
+    ray = import_extra("ray")
+    processes = config.processes if stages.STAGES[name].parallel else 1
+    wants = {"CPU": processes}
+    if config.trainer == "trl" and ray.cluster_resources().get("GPU", 0) > 0:
+        wants["GPU"] = processes
+    for kind, number in wants.items():
+        most = max(int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"])
+        fault = f"processes={number}: no node of the cluster has so many {kind}s, at most {most}"
+        require(number <= most, f"{fault}: set processes in the sweep's common settings")
+    return {"num_cpus": processes, "num_gpus": wants.get("GPU", 0)}
+
+
+def _build_here(work: Mapping, *before: str) -> str:
+    """What a task does: one stage, by processes of its own; "", or why it or an input failed."""
+    fault = next(filter(None, before), "")
+    if fault:
+        return fault
+    token = work["token"]
+    if not token.exists() or token.read_text() != work["text"]:
+        return (
+            f"a node cannot see what this host writes to {work['runs']}: give --runs a folder on a "
+            "file system that all hosts share, under the same path"
+        )
+    load_plugins(work["config"].plugins)
+    return build_or_say(work["stage"], work["config"], work["runs"])
+
+
+def _outcome(task) -> str:
+    """What the task returned; where Ray itself lost it, what Ray says."""
+    ray = import_extra("ray")
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayError as fault:
+        return " ".join(str(fault).split())[:500]

@@ -1,0 +1,172 @@
+"""A sweep's runs, one after the other on this machine: built where missing, kept, summed up.
+
+Each run is a stage and its evaluation, in run folders that carry a hash of their settings
+(`drlib.training.stages`). So arms share every earlier stage that their settings do not touch,
+a run that is finished is never made again, and a killed sweep goes on where it was by the same
+command, in the middle of a run too. A run that fails is named with its reason, and the others go
+on.
+
+OUT/results holds what is kept of the runs, made new after each of them; the table and the figure
+are made from it alone (`drlib.lab.sweep_table`), so they show what is there so far.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from drlib.config import Config
+from drlib.files import write_whole
+from drlib.lab.arms import save_arm
+from drlib.lab.launching import LaunchError, ensure
+from drlib.lab.sweep import Sweep
+from drlib.training import stages
+from drlib.training.run import METRICS, RunFolder, RunFolderError, read_metrics
+
+RESULTS, RUNS = "results", "runs.json"
+# the last line of a traceback, or what a stage says of settings that it cannot use
+FAULT = re.compile(r"^(?:\[rank\d+\]: )?((?:error|[\w.]+(?:Error|Exception|Interrupt)): .+)$", re.M)
+Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
+
+
+def built_here(sweep: Sweep, runs: Path) -> Iterator[tuple[str, int, str]]:
+    """Builds what is missing; (arm, seed, "" or why it could not be built), run by run."""
+    for arm, seed in sweep.runs():
+        yield arm, seed, build_or_say(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
+
+
+def build_or_say(stage: str, config: Config, runs: Path) -> str:
+    """Build a stage, and what it needs, where it is missing; "", or on one line why it failed."""
+    try:
+        ensure(stage, config, runs=runs)
+    except LaunchError as fault:
+        return _reason(str(fault))
+    except (ValueError, RunFolderError, OSError) as fault:
+        return " ".join(str(fault).split())
+    return ""
+
+
+def _reason(told: str) -> str:
+    """Of the end of a log, whose first line names the stage: what it died of, on one line."""
+    head, _, log = told.partition("\n")
+    faults = FAULT.findall(log)
+    said = [fault for fault in faults if fault.startswith("error: ")]
+    last = log.strip().splitlines()[-1:]
+    stage = head.partition("; the end of ")[0].replace(" failed (", " (")
+    return f"{stage}: {' '.join((said or faults or last or [''])[0].split())}"
+
+
+def measure(
+    sweep: Sweep,
+    runs: Path,
+    out: Path,
+    command: str,
+    built: Iterable[tuple[str, int, str]],
+) -> Failed:
+    """Keep and sum up each run as it is built; returns those that failed, with the reason."""
+    from drlib.lab.sweep_table import write_summary  # lazily: it brings matplotlib
+
+    failed: Failed = {}
+    for arm, seed, reason in built:
+        if reason:
+            failed[arm, seed] = reason
+        print(f"{arm}, seed {seed}: {'failed: ' + reason if reason else 'finished'}", flush=True)
+        keep(sweep, runs, out, command, failed)
+        write_summary(sweep, out)
+    return failed
+
+
+def is_finished(sweep: Sweep, arm: str, seed: int, runs: Path) -> bool:
+    """Whether the run's evaluation lies there complete."""
+    path = stages.folder(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
+    return RunFolder.complete(path)
+
+
+def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> None:
+    """Write OUT/results anew: a folder for each arm that has finished runs, and runs.json."""
+    partial = out / f"{RESULTS}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    kept: dict[str, dict[int, dict]] = {arm: {} for arm in sweep.arms}
+    for arm, seed in sweep.runs():
+        if is_finished(sweep, arm, seed, runs):
+            kept[arm][seed] = cost_of(sweep.stage, sweep.config(arm, seed), runs)
+        elif (arm, seed) in failed:
+            kept[arm][seed] = {"failed": failed[arm, seed]}
+    for arm, by_seed in kept.items():
+        done = [sweep.config(arm, seed) for seed, run in by_seed.items() if "failed" not in run]
+        if done:
+            save_arm(done, sweep.stage, runs, command, partial / arm, demonstrator=False)
+    head = {"command": command, **what_ran(sweep), "seeds": list(sweep.seeds), "runs": kept}
+    write_whole(partial / RUNS, json.dumps(head, indent=1) + "\n")
+    shutil.rmtree(out / RESULTS, ignore_errors=True)
+    os.replace(partial, out / RESULTS)
+
+
+def what_ran(sweep: Sweep) -> dict:
+    """What the runs depend on besides their seeds: by it results are known for those of a file."""
+    arms = {name: {**sweep.common, **arm.settings} for name, arm in sweep.arms.items()}
+    return {"stage": sweep.stage, "profile": sweep.profile, "settings": arms}
+
+
+def cost_of(stage: str, config: Config, runs: Path) -> dict:
+    """What the training of the stage itself took, `costs`; {} of a stage that takes no steps."""
+    folder = stages.folder(stage, config, runs)
+    return costs(read_metrics(folder)) if (folder / METRICS).exists() else {}
+
+
+def costs(rows: Sequence[Mapping]) -> dict:
+    """Sums over the rows of a metrics.jsonl, of what they have.
+
+    seconds: wall clock of the steps (other programs on the machine slow it down), rollout_seconds
+    of them for rollouts. generated_tokens: of all rollouts. trained_tokens: in the loss of the
+    updates that were taken; where a step takes several, the last one's times their number.
+    stopped: why the run ended early.
+    """
+    parts = {
+        "seconds": [row.get("seconds") for row in rows],
+        "rollout_seconds": [row.get("rollout_seconds") for row in rows],
+        "rollouts": [row.get("rollouts") for row in rows],
+        "generated_tokens": [_times(row, "generated", "rollouts") for row in rows],
+        "trained_tokens": [_trained(row) for row in rows],
+    }
+    sums = {
+        name: [value for value in values if value is not None] for name, values in parts.items()
+    }
+    found = {name: round(sum(values), 3) for name, values in sums.items() if values}
+    stopped = rows[-1].get("stopped") if rows else None
+    return {"steps": len(rows), **found, **({"stopped": stopped} if stopped else {})}
+
+
+def _times(row: Mapping, one: str, other: str) -> float | None:
+    return row[one] * row[other] if one in row and other in row else None
+
+
+def _trained(row: Mapping) -> float | None:
+    """Supervised rows say it as `loss_tokens`: their `tokens` are those that were read."""
+    tokens = row.get("loss_tokens", row.get("tokens"))
+    return None if tokens is None else tokens * row.get("updates", 1)
+
+
+def listing(sweep: Sweep, runs: Path) -> str:
+    """A line a run: finished, or what is missing and how far it has come. Trains nothing."""
+    lines = []
+    for arm, seed in sweep.runs():
+        config = sweep.config(arm, seed)
+        missing = stages.needed(f"evaluate_{sweep.stage}", config, runs)
+        state = f"missing: {', '.join(missing)}" if missing else "finished"
+        lines.append(f"{arm}, seed {seed}: {state}{_begun(missing, config, runs)}")
+    return "\n".join(lines)
+
+
+def _begun(missing: Sequence[str], config: Config, runs: Path) -> str:
+    """How far the stages came that a kill cut short."""
+    told = []
+    for name in missing:
+        final = stages.folder(name, config, runs)
+        partial = final.with_name(final.name + ".partial")
+        if (partial / METRICS).exists():
+            total = getattr(config, stages.STAGES[name].steps)
+            told.append(f"{name} at step {len(read_metrics(partial))} of {total}")
+    return f" ({', '.join(told)})" if told else ""

@@ -1,0 +1,260 @@
+"""Which questions of a fixed set a step may ask, and under which limits: curation and stages.
+
+Both try questions beside those that are trained on, which costs rollouts; a step's row says how
+many and of how many tokens (`probe_rollouts`, `probe_tokens`), so that runs can be compared at
+equal cost. A try has the step's weights and limits, random numbers of its own and one plain group
+of `rl_group`; whether the answers are right counts, whatever is rewarded.
+
+- `rl_curation_every`: Tongyi DeepResearch's automatic data curation (report, section on RL data).
+  The starting policy tries the whole set; what it solves sometimes is asked. Behind every step a
+  few questions of the rest are tried in turn, and at each refresh those solved sometimes take the
+  places of what the policy now always or never solves: `rl_group` times in a row, as at the start.
+- `rl_stages="three"`: rStar2-Agent's stages (arXiv 2508.20722, section 4): short contexts; long
+  ones; then more calls, and only the questions that the latest policy does not solve in each of
+  `rl_group` tries, with a fresh optimizer and the policy as its own reference. Lengths and limits
+  are the paper's in proportion to `rl_steps`, `max_context_tokens` and `max_calls`. With curation
+  the third stage begins it anew among its questions.
+
+Left out: a process of its own for the tries (Tongyi's never interrupt the loop; here they follow a
+step's rollouts), refreshes on a reward plateau, and turns that grow (`max_turn_tokens` stays).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from drlib.agents import Agent
+from drlib.chat import ChatIds
+from drlib.checks import require
+from drlib.config import Config
+from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
+from drlib.training.questions import Questions
+from drlib.training.ranks import Ranks
+from drlib.training.rollouts import rollout, step_seed
+from drlib.trajectory import Trajectory
+
+BACKGROUND = 8  # questions of a step for each one of the rest that is tried behind it
+Tries = dict[str, list[float]]  # question -> 1.0 or 0.0 for each judged try
+
+
+class Begun(NamedTuple):
+    """How a step begins: its limits, and whether optimizer and reference start anew before it."""
+
+    config: Config
+    reset: bool
+
+
+def stages_of(config: Config) -> list[RolloutStage]:
+    """rStar2-Agent's three in proportion to `rl_steps`, at least a step each, and up to the
+    profile's limits, which the last one has whole."""
+    total = sum(stage.steps for stage in RSTAR2_STAGES)
+    first, _, last = (round(config.rl_steps * stage.steps / total) for stage in RSTAR2_STAGES)
+    first = min(max(first, 1), config.rl_steps - 2)
+    last = min(max(last, 1), config.rl_steps - 1 - first)
+    lengths = (first, config.rl_steps - first - last, last)
+    whole = RSTAR2_STAGES[-1]
+    return [
+        stage._replace(
+            steps=steps,
+            tokens=config.max_context_tokens * stage.tokens // whole.tokens,
+            turns=max(1, config.max_calls * stage.turns // whole.turns),
+        )
+        for stage, steps in zip(RSTAR2_STAGES, lengths)
+    ]
+
+
+class Asking:
+    """Before and behind every step of the loop; without a pool it does nothing.
+
+    agent_of: the agent under the limits of a config, on the engine that the loop has. ValueError:
+    the first stage's contexts are too short for a question and an answer, and (of `begin`) no
+    question is left to ask.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        questions: Questions,
+        ranks: Ranks,
+        agent_of: Callable[[Config], Agent],
+        chat: ChatIds,
+    ):
+        self.config, self.questions, self.ranks, self.agent_of = config, questions, ranks, agent_of
+        self.curation: DataCuration | None = None  # once its first questions have been tried
+        self._rates: dict[str, float] = {}  # what it began with
+        self._next = 0  # of the pool, where the tries behind the steps go on
+        self._cost = {"probe_rollouts": 0.0, "probe_tokens": 0.0}  # of the running step
+        self.stages: StagedCurriculum | None = None
+        if config.rl_stages == "three":
+            self.stages = StagedCurriculum(stages_of(config))
+            self._check_room(chat)
+
+    @property
+    def probes(self) -> bool:
+        """Whether questions are tried beside those that are trained on."""
+        return self.config.rl_curation_every > 0 or self.stages is not None
+
+    def begin(self, step: int) -> Begun:
+        """The next step's limits; tries all questions where a stage or curation begins."""
+        self._cost = dict.fromkeys(self._cost, 0.0)
+        config, reset = self.config, False
+        if self.stages is not None:
+            config = self._limits(self.stages.next_stage)
+            if self.stages.filter_due:
+                self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))
+            stage, _ = self.stages.begin_step()
+            reset = stage.reset
+        if self.config.rl_curation_every > 0 and self.curation is None:
+            tries = self._tried(list(self.questions.pool), config, step, "start")
+            self._curate({name: _rate(solved) for name, solved in tries.items()})
+        return Begun(config, reset)
+
+    def end(self, step: int, begun: Begun, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Take in the step's rollouts (this rank's), try some of the rest; its columns of metrics:
+        `epoch`, `asked_among` (questions); `stage`, `probe_rollouts`, `probe_tokens`; `mastered`,
+        `hopeless`, `entered` (at a refresh)."""
+        if self.questions.epochs is None:
+            return {}
+        epochs = self.questions.epochs.state
+        row = {"epoch": epochs["epoch"], "asked_among": len(epochs["among"])}
+        if self.stages is not None:
+            row["stage"] = 1 + self.stages.plan[self.stages.state["step"] - 1]
+        if self.curation is not None:
+            row |= self._exchange(step, begun.config, trajectories)
+        return row | (self._cost if self.probes else {})
+
+    def state_dict(self) -> dict:
+        """What the next step depends on."""
+        return {
+            "curation": None if self.curation is None else self.curation.state_dict(),
+            "rates": dict(self._rates),
+            "next": self._next,
+            "stages": None if self.stages is None else self.stages.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Of a checkpoint of a run with the same settings."""
+        self._rates, self._next = dict(state["rates"]), state["next"]
+        if state["curation"] is not None:
+            self.curation = self._curation(self._rates)
+            self.curation.load_state_dict(state["curation"])
+        if state["stages"] is not None:
+            self.stages.load_state_dict(state["stages"])
+
+    # ---- stages
+
+    def _limits(self, stage: RolloutStage) -> Config:
+        return self.config.derive(max_context_tokens=stage.tokens, max_calls=stage.turns)
+
+    def _check_room(self, chat: ChatIds) -> None:
+        config = self.config
+        shortest = self.stages.stages[0].tokens
+        longest = max(len(chat.prompt(task.question)) for task, _ in self.questions.pool.values())
+        needed = max(longest + config.max_turn_tokens, config.rl_overlong_buffer)
+        require(
+            needed <= shortest,
+            f'rl_stages="three" begins with contexts of {shortest} tokens (8/12 of '
+            f"max_context_tokens), and {needed} are needed: set max_context_tokens to "
+            f"{-(-needed * 12 // 8)} or more",
+        )
+
+    def _keep_hard(self, tries: Tries) -> None:
+        """The third stage's questions; a question that nobody could judge stays."""
+        solved = {name: some or [0.0] for name, some in tries.items()}
+        require(
+            any(min(some) < 1 for some in solved.values()),
+            f"the policy solves all of the rl_pool={len(solved)} questions every time: the third "
+            "stage has none left; raise rl_pool",
+        )
+        hard = self.stages.keep_hard(solved)
+        self.questions.epochs.keep(hard)
+        if self.config.rl_curation_every > 0:
+            self._curate({name: _rate(tries[name]) for name in hard})
+
+    # ---- curation
+
+    def _curation(self, rates: dict[str, float]) -> DataCuration:
+        """What a start excludes, all of a group's tries alike, also makes a question leave."""
+        window = max(2, self.config.rl_group)
+        return DataCuration(rates, window=window, every=self.config.rl_curation_every)
+
+    def _curate(self, rates: dict[str, float]) -> None:
+        """Begin among the questions of `rates`, the share of each that was solved."""
+        medium = sum(0 < rate < 1 for rate in rates.values())
+        require(
+            medium > 0,
+            f"each of {len(rates)} questions is always or never solved in rl_group="
+            f"{self.config.rl_group} tries: rl_curation_every has none to ask; raise rl_pool",
+        )
+        self.curation, self._rates, self._next = self._curation(rates), rates, 0
+        self.questions.epochs.keep(self.curation.state["active"])
+
+    def _exchange(
+        self, step: int, config: Config, trajectories: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Observe the step, try a few of the rest, refresh where it is time."""
+        own = [(t.task_id, t.id, t.reward_parts["correct"]) for t in trajectories if _judged(t)]
+        # sorted: the same order however the rollouts were cut among processes
+        outcomes = sorted(self.ranks.gather(own))
+        self.curation.observe((name, solved) for name, _, solved in outcomes)
+        tries = self._tried(self._rest(), config, step, "rest")
+        self.curation.probe({name: _rate(solved) for name, solved in tries.items()})
+        refresh = self.curation.end_step()
+        if refresh is None:
+            return {"mastered": 0, "hopeless": 0, "entered": 0}
+        self.questions.epochs.keep(self.curation.state["active"])
+        return {
+            "mastered": len(refresh.mastered),
+            "hopeless": len(refresh.hopeless),
+            "entered": len(refresh.added),
+        }
+
+    def _rest(self) -> list[str]:
+        """The next few questions that are not asked, in turn."""
+        active = {*self.curation.state["active"]}
+        known = [name for name in self.questions.pool if name in self.curation.known]
+        in_turn = [*known[self._next :], *known[: self._next]]
+        few = max(1, self.config.rl_questions // BACKGROUND)
+        some = [name for name in in_turn if name not in active][:few]
+        if some:
+            self._next = known.index(some[-1]) + 1
+        return some
+
+    # ---- tries
+
+    def _tried(self, names: list[str], config: Config, step: int, why: str) -> Tries:
+        """A group's tries of each of the questions, the same on all ranks; counts their cost."""
+        if not names:
+            return {}
+        ranks = self.ranks
+        plain = config.derive(
+            seed=step_seed(f"{config.seed}-probe-{why}", step),
+            rl_oversample=1,
+            rl_resample="none",
+            rl_adaptive_group=False,
+        )
+        tasks, worlds = self.questions.of_pool(names)
+        agent = self.agent_of(config)
+        made = []
+        for shard in ranks.shards:
+            made += rollout(agent, tasks, worlds, plain, step, shard, ranks=ranks)
+        cost = {
+            "probe_rollouts": len(made),
+            "probe_tokens": float(sum(int(t.generated.sum()) for t in made)),
+        }
+        self._cost = {name: self._cost[name] + n for name, n in ranks.sum(cost).items()}
+        solved = defaultdict(list)
+        for name, right in ranks.gather(
+            [(t.task_id, t.reward_parts["correct"]) for t in made if _judged(t)]
+        ):
+            solved[name].append(right)
+        return {name: solved[name] for name in names}
+
+
+def _judged(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None
+
+
+def _rate(solved: list[float]) -> float:
+    """The share solved; 0 where nobody could judge."""
+    return sum(solved) / max(len(solved), 1)

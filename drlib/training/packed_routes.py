@@ -1,0 +1,75 @@
+"""Routes of experts in the local loop: the choices that an update replays, in its packed rows.
+
+`drlib.policy.replay` says what replay is. R2 replays what the policy before the update chose, R3
+what the engine chose when it sampled; then the policy before the update is scored under the same
+routes, so that a ratio compares weights alone. TRL's step has its own half of this
+(`drlib.training.routing`).
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drlib.checks import require
+from drlib.policy.replay import agreement, record_routes, replay_routes
+from drlib.training.batches import Rows
+from drlib.trajectory import NO_RECORD, Trajectory
+
+Routes = list[np.ndarray]  # of each trajectory uint16 [T, L, k]
+
+
+def engine_routes(trajectories: Sequence[Trajectory]) -> Routes:
+    """What the engine chose; ValueError where it said something, but not by which experts."""
+    missing = [t.id for t in trajectories if t.routed_experts is None]
+    require(
+        not missing, f"the engine reported no routes of {missing[:3]}: make it with routes=True"
+    )
+    return [t.routed_experts for t in trajectories]
+
+
+class PackedReplay:
+    """Around one forward pass over `rows`: its samples' tokens go where `routes` say; those without
+    a record, and all of them where there are no routes, where the model sends them.
+
+    rerouted: behind it, the share of the recorded tokens that would have gone elsewhere, mean over
+    layers.
+    """
+
+    def __init__(self, model, rows: Rows, routes: Routes | None):
+        self.rerouted = 0.0
+        self._stack = ExitStack()
+        self._model = model
+        self._placed_LNK = None if routes is None else _placed(model, rows, routes)
+
+    def __enter__(self) -> "PackedReplay":
+        if self._placed_LNK is not None:
+            # the recorder's hooks come first: it sees the model's own choices
+            self._own = self._stack.enter_context(record_routes(self._model))
+            self._stack.enter_context(replay_routes(self._model, self._placed_LNK))
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._stack.__exit__(*error)
+        if self._placed_LNK is not None and error[0] is None:
+            same_L = agreement(self._own.passes[0], self._placed_LNK)
+            self.rerouted = 1.0 - float(same_L.mean())
+
+
+def _placed(model, rows: Rows, routes: Routes) -> Tensor:
+    """The routes in packed rows, int16 [L, N, k], -1 for no record."""
+    config = model.config
+    shape = (*rows.ids_RT.shape, config.num_hidden_layers, config.num_experts_per_tok)
+    placed_RTLK = torch.full(shape, -1, dtype=torch.int16)
+    for (row, at, n), routes_TLK in zip(rows.where, routes):
+        known = np.where(routes_TLK == NO_RECORD, -1, routes_TLK.astype(np.int32))
+        placed_RTLK[row, at : at + n] = torch.from_numpy(known.astype(np.int16))
+    return placed_RTLK.flatten(0, 1).transpose(0, 1)
+
+
+def of_samples(rows: Rows, chosen_LNK: Tensor) -> Routes:
+    """What a recorded pass over `rows` chose for each of its samples."""
+    chosen_RTLK = chosen_LNK.transpose(0, 1).unflatten(0, rows.ids_RT.shape)
+    return [chosen_RTLK[row, at : at + n].numpy().astype(np.uint16) for row, at, n in rows.where]

@@ -1,0 +1,227 @@
+"""Earlier groups of rollouts that are trained on once more, beside those of the step.
+
+Tongyi DeepResearch's architecture page draws an experience replay with a check of consistency and
+a re-weighting, and prints no formula; prioritised experience replay (Schaul et al., arXiv
+1511.05952) says what to draw. Here it is, with `rl_replay_groups`:
+
+- each shard keeps the groups that it has learned from, until they are `rl_replay_age` updates old
+  (or `rl_max_age`, where that is less);
+- each step draws among them by the mean |advantage| (`drlib.rl.staleness.ReplayBuffer`), and only
+  those whose world still answers as it did;
+- what is drawn joins the step's own share with the advantages and loss weights that it had, each
+  weight times the importance weight of the draw and `replay_weights`: age, and the capped mean
+  ratio of the present policy to the one that sampled it. The step's own rollouts keep theirs, and
+  the loss is divided by the sum of all.
+
+Tokens have their own ratio in the loss, which compares with what the engine recorded, or
+(`rl_correction`) with the policy before the update. Replayed contexts come on top of what
+`rl_sample_multiple` cuts.
+
+A shard has a buffer of its own and draws from it by itself, so what is replayed does not depend on
+the number of processes (those that share a shard have the same buffer, and each trains on a part of
+what is drawn). The checkpoint holds the buffers of all shards, and any number of processes may go
+on from it. Dead groups are not kept: they would only be counted. Nor is what no update reads
+(text, tool results): a replayed trajectory has tokens, log-probabilities, entropies, versions, and
+routes where the engine recorded them.
+
+Left out: advantages computed afresh, priorities that follow what has been learned since (a group's
+rewards stay as they are), a limit on the buffer's size but the age.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drlib.config import Config
+from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, replay_weights
+from drlib.training.gradient import Share
+from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.rollouts import has_changed, step_seed
+from drlib.training.staleness import Clock
+from drlib.trajectory import Termination, Trajectory
+from drlib.worlds.changed import changed_version
+
+COLUMNS = ("token_ids", "generated", "logprobs", "entropies", "versions", "routed_experts")
+FIELDS = ("id", "task_id", "group_id", "world_version", "policy_version", "reward")
+NO_WORLD = "python"  # in the place of a sum's world: it never changes
+
+ShareOf = Callable[[list[Trajectory], Tensor, Tensor], Share]
+
+
+class Replay:
+    """The buffers of this process's shards.
+
+    state: what `state_dict` gave on any number of processes; None: nothing has been learned yet.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, state: Sequence | None = None):
+        self.config, self.ranks = config, ranks
+        limits = [limit for limit in (config.rl_replay_age, config.rl_max_age) if limit > 0]
+        self.buffers = {shard: ReplayBuffer(min(limits, default=0)) for shard in ranks.shards}
+        for shard, buffer in self.buffers.items():
+            for kept in state[shard] if state else ():
+                buffer.add(restored(kept))
+
+    def joined(
+        self,
+        shares: Sequence[Share],
+        step: int,
+        clock: Clock,
+        share_of: ShareOf,
+    ) -> tuple[list[Share], dict[str, float]]:
+        """(each shard's share with what is replayed behind it, the row's columns); then the groups
+        of this step are kept for later ones.
+
+        share_of: of rollouts, advantages_N and weights_N, with what else the loss needs and the
+        log-probabilities under the policy before the update, "old". Columns: replayed (groups),
+        replay_age (updates) and replay_weight, means over the replayed rollouts, 0 without any.
+        """
+        if self.config.rl_replay_groups == 0:
+            return list(shares), {}
+        found, told, learned = [], [], []
+        for shard, share in zip(self.buffers, shares, strict=True):
+            drawn = self._drawn(shard, step, clock)
+            again, ages, weights = replayed(drawn, clock, share_of)
+            found.append(_together(share, again))
+            told.append((len(drawn), len(ages), sum(ages), sum(weights)))
+            learned += [(shard, group) for group in trained_groups(share, clock)]
+        self._keep(learned)
+        names = ("groups", "rollouts", "age", "weight")
+        sums = self.ranks.sum(dict(zip(names, map(float, map(sum, zip(*told))))))
+        rollouts = max(sums["rollouts"], 1.0)
+        return found, {
+            "replayed": sums["groups"],
+            "replay_age": sums["age"] / rollouts,
+            "replay_weight": sums["weight"] / rollouts,
+        }
+
+    def _drawn(self, shard: int, step: int, clock: Clock) -> list[tuple[TrainedGroup, float]]:
+        buffer = self.buffers[shard]
+        worlds = None
+        if has_changed(self.config, step):
+            seen = {t.world_version for g in buffer.state["groups"] for t in g.rollouts}
+            worlds = {name for name in seen if answers_still(name)}
+        rng = random.Random(step_seed(f"{self.config.seed}-replay-{shard}", step))
+        n = self.config.rl_replay_groups // SHARDS
+        drawn = buffer.draw(n, clock.now, rng, worlds=worlds)
+        return drawn[self.ranks.part :: self.ranks.parts]
+
+    def _keep(self, learned: list[tuple[int, TrainedGroup]]) -> None:
+        """Each in its shard's buffer, in the order of the questions, whoever learned from it."""
+        if self.ranks.parts > 1:
+            learned = self.ranks.gather(learned)
+            # a group's name ends with its question's number
+            learned.sort(key=lambda kept: int(kept[1].rollouts[0].group_id.rpartition("-")[2]))
+        for shard, group in learned:
+            if shard in self.buffers:
+                self.buffers[shard].add(group)
+
+    def state_dict(self) -> list:
+        """The groups of each shard of all processes, in plain types and tensors."""
+        own = [(s, [plain(g) for g in b.state["groups"]]) for s, b in self.buffers.items()]
+        groups = dict(self.ranks.gather(own))  # those who share a shard have the same
+        return [groups[shard] for shard in range(SHARDS)]
+
+
+def answers_still(world: str) -> bool:
+    """Whether a world's version is none of before the change (`rl_world_change`)."""
+    return world == NO_WORLD or world.endswith(changed_version(""))
+
+
+def replayed(
+    drawn: Sequence[tuple[TrainedGroup, float]],
+    clock: Clock,
+    share_of: ShareOf,
+) -> tuple[Share, list[int], list[float]]:
+    """(what is trained on again, and of each of its rollouts the age and the factor of the weight
+    that it had)."""
+    rollouts = [t for group, _ in drawn for t in group.rollouts]
+    advantages_N = torch.tensor([a for group, _ in drawn for a in group.advantages])
+    weights_N = torch.tensor([w for group, _ in drawn for w in group.weights])
+    share = share_of(rollouts, advantages_N, weights_N)
+
+    ages = [age(t, clock.now) for t in rollouts]
+    gaps = [
+        float((now - t.logprobs)[t.generated].mean())
+        for now, t in zip(share.recorded["old"], rollouts)
+    ]
+    chances_N = torch.tensor([chance for group, chance in drawn for _ in group.rollouts])
+    factors_N = replay_weights(torch.tensor(ages, dtype=torch.int64), torch.tensor(gaps))
+    factors_N = factors_N * chances_N
+    return replace(share, weights_N=weights_N * factors_N), ages, factors_N.tolist()
+
+
+def trained_groups(share: Share, clock: Clock) -> list[TrainedGroup]:
+    """The share's groups that have a gradient, without the rollouts that its loss leaves out."""
+    groups: dict[str, list[int]] = {}
+    for i, trajectory in enumerate(share.trajectories):
+        if share.weights_N[i] > 0 and trajectory.generated.any():
+            groups.setdefault(trajectory.group_id, []).append(i)
+    kept = []
+    for some in groups.values():
+        advantages = share.advantages_N[some].tolist()
+        if any(advantages):
+            rollouts = [_slim(clock.stamped(share.trajectories[i])) for i in some]
+            kept.append(TrainedGroup(rollouts, advantages, share.weights_N[some].tolist()))
+    return kept
+
+
+def _together(share: Share, again: Share) -> Share:
+    """One behind the other, with the log-probabilities and routes that the first has."""
+    return Share(
+        share.trajectories + again.trajectories,
+        torch.cat([share.advantages_N, again.advantages_N]),
+        torch.cat([share.weights_N, again.weights_N]),
+        {name: values + again.recorded[name] for name, values in share.recorded.items()},
+        routes=None if share.routes is None else [*share.routes, *again.routes],
+    )
+
+
+# ---------------------------------------------------------------- the checkpoint
+
+
+def plain(group: TrainedGroup) -> dict:
+    """What `torch.load(weights_only=True)` reads; `restored` gives the group back exactly."""
+    rollouts = [_plain(trajectory) for trajectory in group.rollouts]
+    return {"rollouts": rollouts, "advantages": group.advantages, "weights": group.weights}
+
+
+def restored(kept: dict) -> TrainedGroup:
+    rollouts = [_restored(values) for values in kept["rollouts"]]
+    return TrainedGroup(rollouts, kept["advantages"], kept["weights"])
+
+
+def _plain(trajectory: Trajectory) -> dict:
+    """The fields that an update reads."""
+    columns = {name: getattr(trajectory, name) for name in COLUMNS}
+    return {
+        **{name: getattr(trajectory, name) for name in FIELDS},
+        "termination": str(trajectory.termination),
+        **{name: None if c is None else torch.tensor(c) for name, c in columns.items()},
+    }
+
+
+def _restored(values: dict) -> Trajectory:
+    columns = {name: values[name] for name in COLUMNS}
+    n = len(columns["token_ids"])
+    return Trajectory(
+        **{name: values[name] for name in FIELDS},
+        **{name: None if c is None else c.numpy() for name, c in columns.items()},
+        termination=Termination(values["termination"]),
+        segments=np.zeros(n, np.uint8),
+        turns=np.zeros(n, np.uint16),
+        tool_results=[],
+        answer=None,
+        reward_parts={},
+        messages=[],
+        metadata={},
+    )
+
+
+def _slim(trajectory: Trajectory) -> Trajectory:
+    """As it would come back from a checkpoint."""
+    return _restored(_plain(trajectory))

@@ -1,0 +1,210 @@
+"""The faults of what is asked: drlib/training/questions.py and asking.py (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+QUESTIONS = "tests/test_training_questions.py"
+ASKING = "tests/test_training_asking.py"
+LOOP = "tests/test_training_loop.py"
+EXCHANGE = f"{ASKING}::test_curation_exchanges_what_is_settled_for_what_has_become_medium"
+STAGES = f"{ASKING}::test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew"
+TWO = f"{ASKING}::test_two_processes_ask_and_try_what_one_does"
+
+MUTANTS = [
+    # ------------------------------------------------------------ sources and kinds
+    Mutant(
+        "questions: the curriculum although there is none",
+        "drlib/training/questions.py",
+        'if curriculum is None or self.config.rl_curriculum == "none":',
+        "if curriculum is None:",
+        (f"{QUESTIONS}::test_without_a_curriculum_every_kind_is_drawn_evenly",),
+        "the control of the curriculum is the curriculum",
+    ),
+    Mutant(
+        "questions: a mixture by chance",
+        "drlib/training/questions.py",
+        "        if self.mixture is None:\n            return [None] * n\n",
+        "        if n:\n            return [None] * n\n",
+        (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
+        "the shares are met in the mean only",
+    ),
+    Mutant(
+        "questions: sources in a fixed order",
+        "drlib/training/questions.py",
+        "        rng.shuffle(sources)\n",
+        "        sources.sort()\n",
+        (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
+        "one agent of two gets all the sums",
+    ),
+    Mutant(
+        "questions: trails beside the other shares",
+        "drlib/training/questions.py",
+        "PYTHON: (1 - trails) * sums,",
+        "PYTHON: sums,",
+        (f"{QUESTIONS}::test_the_shares_are_those_of_the_settings_as_written",),
+        "the exact shares are not those that chance has in the mean",
+    ),
+    Mutant(
+        "questions: the worlds of sources exchanged",
+        "drlib/training/questions.py",
+        "return FICTIONAL if task.world in worlds else REAL",
+        "return REAL if task.world in worlds else FICTIONAL",
+        (f"{ASKING}::test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does",),
+        "the accuracy of invented worlds is told as the real one's",
+    ),
+    Mutant(
+        "questions: a second draw repeats the first",
+        "drlib/training/questions.py",
+        '(f"-{again}" if again else "")',
+        '""',
+        (f"{QUESTIONS}::test_a_second_draw_of_a_step_has_other_questions",),
+        "dynamic sampling asks the same questions until they are live",
+    ),
+    # ------------------------------------------------------------ a fixed set
+    Mutant(
+        "pool: the same question twice",
+        "drlib/training/questions.py",
+        "                if task.id not in found:\n",
+        "                if task:\n",
+        (f"{QUESTIONS}::test_a_pool_has_kinds_evenly_and_different_questions_only",),
+        "a pool is smaller than it says",
+    ),
+    Mutant(
+        "epochs: twice in a step",
+        "drlib/rl/curriculum.py",
+        "return sorted(order, key=lambda q: q in just_drawn)",
+        "return order",
+        (f"{QUESTIONS}::test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs",),
+        "two groups of one question in a batch",
+    ),
+    Mutant(
+        "epochs: always the same order",
+        "drlib/rl/curriculum.py",
+        "random.Random(f\"epoch-{self.seed}-{self.state['epoch']}\")",
+        'random.Random(f"epoch-{self.seed}")',
+        (f"{QUESTIONS}::test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs",),
+        "batches are made of the same questions in every epoch",
+    ),
+    Mutant(
+        "epochs: begun anew after a kill",
+        "drlib/training/grpo.py",
+        '"questions": self.questions.state_dict(),',
+        '"questions": {},',
+        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
+        "a resumed run asks other questions than it would have",
+    ),
+    # ------------------------------------------------------------ curation
+    Mutant(
+        "curation: what is left is asked on",
+        "drlib/training/asking.py",
+        '        self.questions.epochs.keep(self.curation.state["active"])\n        return {',
+        "        return {",
+        (EXCHANGE,),
+        "a refresh exchanges questions that nobody notices",
+    ),
+    Mutant(
+        "curation: the step is not observed",
+        "drlib/training/asking.py",
+        "        self.curation.observe((name, solved) for name, _, solved in outcomes)\n",
+        "",
+        (EXCHANGE,),
+        "mastered and hopeless questions stay for ever",
+    ),
+    Mutant(
+        "curation: tries what is asked anyway",
+        "drlib/training/asking.py",
+        "[name for name in in_turn if name not in active][:few]",
+        "[name for name in in_turn if name in active][:few]",
+        (EXCHANGE,),
+        "nothing ever enters the active set",
+    ),
+    Mutant(
+        "curation: the tries behind the steps start anew",
+        "drlib/training/asking.py",
+        "            self._next = known.index(some[-1]) + 1\n",
+        "            self._next = 0\n",
+        (EXCHANGE,),
+        "one question of the rest is tried again and again",
+    ),
+    Mutant(
+        "curation: tries with the step's own random numbers",
+        "drlib/training/asking.py",
+        '            seed=step_seed(f"{config.seed}-probe-{why}", step),\n',
+        "",
+        (EXCHANGE,),
+        "a try is the copy of a rollout that is trained on",
+    ),
+    Mutant(
+        "curation: a fault counts as an answer",
+        "drlib/training/asking.py",
+        "return trajectory.reward is not None",
+        "return True",
+        (f"{ASKING}::test_what_nobody_could_judge_is_no_outcome",),
+        "a broken search engine makes questions hopeless",
+    ),
+    Mutant(
+        "curation: outcomes of one process",
+        "drlib/training/asking.py",
+        "outcomes = sorted(self.ranks.gather(own))",
+        "outcomes = sorted(own)",
+        (TWO,),
+        "two processes ask different questions",
+    ),
+    Mutant(
+        "curation: tries of one process",
+        "drlib/training/asking.py",
+        "for name, right in ranks.gather(\n            [",
+        "for name, right in list(\n            [",
+        (TWO,),
+        "a process knows half of the solve rates",
+    ),
+    Mutant(
+        "curation: the cost of one process",
+        "drlib/training/asking.py",
+        "for name, n in ranks.sum(cost).items()",
+        "for name, n in cost.items()",
+        (TWO,),
+        "a comparison at equal rollouts is not one",
+    ),
+    Mutant(
+        "curation: begun anew after a kill",
+        "drlib/training/grpo.py",
+        '            self.asking.load_state_dict(extra["asking"])\n',
+        "",
+        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
+        "a resumed run begins its stages and its curation again",
+    ),
+    # ------------------------------------------------------------ stages
+    Mutant(
+        "stages: the limits stay",
+        "drlib/training/grpo.py",
+        "            self.agent = self._agent_of(begun.config)\n",
+        "            pass\n",
+        (STAGES,),
+        "the first stage's contexts are as long as the last one's",
+    ),
+    Mutant(
+        "stages: no fresh start",
+        "drlib/training/grpo.py",
+        "            self.steering.start_anew()\n",
+        "            pass\n",
+        (STAGES,),
+        "the last stage has the momentum and the reference of the ones before",
+    ),
+    Mutant(
+        "stages: easy questions, too",
+        "drlib/training/asking.py",
+        "        self.questions.epochs.keep(hard)\n",
+        "",
+        (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
+        "the last stage is one of its limits alone",
+    ),
+    Mutant(
+        "stages: tried under the limits before",
+        "drlib/training/asking.py",
+        'self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))',
+        "self._keep_hard(self._tried(list(self.questions.pool), self.config.derive("
+        'max_calls=1), step, "stage"))',
+        (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
+        "what more calls would solve counts as hard",
+    ),
+]

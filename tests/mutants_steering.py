@@ -1,0 +1,210 @@
+"""Faults in what watches a run and acts: KL, reference, resets, drift. See tests/mutants.py."""
+
+from tests.mutants import Mutant
+
+STEERING = "tests/test_training_steering.py"
+DRIFT = "tests/test_training_drift.py"
+
+MUTANTS = [
+    # ------------------------------------------------------------ the KL's weight
+    Mutant(
+        "rl_kl_target: doubled where it should be halved",
+        "drlib/rl/stability.py",
+        """            if ratio > 1.5:
+                change = 2.0""",
+        """            if ratio > 1.5:
+                change = 0.5""",
+        (f"{STEERING}::test_the_weight_follows_the_rule_and_counts_from_the_next_step",),
+        "the further the policy goes, the less it is held",
+    ),
+    Mutant(
+        "rl_kl_target: never updated",
+        "drlib/training/steering.py",
+        '            self.kl.update(row["kl"])\n',
+        "            pass\n",
+        (f"{STEERING}::test_the_loop_steers_by_the_logged_kl",),
+        "the weight is fixed whatever the target",
+    ),
+    Mutant(
+        "rl_kl_target: the loss keeps the setting",
+        "drlib/training/grpo.py",
+        "kl_coef=self.steering.kl_coef",
+        "kl_coef=config.rl_kl_coef",
+        (f"{STEERING}::test_the_steered_weight_is_the_loss_s",),
+        "a weight is steered that nothing reads",
+    ),
+    Mutant(
+        "rl_kl_target: a step without tokens counts",
+        "drlib/training/steering.py",
+        'if row["trained_share"] > 0:',
+        "if True:",
+        (f"{STEERING}::test_a_step_that_trained_on_nothing_leaves_the_weight",),
+        "a dead step reads as a KL of 0 and halves the weight",
+    ),
+    # ------------------------------------------------------------ the reference
+    Mutant(
+        "rl_reference_every: one step late",
+        "drlib/training/steering.py",
+        "self.period = ReferenceReset(every=config.rl_reference_every or None)",
+        "self.period = ReferenceReset(every=config.rl_reference_every + 1)",
+        (f"{STEERING}::test_the_reference_moves_on_its_step_and_on_no_other",),
+        "the reference moves in other steps than asked for",
+    ),
+    Mutant(
+        "rl_reference_decay: ignored",
+        "drlib/training/steering.py",
+        "self._move_reference(self.config.rl_reference_decay)",
+        "self._move_reference(0.0)",
+        (f"{STEERING}::test_a_part_of_the_old_reference_is_kept",),
+        "a moving average is a hard copy",
+    ),
+    Mutant(
+        "reference: not in the checkpoint",
+        "drlib/training/steering.py",
+        '            "reference": self.reference.state_dict() if self.moved else None,\n',
+        '            "reference": None,\n',
+        (f"{STEERING}::test_a_resumed_run_reaches_the_same_bits",),
+        "a resumed run is held near the cold start again",
+    ),
+    Mutant(
+        "steering: state not loaded",
+        "drlib/training/grpo.py",
+        'self.steering = Steering(config, *acted_upon, extra.get("steering"))',
+        "self.steering = Steering(config, *acted_upon, None)",
+        (f"{STEERING}::test_a_resumed_run_reaches_the_same_bits",),
+        "a resumed run forgets patience, averages and the KL's weight",
+    ),
+    # ------------------------------------------------------------ the hard reset
+    Mutant(
+        "rl_reset_patience: Adam remembers",
+        "drlib/training/optim.py",
+        "            optimizer.state.clear()\n",
+        "            pass\n",
+        (f"{STEERING}::test_a_reset_clears_adam_exactly_when_patience_is_over",),
+        "a reset leaves the moments of the old objective",
+    ),
+    Mutant(
+        "rl_reset_patience: the reference stays",
+        "drlib/training/steering.py",
+        "        self._move_reference(0.0)\n",
+        "",
+        (f"{STEERING}::test_a_reset_clears_adam_exactly_when_patience_is_over",),
+        "only half of ProRL's reset",
+    ),
+    Mutant(
+        "rl_reset_patience: any score is a new best",
+        "drlib/rl/stability.py",
+        'score > state["best"] + self.min_delta',
+        "score > -1",
+        (f"{STEERING}::test_the_loop_resets_by_its_own_validations",),
+        "stagnation is never seen",
+    ),
+    Mutant(
+        "rl_validate_every: every step",
+        "drlib/training/steering.py",
+        'if state["steps"] < self.every:',
+        'if state["steps"] < 1:',
+        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        "patience is counted in steps",
+    ),
+    Mutant(
+        "validation: the mean over rollouts",
+        "drlib/training/steering.py",
+        'n, total = state["seen"].get(skill, (0, 0.0))',
+        'skill = "any"; n, total = state["seen"].get(skill, (0, 0.0))',
+        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        "the curriculum's mixture decides whether the policy stagnates",
+    ),
+    Mutant(
+        "validation: skills not asked are forgotten",
+        "drlib/training/steering.py",
+        'state["known"] |= {',
+        'state["known"] = {',
+        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        "a window without the hardest skill looks like progress",
+    ),
+    # ------------------------------------------------------------ drift
+    Mutant(
+        "rl_drift_factor: the rate is not lowered",
+        "drlib/training/grpo.py",
+        "        factor *= self.steering.lr_scale\n",
+        "",
+        (f"{DRIFT}::test_the_lowered_rate_is_the_optimizer_s",),
+        "alarms are logged and nothing follows",
+    ),
+    Mutant(
+        "rl_drift_factor: alarms are not told",
+        "drlib/training/steering.py",
+        "self.rate.update(bool(alarms))",
+        "self.rate.update(False)",
+        (f"{DRIFT}::test_a_changed_world_lowers_the_rate_of_the_next_steps",),
+        "alarms are logged and nothing follows",
+    ),
+    Mutant(
+        "rl_drift_factor: learning is an alarm",
+        "drlib/training/steering.py",
+        'WORSE = {"reward": "down", "errors": "up"}',
+        'WORSE = {"reward": "up", "errors": "down"}',
+        (
+            f"{DRIFT}::test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_under_one",
+        ),
+        "the better it learns, the slower",
+    ),
+    Mutant(
+        "drift: of one rank",
+        "drlib/training/steering.py",
+        "told = ranks.gather([_told(trajectory) for trajectory in trajectories])",
+        "told = [_told(trajectory) for trajectory in trajectories]",
+        (f"{STEERING}::test_two_processes_give_the_bits_of_one",),
+        "ranks learn at rates of their own",
+    ),
+    Mutant(
+        "drift: the world's version is not looked at",
+        "drlib/training/steering.py",
+        'self.detector.update(signals, {"world": world})',
+        "self.detector.update(signals)",
+        (f"{DRIFT}::test_a_changed_world_lowers_the_rate_of_the_next_steps",),
+        "a world that says it is another one is not heard",
+    ),
+    Mutant(
+        "drift: times are watched",
+        "drlib/training/steering.py",
+        "if not name.startswith(NOT_REPEATABLE)",
+        "if True",
+        (f"{DRIFT}::test_a_tool_that_is_hardly_called_has_no_share_of_errors",),
+        "two runs of one seed differ",
+    ),
+    Mutant(
+        "drift: observations are not watched",
+        "drlib/training/steering.py",
+        "SHAPE = 0.4",
+        "SHAPE = math.inf",
+        (f"{DRIFT}::test_observations_of_another_length_are_seen_once",),
+        "pages of another form are not seen",
+    ),
+    # ------------------------------------------------------------ the changed world
+    Mutant(
+        "rl_world_change: never",
+        "drlib/training/rollouts.py",
+        "return 0 < config.rl_world_change <= step",
+        "return 0 < config.rl_world_change <= step - 1000",
+        (f"{DRIFT}::test_the_world_changes_under_the_policy_after_as_many_steps",),
+        "there is no drift to be seen",
+    ),
+    Mutant(
+        "rl_world_change: invented worlds stay",
+        "drlib/worlds/changed.py",
+        "changed = {version: ChangedWorld(world) for version, world in worlds.items()}",
+        "changed = {}",
+        (f"{DRIFT}::test_every_task_but_a_sum_moves_into_the_changed_world",),
+        "half of the questions see no change",
+    ),
+    Mutant(
+        "rl_world_change: the evaluation does not hear of it",
+        "drlib/evals/evaluate.py",
+        "    if config.rl_world_change:",
+        "    if False:",
+        (f"{DRIFT}::test_an_evaluation_asks_in_the_changed_world",),
+        "the policy is judged in a world that is gone",
+    ),
+]

@@ -1,0 +1,85 @@
+"""The picture of a sweep, from results made by hand: its numbers, and that its words are apart.
+
+Run: python -m pytest tests/test_analysis_sweep.py
+"""
+
+from itertools import combinations
+
+import pytest
+
+from drlib.analysis import sweep_plots
+from drlib.lab.sweep_runs import RESULTS
+from drlib.lab.sweep_table import curves, summary
+from tests.sweep_examples import HALF, RIGHT, asked, keep_made, rows, toy_sweep
+
+
+def many(tmp_path, number):
+    """The figure of a control and others with long names, three seeds each; some lack runs."""
+    arms = {"ppo": {}}
+    arms |= {f"a_rather_long_name_{n}": {"rl_lr": n * 1e-5} for n in range(1, number)}
+    made = {}
+    for place, arm in enumerate(arms):
+        for seed in (0, 1, 2):
+            some = asked(RIGHT, [True, seed == 0], [place % 2 == 0, False])
+            made[arm, seed] = some, rows(4, generated=10.0 + place)
+    failed = {at: "fell" for at in made if number > 3 and at[0] == list(arms)[3]}
+    sweep = toy_sweep(tmp_path, arms=arms, seeds=[0, 1, 2])
+    keep_made(sweep, tmp_path, {at: run for at, run in made.items() if at not in failed}, failed)
+    found = summary(sweep, tmp_path / RESULTS)
+    return found, sweep_plots.sweep_figure(found, curves(found, tmp_path / RESULTS))
+
+
+@pytest.mark.parametrize("number", [2, 8])
+def test_no_word_of_the_figure_lies_over_another(tmp_path, number):
+    _, figure = many(tmp_path, number)
+    figure.canvas.draw()
+    texts = [*figure.texts]
+    for ax in figure.axes:
+        texts += [ax._left_title, ax.xaxis.label, ax.yaxis.label]
+        (left, right), (low, high) = ax.get_xlim(), sorted(ax.get_ylim())
+        texts += [t for t in ax.get_xticklabels() if left <= t.get_position()[0] <= right]
+        texts += [t for t in ax.get_yticklabels() if low <= t.get_position()[1] <= high]
+        texts += ax.get_legend().get_texts() if ax.get_legend() else []
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts if t.get_text()]
+    assert len(boxes) > 20 + number
+    over = [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
+    assert over == []
+
+
+def test_the_figure_shows_the_summary_s_numbers(tmp_path):
+    found, figure = many(tmp_path, 4)
+    left, middle, right = figure.axes
+
+    def lines(ax):
+        return {tuple(line.get_ydata()): list(line.get_xdata()) for line in ax.get_lines()}
+
+    for place, arm in enumerate(found["arms"]):
+        if arm["state"] == "failed":
+            continue
+        first = arm["asked"][0]
+        assert lines(left)[(place, place)] == pytest.approx([100 * x for x in first["interval"]])
+        assert lines(left)[(place,)] == [100 * first["accuracy"]]
+        if arm["arm"] != "ppo":
+            difference = first["difference"]
+            ends = [100 * x for x in difference["interval"]]
+            assert lines(middle)[(place, place)] == pytest.approx(ends)
+            assert lines(middle)[(place,)] == [100 * difference["effect"]]
+    assert [label.get_text() for label in left.get_yticklabels()][3].endswith("\nfailed")
+    drawn = {line.get_label(): line for line in right.get_lines()}
+    assert list(drawn) == [arm["arm"] for arm in found["arms"][:3]]
+    # four steps of 32 rollouts of 10 tokens, in thousands; the mean of the accuracies so far
+    ppo = drawn["ppo"]
+    assert list(ppo.get_xdata()) == pytest.approx([0.32, 0.64, 0.96, 1.28])
+    assert list(ppo.get_ydata()) == pytest.approx([25, 37.5, 50, 62.5])
+
+
+def test_supervised_arms_are_drawn_by_their_loss(tmp_path):
+    losses = [{"step": s, "seconds": 1.0, "loss": 5.0 - s} for s in (1, 2)]
+    arms = {"all": {"sft_loss_on": "all"}, "own": {}}
+    sweep = toy_sweep(tmp_path, stage="sft", arms=arms, control="own")
+    made = {(arm, seed): (asked(HALF, HALF), losses) for arm in arms for seed in (0, 1)}
+    keep_made(sweep, tmp_path, made)
+    found = summary(sweep, tmp_path / RESULTS)
+    ax = sweep_plots.sweep_figure(found, curves(found, tmp_path / RESULTS)).axes[2]
+    assert ax.get_ylabel() == "loss, nats a token" and ax.get_xlabel() == "step"
+    assert list(ax.get_lines()[0].get_ydata()) == pytest.approx([4, 3.5])

@@ -1,0 +1,214 @@
+"""A small sweep that really runs, by the `drlib` command: it is killed, goes on, one arm fails.
+
+Run: python -m pytest tests/test_lab_sweep_runs.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from drlib.config import ROOT
+from drlib.evals.results import Results
+from drlib.files import read_json_lines
+from drlib.lab.sweep import Sweep, load_sweep
+from drlib.lab.sweep_runs import listing
+from drlib.training import stages
+from drlib.training.run import MANIFEST, METRICS, RunFolder, read_metrics
+from drlib.trajectory import load_trajectories
+from tests.loop_examples import build_stages
+from tests.sweep_examples import write_sweep
+from tests.waiting import until
+
+# A reward that cannot be had: the arm that is rewarded by it crashes in its first step.
+PLUGIN = """
+from drlib.rl.rewards import REWARDS
+
+@REWARDS.register("away")
+def away():
+    def reward(trajectory, task):
+        raise OSError("the judge is away")
+    return reward
+"""
+SMALL = {
+    "plugins": "away_judge",
+    "processes": 1,
+    "rl_steps": 5,
+    "rl_questions": 4,
+    "rl_group": 4,
+    "rl_warmup_steps": 0,
+    "checkpoint_every": 1,
+    "eval_questions": 4,
+    "eval_samples": 2,
+}
+ARMS = {
+    "ppo": {},
+    "frozen": {"rl_lr": 0.0},
+    "broken": {"rl_reward": "away"},
+}
+CUT = ("frozen", 1)  # the run in whose middle the sweep is killed
+GONE_ON = {("ppo", 0), ("ppo", 1), ("frozen", 0)}  # runs that were there before
+
+
+@dataclass
+class Swept:
+    """What was seen of the sweep: before it, when it was killed, and in the end."""
+
+    sweep: Sweep
+    runs: Path
+    out: Path
+    file: Path
+    environment: dict
+    listed: str = ""
+    before: dict = field(default_factory=dict)  # run -> when its stages were finished
+    first_row: dict = field(default_factory=dict)  # of the run that was cut
+    so_far: dict = field(default_factory=dict)  # sweep.json then
+    done: subprocess.CompletedProcess | None = None
+
+    def folder(self, name: str, arm: str, seed: int) -> Path:
+        return stages.folder(name, self.sweep.config(arm, seed), self.runs)
+
+    def finished_at(self, arm: str, seed: int) -> list[int]:
+        paths = [self.folder(name, arm, seed) / MANIFEST for name in ("rl", "evaluate_rl")]
+        return [path.stat().st_mtime_ns for path in paths]
+
+    def command(self) -> list[str]:
+        given = [str(self.file), f"--runs={self.runs}", f"--out={self.out}"]
+        return [sys.executable, "-m", "drlib.cli", "sweep", *given]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Three runs are there; the sweep is killed in the middle of a fourth, and started again."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "away_judge.py").write_text(PLUGIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        file = write_sweep(folder, arms=ARMS, common=SMALL)
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        seen = Swept(load_sweep(file), folder / "runs", folder / "out", file, environment)
+        for arm, seed in sorted(GONE_ON):
+            names = ("world", "rl", "evaluate_rl")
+            build_stages(names, seen.sweep.config(arm, seed), seen.runs)
+            seen.before[arm, seed] = seen.finished_at(arm, seed)
+        seen.listed = listing(seen.sweep, seen.runs)
+        _kill_in_the_middle(seen)
+        how = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+        seen.done = subprocess.run(seen.command(), **how)
+        yield seen
+
+
+def _kill_in_the_middle(seen: Swept) -> None:
+    final = seen.folder("rl", *CUT)
+    rows = final.with_name(final.name + ".partial") / METRICS
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = subprocess.Popen(seen.command(), cwd=ROOT, env=seen.environment, **quiet)
+    try:
+        until(lambda: rows.exists() and rows.read_text().count("\n") > 0)
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait()
+    assert not RunFolder.complete(final)
+    seen.first_row = json.loads(rows.read_text().partition("\n")[0])
+    seen.so_far = json.loads((seen.out / "sweep.json").read_text())
+
+
+def test_the_list_says_what_is_there_and_trains_nothing(swept):
+    lines = swept.listed.splitlines()
+    assert lines == [
+        "ppo, seed 0: finished",
+        "frozen, seed 0: finished",
+        "broken, seed 0: missing: rl, evaluate_rl",
+        "ppo, seed 1: finished",
+        "frozen, seed 1: missing: rl, evaluate_rl",
+        "broken, seed 1: missing: rl, evaluate_rl",
+    ]
+
+
+def test_arms_and_seeds_share_what_comes_before_them(swept):
+    assert len([*(swept.runs / "ci").glob("world-*")]) == 1
+    trained = {swept.folder("rl", arm, seed) for arm, seed in swept.sweep.runs()}
+    assert len(trained) == 6
+    assert {path.name for path in (swept.runs / "ci").glob("rl-*") if path.suffix == ""} == {
+        path.name for path in trained if "broken" not in str(path) and RunFolder.complete(path)
+    }
+
+
+def test_what_is_finished_is_not_trained_again(swept):
+    assert {at: swept.finished_at(*at) for at in GONE_ON} == swept.before
+
+
+def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept):
+    rows = read_metrics(swept.folder("rl", *CUT))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[0] == swept.first_row  # its seconds too: the step was not taken again
+
+
+def test_when_it_was_killed_the_table_had_what_was_there(swept):
+    arms = {arm["arm"]: arm for arm in swept.so_far["arms"]}
+    assert arms["ppo"]["state"] == "finished" and arms["ppo"]["seeds"] == [0, 1]
+    assert arms["frozen"]["state"] == "unfinished" and arms["frozen"]["seeds"] == [0]
+    assert arms["frozen"]["asked"][0]["difference"]["seeds"] == [0]
+
+
+def test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there(swept):
+    assert swept.done.returncode == 1
+    reason = "failed: rl (exit status 1): OSError: the judge is away"
+    assert swept.done.stdout.splitlines() == [
+        "ppo, seed 0: finished",
+        "frozen, seed 0: finished",
+        f"broken, seed 0: {reason}",
+        "ppo, seed 1: finished",
+        "frozen, seed 1: finished",
+        f"broken, seed 1: {reason}",
+        str(swept.out),
+    ]
+    page = (swept.out / "table.md").read_text()
+    assert "| `broken` | `rl_reward=away` | failed |" in page
+    assert f"- `broken`, seed 1: {reason}" in page
+
+
+def test_the_table_is_of_the_runs_in_the_runs_folder(swept):
+    found = json.loads((swept.out / "sweep.json").read_text())
+    arms = {arm["arm"]: arm for arm in found["arms"]}
+    assert [arms[name]["state"] for name in ARMS] == ["finished", "finished", "failed"]
+    for name in ("ppo", "frozen"):
+        by_seed = []
+        for seed in (0, 1):
+            rows = read_json_lines(swept.folder("evaluate_rl", name, seed) / "outcomes.jsonl")
+            samples = [s for row in rows if row["kind"] == "search" for s in row["samples"]]
+            by_seed.append(round(sum(samples) / len(samples), 5))
+        assert arms[name]["asked"][0]["by_seed"] == by_seed
+        trained = [read_metrics(swept.folder("rl", name, seed)) for seed in (0, 1)]
+        steps = [row for rows in trained for row in rows]
+        cost = arms[name]["cost"]
+        assert cost["rollouts"] == 5 * 16
+        made = sum(row["generated"] * 16 for row in steps) / 2
+        assert cost["generated_tokens"] == pytest.approx(made, abs=0.1)
+        assert cost["seconds"] == pytest.approx(sum(r["seconds"] for r in steps) / 2, abs=0.1)
+        assert 0 < cost["rollout_seconds"] < cost["seconds"]
+
+
+def test_rows_curves_and_rollouts_are_kept_beside_it(swept):
+    results = Results.load(swept.out / "results" / "frozen")
+    assert results.seeds == [0, 1] and results.stages == ["rl"]
+    for seed in (0, 1):
+        folder = swept.out / "results" / "frozen"
+        assert len(read_json_lines(folder / f"seed{seed}_rl.jsonl")) == 5
+        assert load_trajectories(folder / f"seed{seed}_greedy.parquet")
+    assert (swept.out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert not (swept.out / "results" / "broken").exists()
+
+
+def test_another_seed_is_another_training_and_asked_the_same(swept):
+    one, other = (read_metrics(swept.folder("rl", "ppo", seed)) for seed in (0, 1))
+    assert [row["loss"] for row in one] != [row["loss"] for row in other]
+    asked = [
+        read_json_lines(swept.folder("evaluate_rl", "ppo", s) / "outcomes.jsonl") for s in (0, 1)
+    ]
+    assert [row["task"] for row in asked[0]] == [row["task"] for row in asked[1]]

@@ -1,0 +1,304 @@
+"""Curation and stages of a fixed set: scripted outcomes, and the real loop with each setting.
+
+Run: python -m pytest tests/test_training_asking.py
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drlib.rl.curriculum import RSTAR2_STAGES, Curriculum
+from drlib.training import stages
+from drlib.training.asking import Asking, stages_of
+from drlib.training.questions import SKILLS, Questions
+from drlib.training.ranks import Ranks
+from drlib.training.rollouts import rollout
+from drlib.training.run import read_metrics
+from drlib.worlds import Names
+from tests.loop_examples import after_a_kill, build_world, cold_start, flat, settings
+from tests.rl_examples import a_trajectory, changed
+from tests.stage_processes import build_stage
+
+start = cold_start
+
+# ---------------------------------------------------------------- scripted outcomes
+
+
+class Scripted:
+    """An agent that is right in the first `right[id]` tries of a group, and says whom it tried."""
+
+    def __init__(self, right: dict[str, int]):
+        self.right, self.tried, self.limits, self.names = right, [], None, []
+
+    def under(self, config):
+        self.limits = (config.max_context_tokens, config.max_calls)
+        return self
+
+    def run(self, tasks, *, samples, numbers=None, seed, keys, **_):
+        self.tried += [(task.id, self.limits) for task in tasks]
+        self.names += [f"{seed}-{key}" for key in keys]
+        return [
+            changed(
+                a_trajectory(
+                    answer=task.answer if number < self.right[task.id] else "another",
+                    name=f"{seed}-{key}-{number}",
+                ),
+                task_id=task.id,
+                group_id=f"{seed}-{key}",
+            )
+            for task, key in zip(tasks, keys)
+            for number in (range(samples) if numbers is None else numbers)
+        ]
+
+
+def scripted(start, rights=(), **changes):
+    """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
+    that are right, one a question."""
+    config = settings(rl_questions=8, rl_group=4, rl_pool=16, rl_python_share=1.0, **changes)
+    questions = Questions(config, start.world, Names.of(start.world))
+    agent = Scripted(dict(zip(questions.pool, rights)))
+    return Asking(config, questions, Ranks(), agent.under, start.chat), agent
+
+
+def take(asking, agent, step):
+    """(questions asked, how it began, columns) of a step without an update."""
+    begun = asking.begin(step)
+    tasks, worlds = asking.questions.draw(step, Curriculum(SKILLS))
+    agent.under(begun.config)
+    shards = [rollout(agent, tasks, worlds, begun.config, step, shard) for shard in (0, 1)]
+    row = asking.end(step, begun, [t for shard in shards for t in shard])
+    return [task.id for task in tasks], begun, row
+
+
+HALF = [4] * 4 + [0] * 4 + [2] * 8
+
+
+def test_curation_exchanges_what_is_settled_for_what_has_become_medium(start):
+    asking, agent = scripted(start, HALF, rl_curation_every=8)
+    pool = list(asking.questions.pool)
+    tried, rows = [], []
+    for step in range(9):
+        agent.tried = []
+        asked, _, row = take(asking, agent, step)
+        rows.append(row)
+        if step == 0:
+            assert sorted(name for name, _ in agent.tried[:16]) == sorted(pool)
+            agent.tried = agent.tried[16:]
+            # two more are solved from now on, one is not, and of the rest two sometimes
+            agent.right |= {pool[8]: 4, pool[9]: 4, pool[10]: 0, pool[1]: 3, pool[4]: 1}
+        if step < 8:
+            assert sorted(asked) == sorted(pool[8:])
+        tried += [name for name, _ in agent.tried[8:]]
+    # behind each step the next question of the rest was tried; then those that have left, too
+    assert tried == [*pool[:8], pool[8]]
+    changes = [(row["mastered"], row["hopeless"], row["entered"]) for row in rows]
+    assert changes == [(0, 0, 0)] * 7 + [(2, 1, 2), (0, 0, 0)]
+    among = sorted([*pool[11:], pool[1], pool[4]])
+    assert asking.curation.state["active"] == among == asking.questions.epochs.state["among"]
+    assert {*asked} <= {*among}
+    assert [row["asked_among"] for row in rows] == [8] * 8 + [7]
+    # no group has the name, and with it the random numbers, of another
+    assert len(agent.names) == 16 + 9 * 8 + 9 == len({*agent.names})
+    # 16 questions at the start, one behind each step; four rollouts each, of four tokens
+    assert [row["probe_rollouts"] for row in rows] == [68.0] + [4.0] * 8
+    assert [row["probe_tokens"] for row in rows] == [272.0] + [16.0] * 8
+
+
+def test_what_nobody_could_judge_is_no_outcome(start):
+    asking, agent = scripted(start, HALF, rl_curation_every=1)
+    pool = list(asking.questions.pool)
+    begun = asking.begin(0)
+    tasks, worlds = asking.questions.of_pool(pool[8:10])
+    agent.right = dict.fromkeys(pool, 4)
+    made = rollout(agent, tasks, worlds, begun.config, 0)
+    unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in made]
+    agent.right = dict(zip(pool, HALF)) | {pool[0]: 2}
+    assert asking.end(0, begun, unjudged)["mastered"] == 1
+    assert pool[8] in asking.curation.state["active"]
+    assert pool[9] not in asking.curation.state["active"]
+
+
+def test_questions_that_are_all_settled_have_a_remedy(start):
+    asking, _ = scripted(start, [4] * 8 + [0] * 8, rl_curation_every=1)
+    with pytest.raises(ValueError, match="each of 16 questions is always or never.*raise rl_pool"):
+        asking.begin(0)
+
+
+def test_a_killed_curation_goes_on_to_the_same_questions(start):
+    changes = {"rl_curation_every": 2, "rl_stages": "three", "rl_steps": 8}
+    asking, agent = scripted(start, HALF, **changes)
+    pool = list(asking.questions.pool)
+    _ = [take(asking, agent, step) for step in range(3)]
+    agent.right |= {pool[8]: 4, pool[0]: 3, pool[1]: 3}
+    resumed, other = scripted(start, **changes)
+    after_a_kill(asking.questions, resumed.questions)
+    after_a_kill(asking, resumed)
+    other.right = dict(agent.right)
+    agent.tried = []
+    for step in range(3, 8):
+        asked, begun, row = take(asking, agent, step)
+        asked_again, begun_again, row_again = take(resumed, other, step)
+        assert (asked_again, row_again) == (asked, row)
+        assert begun_again.config == begun.config and begun_again.reset == begun.reset
+    assert other.tried == agent.tried and row["stage"] == 3
+
+
+# ---------------------------------------------------------------- stages
+
+
+def test_the_stages_are_the_papers_in_proportion():
+    paper = settings(rl_steps=510, max_context_tokens=12_000, max_calls=15)
+    assert tuple(stages_of(paper)) == RSTAR2_STAGES
+    usual = stages_of(settings(rl_steps=100))
+    assert [(s.steps, s.tokens, s.turns) for s in usual] == [
+        (59, 298, 4),
+        (16, 448, 4),
+        (25, 448, 6),
+    ]
+    for steps in range(3, 60):
+        lengths = [stage.steps for stage in stages_of(settings(rl_steps=steps, max_calls=1))]
+        assert sum(lengths) == steps and min(lengths) >= 1
+
+
+def test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew(start):
+    asking, agent = scripted(start, [4] * 6 + [3] * 2 + [0] * 8, rl_stages="three", rl_steps=6)
+    pool = list(asking.questions.pool)
+    steps = [take(asking, agent, step) for step in range(6)]
+    assert [row["stage"] for _, _, row in steps] == [1, 1, 1, 1, 2, 3]
+    assert [begun.reset for _, begun, _ in steps] == [False] * 5 + [True]
+    limits = [(b.config.max_context_tokens, b.config.max_calls) for _, b, _ in steps]
+    assert limits == [(298, 4)] * 4 + [(448, 4), (448, 6)]
+    assert {*pool} == {name for asked, _, _ in steps[:2] for name in asked}
+    asked, _, row = steps[-1]
+    assert row["asked_among"] == 10 and {*asked} <= {*pool[6:]}
+    # all were tried by the latest policy, under the limits of the stage that begins
+    assert [row["probe_rollouts"] for _, _, row in steps] == [0.0] * 5 + [64.0]
+    assert sorted(agent.tried[40:56]) == sorted((name, (448, 6)) for name in pool)
+
+
+def test_with_curation_the_third_stage_begins_it_anew(start):
+    changes = {"rl_stages": "three", "rl_steps": 3, "rl_curation_every": 50}
+    asking, agent = scripted(start, HALF, **changes)
+    pool = list(asking.questions.pool)
+    _ = [take(asking, agent, step) for step in range(2)]
+    assert asking.questions.epochs.state["among"] == sorted(pool[8:])
+    agent.right = dict(zip(pool, [2] * 4 + [0] * 4 + [4] * 8))
+    asked, _, row = take(asking, agent, 2)
+    assert asking.curation.state["active"] == sorted(pool[:4])
+    assert asking.curation.known == {*pool[:8]}
+    assert row["asked_among"] == 4 and Counter(asked) == dict.fromkeys(pool[:4], 2)
+    easy, agent = scripted(start, [4] * 16, **changes | {"rl_curation_every": 0})
+    _ = [take(easy, agent, step) for step in range(2)]
+    with pytest.raises(ValueError, match="solves all of the rl_pool=16.*raise rl_pool"):
+        easy.begin(2)
+
+
+def test_the_first_window_must_hold_a_question_and_a_turn(start):
+    asking, _ = scripted(start, rl_stages="three")
+    tasks, _ = asking.questions.of_pool(list(asking.questions.pool))
+    needed = 72 + max(len(start.chat.prompt(task.question)) for task in tasks)
+    enough = -(-needed * 3 // 2)
+    asking, _ = scripted(start, rl_stages="three", max_context_tokens=enough)
+    assert asking.stages.next_stage.tokens == needed
+    with pytest.raises(
+        ValueError, match=f"{needed} are needed: set max_context_tokens to {enough}"
+    ):
+        scripted(start, rl_stages="three", max_context_tokens=enough - 1)
+    with pytest.raises(ValueError, match=r"and 300 are needed: set max_context_tokens to 450"):
+        scripted(start, rl_stages="three", rl_overlong_buffer=300)
+
+
+# ---------------------------------------------------------------- the loop itself
+
+POOL = {"rl_pool": 16, "rl_questions": 4, "rl_lr": 2e-3}
+
+
+def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(start, tmp_path):
+    switches = {"rl_mixture": "exact", "rl_curriculum": "none", "rl_python_share": 0.5}
+    step = start.step(settings(**switches), tmp_path / "run")
+    updates = 0
+    for number in range(2):
+        row, trajectories = step.take(number)
+        updates += row["updates"]
+        # an independent look: the world of a rollout, and how often it was right
+        worlds = {"python": "python", start.world.version: "real"}
+        found = [worlds.get(t.world_version, "fictional") for t in trajectories]
+        assert Counter(found) == {"python": 24, "real": 12, "fictional": 12}
+        for source in ("python", "real", "fictional"):
+            right = [t.reward_parts["correct"] for t, s in zip(trajectories, found) if s == source]
+            assert row[f"accuracy_{source}"] == pytest.approx(sum(right) / len(right))
+    assert updates >= 1 and not torch.equal(flat(step.model), flat(start.policy))
+
+
+def test_the_loop_asks_a_pool_again_under_other_names(start, tmp_path):
+    step = start.step(settings(rl_pool=8, rl_steps=3), tmp_path / "run")
+    rows, tries = zip(*(step.take(number) for number in range(3)))
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert {frozenset(t.task_id for t in some) for some in tries} == {
+        frozenset(step.questions.pool)
+    }
+    everything = [t for some in tries for t in some]
+    assert len({t.id for t in everything}) == len(everything) == 3 * 8 * 6
+    assert len({t.group_id for t in everything}) == 24
+    assert "probe_rollouts" not in rows[0] and sum(row["updates"] for row in rows) >= 1
+
+
+def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
+    config = settings(**POOL, rl_curation_every=2, rl_steps=3)
+    step = start.step(config, tmp_path / "run")
+    rows = []
+    for number in range(3):
+        row, trajectories = step.take(number)
+        rows.append(row)
+        if number == 0:  # no refresh yet
+            among = {*step.asking.curation.state["active"]}
+            assert {t.task_id for t in trajectories} <= among
+    rates = step.asking.state_dict()["rates"]
+    assert {*rates} == {*step.questions.pool}
+    first = [name for name, rate in rates.items() if 0 < rate < 1]
+    assert 2 <= len(first) < 16 and rows[0]["asked_among"] == len(first)
+    assert [row["probe_rollouts"] for row in rows] == [16 * 6 + 6, 6, 6]
+    assert all(row["probe_tokens"] > 6 for row in rows)
+    assert all(row["rollouts"] == 24 for row in rows)  # the others are not trained on
+    assert sum(row["updates"] for row in rows) >= 2
+
+
+def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start, tmp_path):
+    config = settings(**POOL, rl_stages="three", rl_steps=3, rl_kl_coef=0.1, max_context_tokens=165)
+    step = start.step(config, tmp_path / "run")
+    rows, longest, most = [], [], []
+    for number in range(3):
+        before = flat(step.model)
+        row, trajectories = step.take(number)
+        rows.append(row)
+        longest.append(max(len(t) for t in trajectories))
+        most.append(max(len(t.tool_results) for t in trajectories))
+    assert longest[0] <= 110 < longest[1] <= 165 and 110 < longest[2] <= 165
+    assert most[0] <= 4 and most[1] <= 4 and most[2] <= 6
+    # the reference is the policy with which the last stage began, the optimizer has one update
+    assert all(row["updates"] == 1 for row in rows)
+    assert torch.equal(flat(step.reference), before)
+    assert rows[0]["kl"] < 1e-6 < 1e-5 < rows[1]["kl"] and rows[2]["kl"] < 1e-6
+    taken = {float(of["step"]) for of in step.optimizers.state_dict()["adam"]["state"].values()}
+    assert taken == {1.0}
+
+
+def test_two_processes_ask_and_try_what_one_does(tmp_path):
+    changes = {"rl_curation_every": 1, "rl_stages": "three", "rl_steps": 4, "rl_mixture": "exact"}
+    config = settings(**POOL, **changes)
+    rows, weights = [], []
+    for processes in (1, 2):
+        runs = tmp_path / str(processes)
+        build_world(runs)
+        result = build_stage("rl", config, runs, processes)
+        assert result.returncode == 0, result.stderr[-2000:]
+        folder = stages.folder("rl", config, runs)
+        rows.append(
+            [{k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics(folder)]
+        )
+        weights.append((folder / "policy" / stages.WEIGHTS).read_bytes())
+    assert rows[0] == rows[1] and weights[0] == weights[1]
+    assert sum(row["updates"] for row in rows[0]) >= 2
+    assert rows[0][0]["probe_rollouts"] == 16 * 6 + 6

@@ -1,0 +1,203 @@
+"""Drift: what is watched, which alarm counts, what the learning rate does, and a changed world.
+
+Run: python -m pytest tests/test_training_drift.py
+"""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from drlib.config import ROOT
+from drlib.evals.evaluate import read_outcomes
+from drlib.rl.stability import Alarm, PageHinkley
+from drlib.training.ranks import Ranks
+from drlib.training.steering import Told, is_worse, monitors_of, watched_signals
+from drlib.trajectory import Termination, ToolResult, load_trajectories
+from drlib.worlds.changed import ChangedWorld, all_changed
+from tests.loop_examples import a_batch, build_stages, cold_start, flat, learned, settings
+
+start = cold_start
+batch = a_batch
+
+SMALL = {"rl_questions": 4, "rl_lr": 2e-3}
+TRAINED = {"trained_share": 1.0}
+
+
+def stepping(start, folder, **changes):
+    return start.step(settings(**{**SMALL, **changes}), folder / "run")
+
+
+def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
+    step = stepping(start, tmp_path, rl_drift_factor=0.5, rl_world_change=2)
+    rows = [step.take(number)[0] for number in range(4)]
+    assert [row["drift_alarms"] for row in rows] == [0, 0, 1, 0]
+    assert [row["lr_scale"] for row in rows] == [1.0, 1.0, 1.0, 0.5]
+    # four steps: the schedule falls to 0.55 in the last
+    assert [row["lr_factor"] for row in rows] == pytest.approx([1.0, 1.0, 1.0, 0.55 * 0.5])
+
+
+def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
+    slow, _ = learned(start, batch, tmp_path / "slow", rl_lr=1e-4)
+    step = start.step(settings(rl_lr=2e-4, rl_drift_factor=0.5), tmp_path / "run")
+    step.steering.rate.update(True)
+    row = step._learn(batch, 0)
+    assert row["lr_factor"] == 0.5
+    assert torch.equal(flat(step.model), slow)
+
+
+def test_the_rate_recovers(start, batch, tmp_path):
+    """Ten steps are held, the next ten lead back in equal parts."""
+    step = start.step(settings(rl_drift_factor=0.5, rl_world_change=2), tmp_path / "run")
+    watched = [step.steering.after(n, TRAINED, batch[0], [], Ranks()) for n in range(25)]
+    scales = [row["lr_scale"] for row in watched]
+    # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
+    recovering = [0.5 + 0.5 * k / 10 for k in range(1, 11)]
+    assert scales == pytest.approx([1.0] * 3 + [0.5] * 10 + recovering + [1.0] * 2)
+
+
+def test_state_columns_are_running_averages_of_what_was_rolled_out(start, tmp_path):
+    step = stepping(start, tmp_path, rl_drift_factor=0.5)
+    average = None
+    for number in range(3):
+        row, trajectories = step.take(number)
+        reward = sum(t.reward for t in trajectories) / len(trajectories)
+        average = reward if average is None else 0.9 * average + 0.1 * reward
+        assert row["state_reward"] == pytest.approx(average)
+    assert {"state_errors_search", "state_unanswered", "state_faults"} <= row.keys()
+    assert not [name for name in row if "latency" in name or "cache" in name]
+
+
+def a_call(tool, ok):
+    return ToolResult(tool, {}, "four", ok, None if ok else "x", latency_s=0.5)
+
+
+def test_a_tool_that_is_hardly_called_has_no_share_of_errors():
+    calls = [a_call("search", True)] * 3 + [a_call("search", False)] + [a_call("python", False)]
+    signals = watched_signals(
+        [Told("x", 1.0, Termination.ANSWERED, calls)], ("search", "python"), fewest=4
+    )
+    assert signals["errors/search"] == 0.25 and signals["errors/python"] is None
+    assert signals["observation_chars"] == [4.0] * 5 and signals["reward"] == 1.0
+    assert not [name for name in signals if name.startswith(("latency", "cache"))]
+
+
+def test_observations_of_another_length_are_seen_once(start, batch, tmp_path):
+    """Windows of 720 calls: two groups of the usual pages, then a window of longer ones."""
+    config = settings(rl_drift_factor=0.5, rl_group=2)
+    step = start.step(config, tmp_path / "run")
+    rollouts = batch[0] + batch[1]
+    longer = [replace(t, tool_results=[*map(told_at_length, t.tool_results)]) for t in rollouts]
+    calls = sum(len(t.tool_results) for t in rollouts)
+    steps = 720 // calls + 1
+    alarms = [
+        sum(step.steering.after(n, TRAINED, some, [], Ranks())["drift_alarms"] for n in range(n))
+        for some, n in ((rollouts, 2 * steps), (longer, 2 * steps), (longer, 2 * steps))
+    ]
+    assert alarms == [0, 1, 0]
+
+
+def told_at_length(result):
+    return replace(result, text=result.text + " and so on" * 4)
+
+
+def test_only_what_gets_worse_is_a_reason():
+    def kinds(signal, *tried):
+        return [is_worse(Alarm(1, signal, kind)) for kind in tried]
+
+    assert kinds("reward", "down", "up") == [True, False]
+    assert kinds("errors/search", "down", "up") == [False, True]
+    assert kinds("observation_chars", "shape") == kinds("world", "changed") == [True]
+
+
+def reference_curves(pattern):
+    """Of each seed: mean reward and share of failed calls a step, as committed."""
+    for path in sorted((ROOT / "figures/reference/tour").glob(pattern)):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        yield {
+            "reward": [row["accuracy"] for row in rows],
+            "errors/search": [row["tool_errors"] for row in rows],
+        }
+
+
+def alarms_of(curves) -> list[str]:
+    """What gets worse, by the monitors of the laptop profile, which the committed runs are of."""
+    monitors = monitors_of(settings(rl_drift_factor=0.5, rl_questions=48), ["search"])
+    found = []
+    for signal, values in curves.items():
+        monitor = copy.deepcopy(monitors[signal])
+        assert isinstance(monitor, PageHinkley)
+        kinds = [monitor.update(value) for value in values]
+        found += [signal for kind in kinds if kind and is_worse(Alarm(1, signal, kind))]
+    return found
+
+
+def test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_under_one():
+    """500 steps of learning: none. Under a random reward each of five policies breaks: seen."""
+    learning, collapsing = reference_curves("seed?_rl.jsonl"), reference_curves("seed?_rl_ra*")
+    assert [alarms_of(curves) for curves in learning] == [[]] * 5
+    for curves in collapsing:
+        assert {*alarms_of(curves)} == {"reward", "errors/search"}
+
+
+# ---------------------------------------------------------------- the changed world
+
+
+def test_a_changed_world_tells_the_same_facts_in_another_order(start):
+    usual = start.world
+    changed = ChangedWorld(usual)
+    assert changed.version == f"{usual.version}-changed" and len(changed) == len(usual)
+    page = changed.page("Gabon")
+    assert page.links == usual.page("Gabon").links and page.text != usual.page("Gabon").text
+    assert page.text == (
+        "Its currency dates from 1993. Language: [French](cldr:French). Currency: [Central African "
+        "CFA Franc](cldr:Central African CFA Franc). That is Gabon, a territory."
+    )
+    before, after = usual.search("Gabon", 2), changed.search("Gabon", 2)
+    assert [hit.title for hit in before] == ["Gabon", "Libreville"]
+    assert [hit.title for hit in after] == ["Libreville", "Gabon"]
+    assert after[1].snippet == "territory: language French; currency Central African CFA Franc."
+    with pytest.raises(KeyError, match="no page 'nowhere'"):
+        changed.page("nowhere")
+
+
+def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
+    step = stepping(start, tmp_path, rl_questions=16)
+    tasks, worlds = step.questions.draw(1, step.curriculum)
+    moved, changed = all_changed(tasks, worlds, start.world)
+    assert changed.keys() == {f"{version}-changed" for version in (*worlds, start.world.version)}
+    for task, same in zip(tasks, moved, strict=True):
+        expected = task.world if task.kind == "python" else f"{task.world}-changed"
+        assert same == replace(task, world=expected)
+    assert {task.kind for task in tasks} == {"search", "python"}
+
+
+def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path):
+    step = stepping(start, tmp_path, rl_world_change=1, rl_python_share=0.0)
+    for number in range(2):
+        _, trajectories = step.take(number)
+        assert {t.world_version.endswith("-changed") for t in trajectories} == {number == 1}
+        kinds = tuple({entity.kind for entity in start.world.entities.values()})
+        seen = [r.text for t in trajectories for r in t.tool_results if r.tool == "search" and r.ok]
+        lines = [line for text in seen for line in text.split("\n") if not line[:1].isdigit()]
+        lines = [line for line in lines if line.strip("=")]
+        assert lines
+        assert {line.startswith(tuple(f"{k}: " for k in kinds)) for line in lines} == {number == 1}
+
+
+def test_an_evaluation_asks_in_the_changed_world(start, tmp_path):
+    few = {"rl_steps": 1, "rl_questions": 2, "eval_questions": 8, "eval_samples": 1}
+    asked = {}
+    for after in (0, 1):
+        config = settings(**few, rl_world_change=after)
+        made = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
+        kept = load_trajectories(Path(made["evaluate_rl"], "greedy.parquet"))
+        outcomes = read_outcomes(made["evaluate_rl"])
+        asked[after] = (made["evaluate_rl"], [o.task for o in outcomes], kept)
+    assert asked[0][0] != asked[1][0] and asked[0][1] == asked[1][1]
+    for after, suffix in ((0, ""), (1, "-changed")):
+        versions = {t.world_version for t in asked[after][2]} - {"python"}
+        assert versions == {start.world.version + suffix}

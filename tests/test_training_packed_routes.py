@@ -1,0 +1,158 @@
+"""Routes of experts in the local loop: told by its engine, replayed in packed rows.
+
+Run: python -m pytest tests/test_training_packed_routes.py
+"""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.policy.engine import LocalEngine
+from drlib.policy.protocol import SamplingParams
+from drlib.training.gradient import Share, chosen_routes, learn, record
+from drlib.training.grpo import advantages_of, grpo
+from drlib.training.packed_routes import PackedReplay, engine_routes
+from drlib.training.ranks import Ranks
+from drlib.trajectory import NO_RECORD
+from tests.engine_examples import small_model
+from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+from tests.test_policy_engine import make_prompts
+from tests.test_policy_routes import ROUNDS, Routed, RoutedForgetful, plain
+
+model = small_model
+start = cold_start
+batch = a_batch
+PAD = 0
+
+
+def require_known_routes(model, ids, routes_TLK):
+    """Those of one pass over the ids; a record is missing in the last layer alone, and never of a
+    token behind which something was sampled."""
+    expected = plain(model, ids)[: len(ids) - 1]
+    known = routes_TLK != NO_RECORD
+    assert routes_TLK.dtype == np.uint16 and routes_TLK.shape == expected.shape
+    assert known[:, :-1].all() and known[:, -1].any()
+    assert np.array_equal(np.where(known, routes_TLK, 0), np.where(known, expected, 0))
+
+
+@pytest.mark.parametrize("slots", [2, 8])
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_the_engine_s_routes_are_those_of_one_pass_over_all_tokens(model, slots, lockstep):
+    """Turns of several lengths, tools that answer late, equal prompts, rows that move."""
+    prompts = make_prompts(6)
+    prompts += [prompts[0]] * 2
+    params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), seed=5)
+    engine = LocalEngine(model, slots=slots, max_context=200, lockstep=lockstep, routes=True)
+    with ThreadPoolExecutor(3) as pool:
+        recorder = Routed(prompts, pool=pool)
+        engine.converse(prompts, params, recorder)
+    for i, ids in enumerate(recorder.ids):
+        assert len(recorder.routes[i]) == 3
+        routes_TLK = np.concatenate(recorder.routes[i])
+        require_known_routes(model, ids, routes_TLK)
+
+
+def test_routes_of_contexts_begun_anew_are_of_these(model):
+    prompts = make_prompts(3)
+    recorder = RoutedForgetful(prompts)
+    engine = LocalEngine(model, slots=2, max_context=200, routes=True)
+    engine.converse(prompts, SamplingParams(max_tokens=12, seed=4), recorder)
+    assert len(recorder.routes) == 3 * ROUNDS
+    for i, ids in enumerate(recorder.ids):
+        require_known_routes(model, ids, np.concatenate(recorder.routes[i]))
+
+
+def test_an_engine_that_is_not_asked_tells_none_and_samples_the_same(model):
+    prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
+    silent, routed = (
+        LocalEngine(model, slots=4, max_context=200, routes=routes).generate(prompts, params)
+        for routes in (False, True)
+    )
+    assert silent == routed and {done.routed_experts is None for done in silent} == {True}
+
+
+# ---------------------------------------------------------------- the update
+
+
+@pytest.fixture(scope="module")
+def routes(start, batch):
+    return chosen_routes(start.policy, batch[0], settings(), PAD)
+
+
+def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
+    config = settings(rl_routing="r2", rl_minibatches=2, rl_overlong="keep")
+    advantages, weights, _ = advantages_of(batch[0], config)
+    found = {}
+    for name, of in {"none": None, "own": routes}.items():
+        policy = copy.deepcopy(start.policy)
+        share = Share(batch[0], advantages, weights, routes=of)
+        row = learn(policy, [share], config, Ranks(), PAD)
+        found[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
+        assert row["rerouted"] == 0.0
+    assert torch.equal(found["none"], found["own"]) and found["own"].norm() > 0
+
+
+def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, routes):
+    """Each token to the two experts behind its own: log-probabilities and the count tell."""
+    others = [((one.astype(int) + 2) % 8).astype(np.uint16) for one in routes]
+    unknown = [np.full_like(one, NO_RECORD) for one in routes]
+    own, moved, free = (
+        record(start.policy, batch[0], settings(), PAD, of) for of in (None, others, unknown)
+    )
+    apart = max(np.abs(a - b).max() for a, b in zip(own, moved))
+    assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
+    config = settings(rl_routing="r3", rl_engine="bfloat16", rl_overlong="keep")
+    advantages, weights, _ = advantages_of(batch[0], config)
+    share = Share(batch[0], advantages, weights, routes=others)
+    row = learn(copy.deepcopy(start.policy), [share], config, Ranks(), PAD)
+    assert row["rerouted"] > 0.9
+
+
+def test_a_share_s_routes_stay_with_their_rollouts(batch, routes):
+    share = Share(batch[0], torch.zeros(len(routes)), torch.ones(len(routes)), routes=routes)
+    some = share.of([5, 2])
+    assert some.routes[0] is routes[5] and some.routes[1] is routes[2]
+    assert len(some.routes[0]) == len(some.trajectories[0])
+
+
+def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(start, tmp_path):
+    """R3 with an engine in bfloat16: its choices are replayed, and so the gap is smaller."""
+    gaps = {}
+    for routing in ("none", "r3"):
+        config = settings(rl_routing=routing, rl_engine="bfloat16", rl_overlong="keep")
+        step = start.step(config, tmp_path / routing)
+        row, trajectories = step.take(1)
+        gaps[routing] = row["logp_gap_max"]
+        assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
+    assert 0 < row["rerouted"] < 0.05
+    assert gaps["r3"] < gaps["none"]
+    assert len(engine_routes(trajectories)) == len(trajectories)
+
+
+def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, tmp_path):
+    """R2: in the first update they are its own, in the next ones the policy has moved."""
+    switches = {"rl_minibatches": 4, "rl_lr": 5e-3, "rl_overlong": "keep"}
+    free, _ = learned(start, batch, tmp_path / "free", **switches)
+    held, row = learned(start, batch, tmp_path / "held", **switches, rl_routing="r2")
+    assert row["rerouted"] > 0 and not torch.equal(free, held)
+
+
+def test_what_told_no_routes_cannot_be_replayed(batch, tmp_path):
+    with pytest.raises(ValueError, match="no routes of .*: make it with routes=True"):
+        engine_routes([replace(batch[0][0], routed_experts=None)])
+    with pytest.raises(ValueError, match="the local engine is exact, so set rl_minibatches"):
+        grpo(settings(rl_routing="r3"), tmp_path / "runs" / "ci" / "rl")
+
+
+def test_without_routes_a_replay_is_nothing(start):
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) for module in start.policy.modules())
+
+    before = hooks()
+    with PackedReplay(start.policy, None, None) as replay:
+        assert hooks() == before
+    assert replay.rerouted == 0.0

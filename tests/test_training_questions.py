@@ -1,0 +1,188 @@
+"""What reinforcement learning asks: sources by their shares, kinds, and a fixed set in epochs.
+
+Run: python -m pytest tests/test_training_questions.py
+"""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+
+from drlib.rl.curriculum import Curriculum, Epochs
+from drlib.training.questions import SKILLS, Questions, check_questions, shares_of, source_of
+from drlib.worlds import Names, fictional_world
+from tests.loop_examples import after_a_kill, cold_start, settings
+
+start = cold_start
+
+
+def questions_of(start, **changes) -> Questions:
+    return Questions(settings(**changes), start.world, Names.of(start.world))
+
+
+def sources(drawn) -> list[str]:
+    tasks, worlds = drawn
+    return [source_of(task, worlds) for task in tasks]
+
+
+# ---------------------------------------------------------------- sources and kinds
+
+MIXED = {
+    "rl_mixture": "exact",
+    "rl_trail_share": 0.2,
+    "rl_trail_pages": 3,
+    "rl_python_share": 0.25,
+    "rl_fictional_share": 0.5,
+}
+
+
+def test_by_default_the_questions_are_those_of_the_committed_runs(start):
+    tasks, _ = questions_of(start).draw(3, Curriculum(SKILLS))
+    assert [task.id for task in tasks] == [
+        "search-h3-eb77c198ab",
+        "search-h1-d2c1aba54a",
+        "search-h3-1c15b2366a",
+        "python-factor-d71f66932b",
+        "search-h3-f6d644afcd",
+        "search-h1-c1e6288c34",
+        "search-h2-1d2843243b",
+        "search-h2-24781f52b1",
+    ]
+
+
+def test_a_second_draw_of_a_step_has_other_questions(start):
+    questions, curriculum = questions_of(start), Curriculum(SKILLS)
+    first, again = (questions.draw(3, curriculum, n)[0] for n in (0, 1))
+    assert first == questions.draw(3, curriculum)[0]
+    assert not {task.id for task in first} & {task.id for task in again}
+
+
+def test_the_shares_are_those_of_the_settings_as_written():
+    assert shares_of(settings(**MIXED)) == {
+        "trail": Fraction(1, 5),
+        "python": Fraction(1, 5),
+        "real": Fraction(3, 10),
+        "fictional": Fraction(3, 10),
+    }
+    assert shares_of(settings(rl_python_share=1.0)) == {"python": 1}
+    assert shares_of(settings(rl_python_share=0.0, rl_fictional_share=0.3)) == {
+        "real": Fraction(7, 10),
+        "fictional": Fraction(3, 10),
+    }
+
+
+def test_an_exact_mixture_meets_its_shares_in_every_ten_questions(start):
+    questions, curriculum = questions_of(start, rl_questions=10, **MIXED), Curriculum(SKILLS)
+    expected = {"trail": 2, "python": 2, "real": 3, "fictional": 3}
+    places = Counter()
+    for step in range(12):
+        drawn = sources(questions.draw(step, curriculum))
+        assert Counter(drawn) == expected
+        places.update((source, place) for place, source in enumerate(drawn))
+    # in any order: else one process, or one agent of two, would have all of a source
+    assert len(places) > 25
+    by_chance = questions_of(start, rl_questions=10, **MIXED | {"rl_mixture": "chance"})
+    met = [Counter(sources(by_chance.draw(step, curriculum))) == expected for step in range(12)]
+    assert not all(met)
+
+
+def test_an_exact_mixture_goes_on_where_it_was(start):
+    """Seven a step: only ten steps together meet the shares, so a fresh mixture would not."""
+    whole, curriculum = questions_of(start, rl_questions=7, **MIXED), Curriculum(SKILLS)
+    before = [whole.draw(step, curriculum) for step in range(4)]
+    resumed = after_a_kill(whole, questions_of(start, rl_questions=7, **MIXED))
+    rest = [whole.draw(step, curriculum) for step in range(4, 10)]
+    again = [resumed.draw(step, curriculum) for step in range(4, 10)]
+    assert [tasks for tasks, _ in again] == [tasks for tasks, _ in rest]
+    total = Counter(source for drawn in before + rest for source in sources(drawn))
+    assert total == {"trail": 14, "python": 14, "real": 21, "fictional": 21}
+
+
+def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
+    """300 sums of eight kinds and 300 chains of three lengths: 37.5 and 100 each are expected."""
+    mastered = Curriculum(SKILLS, dict.fromkeys(SKILLS, 1.0) | {"h3": 0.5, "gcd": 0.5})
+
+    def kinds(**changes):
+        drawn = questions_of(start, rl_questions=300, rl_fictional_share=0.0, **changes)
+        return Counter(task.skill for task in drawn.draw(0, mastered)[0])
+
+    sums, chains = (kinds(rl_curriculum="none", rl_python_share=share) for share in (1.0, 0.0))
+    assert len(sums) == 8 and all(15 < n < 65 for n in sums.values())
+    assert len(chains) == 3 and all(70 < n < 130 for n in chains.values())
+    weighed = kinds(rl_python_share=0.0)
+    assert weighed["h3"] > 200  # 0.29 of 0.37
+
+
+# ---------------------------------------------------------------- a fixed set
+
+
+def test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs(start):
+    pool = {"rl_pool": 20, "rl_questions": 8, **MIXED}
+    questions, same = (questions_of(start, **pool) for _ in range(2))
+    other = questions_of(start, seed=1, **pool)
+    assert len(questions.pool) == 20 and list(questions.pool) == list(same.pool)
+    assert not {*questions.pool} & {*other.pool}
+    everything = questions.of_pool(list(questions.pool))
+    kinds = Counter(sources(everything))
+    assert kinds == {"trail": 4, "python": 4, "real": 6, "fictional": 6}
+    curriculum, asked = Curriculum(SKILLS), []
+    for step in range(10):
+        tasks, worlds = questions.draw(step, curriculum)
+        assert len({task.id for task in tasks}) == 8
+        for task in tasks:
+            _, world = questions.pool[task.id]
+            assert world is None or worlds[task.world] is world
+        asked += [task.id for task in tasks]
+    # 80 draws are four epochs of 20; each of them is in another order
+    epochs = [asked[at : at + 20] for at in range(0, 80, 20)]
+    assert all(sorted(epoch) == sorted(questions.pool) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_a_pool_goes_on_in_the_middle_of_an_epoch(start):
+    pool, curriculum = {"rl_pool": 20, "rl_questions": 8}, Curriculum(SKILLS)
+    whole = questions_of(start, **pool)
+    _ = [whole.draw(step, curriculum) for step in range(4)]
+    resumed = after_a_kill(whole, questions_of(start, **pool))
+    for step in range(4, 9):
+        assert resumed.draw(step, curriculum)[0] == whole.draw(step, curriculum)[0]
+    assert resumed.epochs.state["epoch"] == 4
+
+
+def test_epochs_follow_the_set_that_is_asked():
+    epochs = Epochs("abcdef", seed=0)
+    first = epochs.draw(4)
+    epochs.keep([*"abc", "new"])
+    rest = sorted({*"abc"} - {*first})
+    assert sorted(epochs.draw(len(rest))) == rest  # of this epoch; "new" comes with the next
+    assert sorted(epochs.draw(4)) == ["a", "b", "c", "new"]
+    # a set that is smaller than a draw is drawn in turns
+    assert Counter(epochs.draw(9)).most_common()[-1][1] == 2
+    with pytest.raises(ValueError, match="no question"):
+        epochs.keep([])
+
+
+def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
+    kinds = Counter(
+        task.skill
+        for task, _ in questions_of(start, rl_pool=240, rl_python_share=1.0).pool.values()
+    )
+    assert len(kinds) == 8 and min(kinds.values()) > 10
+    small = fictional_world(1, Names.of(start.world))
+    few = settings(rl_pool=3000, rl_python_share=0.0, rl_fictional_share=0.0)
+    with pytest.raises(ValueError, match=r"rl_pool=3000: only \d+ different questions.*lower it"):
+        Questions(few, small, Names.of(start.world))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl_pool": 7}, "rl_pool=7 is less than a step asks: set it to rl_questions=8"),
+        ({"rl_curation_every": 1}, "set rl_pool"),
+        ({"rl_stages": "three"}, "set rl_pool"),
+        ({"rl_stages": "three", "rl_pool": 8, "rl_steps": 2}, "set rl_steps to 3"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_questions(settings(**changes))

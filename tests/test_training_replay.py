@@ -1,0 +1,343 @@
+"""Earlier groups that the real loop trains on again: which, with what weight, and their gradient.
+
+Run: python -m pytest tests/test_training_replay.py
+"""
+
+import copy
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.rl.staleness import TrainedGroup
+from drlib.training import stages
+from drlib.training.batches import pack, score, spread
+from drlib.training.gradient import learn, record
+from drlib.training.ranks import Ranks
+from drlib.training.replay_groups import Replay, answers_still, plain, restored
+from drlib.training.rollouts import step_seed
+from drlib.training.run import read_metrics
+from drlib.training.switches import check_switches
+from drlib.trajectory import Termination, with_reward
+from drlib.worlds.changed import changed_version
+from tests.loop_examples import (
+    a_batch,
+    build_world,
+    cold_start,
+    flat,
+    gradient_of,
+    live_groups,
+    only_dead,
+    settings,
+)
+from tests.stage_processes import build_stage
+
+start = cold_start
+batch = a_batch
+
+
+@pytest.fixture(scope="module")
+def pad_id(start):
+    return start.chat.tokenizer.pad_token_id
+
+
+REPLAYING = {"rl_replay_groups": 2, "rl_lr": 2e-3, "balance_coef": 0.0}
+
+
+@pytest.fixture(scope="module")
+def lively(batch):
+    """The batch with a rollout of each group rewarded otherwise: every group is live."""
+    shards = []
+    for shard in batch:
+        dead = {t.group_id for t in shard} - {*live_groups(shard)}
+        changed = []
+        for t in shard:
+            if t.group_id in dead and t.termination != Termination.LENGTH:
+                dead.remove(t.group_id)
+                t = with_reward(t, 1.0 - t.reward, t.reward_parts)
+            changed.append(t)
+        shards.append(changed)
+    return shards
+
+
+def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
+    """With a stale engine ages are of updates, and none is beyond the limit."""
+    config = settings(rl_replay_groups=4, rl_replay_age=2, rl_staleness=1, rl_lr=1e-3)
+    step = start.step(config, tmp_path / "run")
+    rows = []
+    for number in range(4):
+        before = {shard: len(b.state["groups"]) for shard, b in step.replay.buffers.items()}
+        rows.append(step.take(number)[0])
+        assert rows[-1]["replayed"] <= sum(min(2, n) for n in before.values())
+        now = step.clock.now - rows[-1]["updates"]
+        kept = [g for b in step.replay.buffers.values() for g in b.state["groups"]]
+        assert all(now - t.policy_version <= 2 for g in kept for t in g.rollouts)
+    assert rows[0]["replayed"] == rows[0]["replay_age"] == rows[0]["replay_weight"] == 0
+    later = [row for row in rows[1:] if row["replayed"]]
+    assert len(later) >= 2 and max(row["replayed"] for row in later) >= 3
+    assert all(0 < row["replay_age"] <= 2 and 0 < row["replay_weight"] < 2 for row in later)
+    for buffer in step.replay.buffers.values():
+        for group in buffer.state["groups"]:
+            assert any(group.advantages) and all(weight > 0 for weight in group.weights)
+            assert {t.policy_version for t in group.rollouts} <= {0, 2}  # of 0, 0, 2, 2 updates
+
+
+def by_hand(model, drawn, rest, pad_id):
+    """(gradient, factors of the weights): the clipped surrogate of the drawn groups an update
+    later, summed by weight, over the weighted tokens of these and of `rest`."""
+    rollouts = [t for group, _ in drawn for t in group.rollouts]
+    rows = pack([t.token_ids for t in rollouts], max(map(len, rollouts)), pad_id)
+    scored = score(model, rows, spread(rows, [t.generated for t in rollouts], torch.bool))
+    number_RT = torch.zeros(rows.ids_RT.shape, dtype=torch.long)
+    number_RT[scored.at] = torch.arange(len(scored.logp_M))
+    facts = [
+        (chance, advantage, weight)
+        for group, chance in drawn
+        for advantage, weight in zip(group.advantages, group.weights)
+    ]
+    total, factors = 0.0, []
+    tokens = sum(int(t.generated.sum()) for t in rest)
+    for at, t, (chance, advantage, weight) in zip(rows.where, rollouts, facts, strict=True):
+        row, first, n = at
+        logp_T = scored.logp_M[number_RT[row, first : first + n][torch.tensor(t.generated)]]
+        gap_T = logp_T - torch.tensor(t.logprobs[t.generated])
+        # an update old; the mean ratio, at most 2; how often it would be drawn
+        mean_ratio = float(gap_T.detach().mean().exp())
+        factors.append(0.9 * min(2.0, mean_ratio) * chance)
+        ratio_T = gap_T.exp()
+        surrogate_T = torch.minimum(ratio_T * advantage, ratio_T.clamp(0.8, 1.28) * advantage)
+        total = total - weight * factors[-1] * surrogate_T.sum()
+        tokens += weight * factors[-1] * len(gap_T)
+    (total / tokens).backward()
+    return gradient_of(model), factors
+
+
+def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
+    start, lively, pad_id, tmp_path
+):
+    """The step's own rollouts are dead, so all of the gradient is the replayed groups'."""
+    config = settings(**REPLAYING)
+    step = start.step(config, tmp_path / "run")
+    step._learn(lively, 0)
+    dead = only_dead(lively)
+    drawn = []
+    for shard, buffer in copy.deepcopy(step.replay.buffers).items():
+        rng = random.Random(step_seed(f"{config.seed}-replay-{shard}", 1))
+        drawn += buffer.draw(1, 1, rng, worlds=None)
+    assert len(drawn) == 2
+    rest = [t for shard in dead for t in shard if t.termination != Termination.LENGTH]
+    expected, factors = by_hand(copy.deepcopy(step.model), drawn, rest, pad_id)
+
+    # the gradient before it is clipped to norm 1, of buffers that come from a checkpoint
+    model = copy.deepcopy(step.model)
+    kept = Replay(config, Ranks(), step.replay.state_dict())
+    own, _ = step._shares(dead, 1)
+    shares, _ = kept.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    row = learn(model, shares, config, Ranks(), pad_id)
+    assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
+    assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
+
+    row = step._learn(dead, 1)
+    assert row["grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-3)
+    assert (row["replayed"], row["replay_age"], row["updates"]) == (2, 1, 1)
+    assert row["replay_weight"] == pytest.approx(np.mean(factors), rel=1e-3)
+
+
+def test_what_is_too_old_to_train_on_is_not_replayed_either():
+    for max_age, limit in ((0, 5), (3, 3), (9, 5)):
+        config = settings(rl_replay_groups=2, rl_replay_age=5, rl_max_age=max_age)
+        buffers = Replay(config, Ranks()).buffers
+        assert [buffer.max_age for buffer in buffers.values()] == [limit, limit]
+
+
+def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_path):
+    step = start.step(settings(**REPLAYING), tmp_path / "run")
+    step._learn(lively, 0)
+    own, _ = step._shares(lively, 1)
+    joined, row = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    assert row["replayed"] == 2
+    for share, more in zip(own, joined, strict=True):
+        n = len(share.trajectories)
+        assert more.trajectories[:n] == share.trajectories and len(more.trajectories) > n
+        assert torch.equal(more.weights_N[:n], share.weights_N)
+        assert torch.equal(more.advantages_N[:n], share.advantages_N)
+
+
+def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
+    step = start.step(settings(**REPLAYING), tmp_path / "run")
+    step._learn(lively, 0)
+    for shard, buffer in zip(lively, step.replay.buffers.values()):
+        kept = [group.rollouts[0].group_id for group in buffer.state["groups"]]
+        assert kept == live_groups([t for t in shard if t.reward or t.termination != "length"])
+    step._learn(only_dead(lively), 1)
+    assert [len(b.state["groups"]) for b in step.replay.buffers.values()] != [0, 0]
+    again = start.step(settings(**REPLAYING), tmp_path / "dead")
+    again._learn(only_dead(lively), 0)
+    assert [b.state["groups"] for b in again.replay.buffers.values()] == [[], []]
+
+
+def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
+    """Sums have no world, and what was learned since the change stays."""
+    assert answers_still("python") and answers_still(changed_version("tour-1"))
+    assert not answers_still("tour-1")
+    config = settings(**{**REPLAYING, "rl_replay_groups": 40}, rl_world_change=2)
+    step = start.step(config, tmp_path / "run")
+    step._learn(lively, 0)
+    drawn = {number: step.replay._drawn(0, number, step.clock) for number in (1, 2)}
+    worlds = {
+        n: {t.world_version for g, _ in some for t in g.rollouts} for n, some in drawn.items()
+    }
+    assert any(world != "python" for world in worlds[1])
+    assert worlds[2] <= {"python"}
+
+
+def test_a_kept_group_comes_back_exactly_and_holds_only_what_an_update_reads(batch):
+    rollouts = batch[0][:3]
+    assert len({t.group_id for t in rollouts}) == 1
+    group = TrainedGroup(rollouts, [1 / 3, 0.0, -0.1], [1.0, 2.0, 0.5])
+    back = restored(plain(group))
+    assert back.advantages == group.advantages and back.weights == group.weights
+    for one, other in zip(rollouts, back.rollouts, strict=True):
+        for name in ("token_ids", "generated", "logprobs", "entropies", "versions"):
+            found, expected = getattr(other, name), getattr(one, name)
+            assert found.dtype == expected.dtype and np.array_equal(found, expected)
+        assert (other.reward, other.group_id, other.id) == (one.reward, one.group_id, one.id)
+        assert other.messages == [] and other.tool_results == []
+    assert restored(plain(back)) == back
+
+
+EVERYTHING = {
+    "rl_replay_groups": 2,
+    "rl_replay_age": 3,
+    "rl_staleness": 1,
+    "rl_max_age": 2,
+    "rl_repair_groups": True,
+    "rl_correction": "truncate",
+    "rl_kl_coef": 0.02,
+    "rl_minibatches": 2,
+    "rl_lr": 1e-3,
+}
+
+
+ROUTED = {"rl_replay_groups": 4, "rl_lr": 1e-3, "rl_routing": "r3"}
+
+
+@pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
+def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
+    """From what lies on the disk in the fourth of five steps, whose third no checkpoint covers."""
+    config = settings(rl_steps=5, rl_questions=4, **switches)
+
+    def go_on(folder, power_cut_at=None):
+        step = start.step(config, tmp_path / folder)
+
+        def take(number):
+            if number == power_cut_at:
+                shutil.copytree(step.run.path, tmp_path / "cut.partial")
+            return step(number)
+
+        step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        return flat(step.model), step
+
+    weights, whole = go_on("whole", power_cut_at=3)
+    saved = torch.load(tmp_path / "cut.partial" / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 2 and any(saved["extra"]["replay"])
+    resumed, cut = go_on("cut")
+    assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
+    assert cut.clock.state == whole.clock.state
+    for shard, buffer in whole.replay.buffers.items():
+        assert cut.replay.buffers[shard].state == buffer.state
+    one, other = (rows_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
+    assert one == other and sum(row["replayed"] for row in one[3:]) > 0
+
+
+def rows_of(folder):
+    """All that is no time."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+
+def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, tmp_path):
+    """What a process with one shard draws, after going on from the checkpoint of both."""
+    config = settings(**REPLAYING)
+    step = start.step(config, tmp_path / "run")
+    step._learn(lively, 0)
+    state = step.replay.state_dict()
+    own, _ = step._shares(lively, 1)
+
+    def share_of(*what):
+        return step._share(*what, old=True)
+
+    both, row = step.replay.joined(own, 1, step.clock, share_of)
+    found = []
+    for shard in (0, 1):
+        ranks = Ranks()
+        ranks.shards = range(shard, 2, 2)
+        alone = Replay(config, ranks, state)
+        ((share,), part) = alone.joined(own[shard : shard + 1], 1, step.clock, share_of)
+        found.append(part)
+        assert share.trajectories == both[shard].trajectories
+        assert torch.equal(share.weights_N, both[shard].weights_N)
+        assert alone.buffers[shard].state == step.replay.buffers[shard].state
+    assert row["replayed"] == sum(part["replayed"] for part in found) == 2
+
+
+def test_two_processes_replay_as_one(tmp_path):
+    config = settings(rl_steps=5, rl_questions=4, **EVERYTHING)
+    for processes in (1, 2):
+        build_world(tmp_path / str(processes))
+        ended = build_stage("rl", config, tmp_path / str(processes), processes)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+    folders = [stages.folder("rl", config, tmp_path / str(processes)) for processes in (1, 2)]
+    one, two = (rows_of(folder) for folder in folders)
+    assert one == two and sum(row["replayed"] for row in one) > 0
+    assert len(read_metrics(folders[0])) == 5
+
+
+def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
+    step = start.step(settings(**ROUTED), tmp_path / "run")
+    _, trajectories = step.take(0)
+    half = len(trajectories) // 2
+    own, _ = step._shares([trajectories[:half], trajectories[half:]], 1)
+    joined, row = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    assert row["replayed"] > 0
+    for share in joined:
+        for t, routes in zip(share.trajectories, share.routes, strict=True):
+            assert routes.shape[0] == len(t) and routes is t.routed_experts
+
+
+def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, lively, tmp_path):
+    config = settings(**REPLAYING, rl_kl_coef=0.5, rl_correction="truncate")
+    step = start.step(config, tmp_path / "run")
+    step._learn(lively, 0)
+    before = copy.deepcopy(step.model)
+    own, _ = step._shares(lively, 1)
+    joined, _ = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    for share in joined:
+        for name, model in (("old", before), ("reference", start.policy)):
+            expected = record(model, share.trajectories, config, step.pad_id)
+            found = share.recorded[name]
+            gaps = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)]
+            assert max(gaps) < 1e-4
+    row = step._learn(lively, 2)
+    assert row["kl"] > 0 and row["updates"] == 1
+
+
+BAD = [
+    ({"rl_replay_groups": 3}, "rl_replay_groups=3: each of 2 shards.*set a multiple of 2"),
+    ({"rl_replay_groups": 2, "rl_replay_age": 0}, "rl_replay_age must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("switches", "words"), BAD)
+def test_settings_that_do_not_go_together_are_refused(switches, words):
+    with pytest.raises(ValueError, match=words):
+        check_switches(settings(**switches))
+
+
+def test_settings_that_go_together_pass():
+    check_switches(settings(rl_replay_age=9))
+    check_switches(settings(rl_replay_groups=2, rl_max_age=3, rl_correction="icepop"))
+    check_switches(settings(**EVERYTHING))

@@ -1,0 +1,267 @@
+"""What is rewarded in place of a right answer, and which groups are made and trained on.
+
+Run: python -m pytest tests/test_training_rewards.py
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drlib.rl.controls import shuffled, wrong_label
+from drlib.rl.resampling import drop_equal_groups
+from drlib.task import Task, normalise_answer
+from drlib.training.grpo import advantages_of
+from drlib.training.ranks import Ranks
+from drlib.training.rewarding import filter_of, judged, reward_of, rewarded
+from drlib.training.rollouts import first_live, rollout
+from drlib.trajectory import Termination, with_reward
+from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+
+start = cold_start
+batch = a_batch
+TASK = Task("t", "What is the capital of Gabon?", "Libreville", "search", "1 look-up")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def of_groups(trajectories) -> dict[str, list]:
+    groups = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    return groups
+
+
+@pytest.fixture(scope="module")
+def made(start, tmp_path_factory):
+    """`made(step, **changes)`: the rollouts of a step's questions, and the questions."""
+
+    def make(number: int = 1, **changes):
+        config = settings(**changes)
+        step = start.step(config, tmp_path_factory.mktemp("runs") / "made")
+        tasks, worlds = step.questions.draw(number, step.curriculum)
+        return rollout(step.agent, tasks, worlds, config, number), tasks
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def usual(made):
+    return made()
+
+
+# ------------------------------------------------------------------ controls
+
+
+def test_a_group_s_rewards_are_handed_round_among_those_that_were_judged():
+    rewards = [1.0, None, 0.0, 0.0, 2.0, None]
+    seen = set()
+    for seed in range(200):
+        found = shuffled(rewards, generator(seed))
+        assert [i for i, reward in enumerate(found) if reward is None] == [1, 5]
+        assert Counter(found) == Counter(rewards)
+        seen.add(tuple(found))
+    assert len(seen) == 12  # 4! / 2!, the two zeros being alike
+
+
+def test_the_most_frequent_wrong_answer_is_the_label_and_the_first_where_some_tie():
+    answers = ["Oslo", "Libreville", None, "oslo.", "Rome", "", "Libreville", "Libreville"]
+    assert wrong_label(answers, TASK) == "oslo"
+    assert wrong_label(["Rome", "Oslo"], TASK) == "rome"
+    assert wrong_label(["Libreville", None, ""], TASK) is None
+
+
+def test_shuffled_rewards_leave_groups_and_tokens_as_they_are(usual, made):
+    """The same rollouts, the same live groups; who earned what is by chance."""
+    right, _ = usual
+    control, _ = made(rl_labels="shuffled")
+    assert [t.id for t in right] == [t.id for t in control]
+    moved = 0
+    ours, theirs = of_groups(right), of_groups(control)
+    for name, group in ours.items():
+        assert [(a.token_ids == b.token_ids).all() for a, b in zip(group, theirs[name])]
+        rewards = [t.reward for t in group]
+        other = [t.reward for t in theirs[name]]
+        assert Counter(rewards) == Counter(other)
+        moved += rewards != other
+        assert [t.reward_parts["correct"] for t in theirs[name]] == rewards
+    assert moved >= 2
+    again, _ = made(rl_labels="shuffled")
+    assert [t.reward for t in again] == [t.reward for t in control]
+    another, _ = made(rl_labels="shuffled", seed=0, rl_lr=1e-3)
+    assert [t.reward for t in another] == [t.reward for t in control]
+
+
+def test_a_wrong_label_rewards_who_gave_it_and_nobody_who_was_right(usual, made):
+    right, tasks = usual
+    control, _ = made(rl_labels="wrong")
+    ones = 0
+    for task, group in zip(tasks, of_groups(control).values()):
+        label = wrong_label([t.answer for t in group], task)
+        for trajectory in group:
+            given = trajectory.answer is not None and normalise_answer(trajectory.answer) == label
+            assert trajectory.reward == float(label is not None and given)
+            assert not (trajectory.reward and trajectory.reward_parts["correct"])
+            ones += trajectory.reward
+    assert ones >= 4
+    assert [t.reward_parts["correct"] for t in control] == [t.reward for t in right]
+
+
+def test_what_could_not_be_judged_has_no_reward_under_any_label(usual):
+    right, tasks = usual
+    group = [*right[:3], with_reward(right[3], None, {"correct": 0.0})]
+    for labels in ("right", "shuffled", "wrong"):
+        config = settings(rl_labels=labels, rl_overlong_buffer=20)
+        found = rewarded(group, tasks[0], config, generator())
+        assert found[3].reward is None and None not in [t.reward for t in found[:3]]
+
+
+def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
+    """DAPO, eq. 13, in the window's own scale: free up to limit - buffer, then linear, then -1."""
+    right, tasks = usual
+    config = settings()
+    limit = config.max_context_tokens
+    ended = next(t for t in right if t.termination == Termination.ANSWERED)
+    cut = next(t for t in right if t.termination == Termination.LENGTH)
+    buffer = limit - len(ended) + 10  # its last 10 tokens lie within
+    config = settings(rl_overlong_buffer=buffer)
+    fresh = [with_reward(t, 1.0, {"correct": 1.0}) for t in (ended, cut)]
+    one, two = rewarded(fresh, tasks[0], config, generator())
+    assert one.reward == pytest.approx(1 - 10 / buffer) and two.reward == 0.0
+    assert one.reward_parts == {"correct": 1.0, "length": pytest.approx(-10 / buffer)}
+    (free,) = rewarded(fresh[:1], tasks[0], settings(rl_overlong_buffer=5), generator())
+    assert free.reward == (1.0 if len(ended) <= limit - 5 else pytest.approx(free.reward))
+
+
+# ------------------------------------------------------------------ groups
+
+
+def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made):
+    """What is made is what the whole group would have had, but for rounding: fewer run at once."""
+    whole, _ = usual
+    some, _ = made(rl_adaptive_group=True)
+    by_id = {t.id: t for t in whole}
+    sizes = set()
+    for name, group in of_groups(some).items():
+        first = {t.reward for t in of_groups(whole)[name][:3]}
+        assert len(group) == (6 if len(first) > 1 else 3)
+        sizes.add(len(group))
+        for t in group:
+            assert (t.token_ids == by_id[t.id].token_ids).all()
+            assert t.logprobs == pytest.approx(by_id[t.id].logprobs, abs=1e-3)
+            assert t.reward == by_id[t.id].reward
+    assert sizes == {3, 6}
+
+
+def test_groups_of_two_sizes_are_learned_from(start, tmp_path):
+    step = start.step(settings(rl_adaptive_group=True), tmp_path / "run")
+    row, trajectories = step.take(1)
+    assert 8 * 3 < row["rollouts"] < 8 * 6 and row["rollouts"] == len(trajectories)
+    assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
+
+
+def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
+    """DAPO: eight live groups are trained on; what is dead is not in the denominator either."""
+    config = settings(rl_draws=4, rl_overlong="keep")
+    step = start.step(config, tmp_path / "run")
+    made, kept, draws = step._roll_out(1, config)
+    groups = of_groups(made[0] + made[1])
+    assert 1 < draws <= 4 and len(groups) == draws * 8
+    live = [name for name, group in groups.items() if len({t.reward for t in group}) > 1]
+    live.sort(key=lambda name: int(name.rpartition("-")[2]))
+    assert len(live) >= 8 and {*of_groups(kept[0] + kept[1])} == {*live[:8]}
+    assert [int(name.rpartition("-")[2]) % 2 for name in of_groups(kept[0])] == [0] * len(
+        of_groups(kept[0])
+    )
+    row, _ = start.step(config, tmp_path / "again").take(1)
+    tokens = sum(int(t.generated.sum()) for shard in kept for t in shard)
+    assert row["draws"] == draws and row["tokens"] == tokens and row["trained_share"] == 1.0
+    assert row["rollouts"] == draws * 48
+
+
+def test_another_draw_asks_other_questions_with_other_random_numbers(start, tmp_path):
+    step = start.step(settings(rl_draws=2, rl_questions=4), tmp_path / "run")
+    made, _, draws = step._roll_out(2, step.config)
+    everything = made[0] + made[1]
+    assert draws == 2 and len({t.id for t in everything}) == 2 * 4 * 6
+    assert len({t.group_id for t in everything}) == 8
+    assert len({t.task_id for t in everything}) >= 7
+
+
+def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch):
+    one = batch[0][0]
+
+    def group(key: int, *rewards) -> list:
+        some = [with_reward(one, reward, {}) for reward in rewards]
+        return [replace(t, group_id=f"7-{key}", id=f"7-{key}-{i}") for i, t in enumerate(some)]
+
+    shards = [
+        group(0, 1.0, 1.0) + group(12, 1.0, 0.0) + group(2, 0.0, 1.0),
+        group(1, None, 1.0) + group(9, 0.5, 1.0),
+    ]
+    assert first_live(shards, 2, Ranks()) == {"7-2", "7-9"}
+    assert first_live(shards, 9, Ranks()) == {"7-2", "7-9", "7-12"}
+    assert first_live([group(1, 1.0, None)], 3, Ranks()) == set()
+
+
+def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
+    config = settings(rl_draws=2, rl_reward="format_and_answer", max_calls=1, max_turn_tokens=2)
+    step = start.step(config, tmp_path / "run")
+    row, trajectories = step.take(0)
+    assert row["live_groups"] == 0 and row["draws"] == 2 and row["updates"] == 0
+    assert len(trajectories) == 2 * 48
+    assert torch.equal(flat(step.model), flat(start.policy))
+
+
+def test_live_groups_stand_in_the_place_of_dead_ones(batch):
+    trajectories = batch[0] + batch[1]
+    config = settings(rl_overlong="keep")
+    advantages, weights, _ = advantages_of(trajectories, config)
+    same, copies, _ = advantages_of(trajectories, config.derive(rl_duplicate=True))
+    assert torch.equal(advantages, same) and (weights == 1).all()
+    rewards = torch.tensor([t.reward for t in trajectories])
+    groups = torch.arange(len(trajectories)) // 6
+    live = drop_equal_groups(rewards, groups)
+    assert 0 < live.sum() < len(trajectories)
+    assert (copies[~live] == 0).all() and (copies[live] >= 1).all()
+    assert copies.sum() == len(trajectories)  # every place is filled
+    assert all(len(set(copies[groups == g].tolist())) == 1 for g in range(8))  # whole groups
+
+
+def test_without_any_live_group_nothing_is_duplicated(batch):
+    dead = [with_reward(t, 0.0, t.reward_parts) for t in batch[0]]
+    _, weights, _ = advantages_of(dead, settings(rl_duplicate=True))
+    assert (weights == 0).all()
+
+
+def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
+    config = settings(rl_pipeline=True, rl_low_weight=0.25)
+    trajectories = batch[0] + batch[1]
+    clumsy = next(i for i, t in enumerate(trajectories) if t.answer is not None)
+    refused = replace(trajectories[clumsy], termination=Termination.FORMAT)
+    trajectories[clumsy] = refused
+    _, weights, report = advantages_of(trajectories, config)
+    assert weights[clumsy] == 0.25
+    assert set(weights.tolist()) <= {0.0, 0.25, 1.0} and report["labels"]["low"] >= 1
+    assert filter_of(config).pipeline.low_weight == 0.25 and filter_of(settings()).pipeline is None
+
+
+def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
+    shards = [[replace(t, termination=Termination.FORMAT) for t in batch[0]], batch[1]]
+    weights = {}
+    for low in (1.0, 0.1):
+        changes = {"rl_pipeline": True, "rl_low_weight": low}
+        weights[low], row = learned(start, shards, tmp_path / str(low), **changes)
+        assert row["updates"] == 1 and row["filtered_format"] > 0
+    assert not torch.equal(weights[1.0], weights[0.1])
+
+
+def test_rewards_by_name_are_judged_with_what_is_right_beside_them(usual):
+    right, tasks = usual
+    coin = reward_of(settings(rl_reward="random"))
+    found = [judged(t, tasks[i // 6], coin) for i, t in enumerate(right)]
+    assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]
+    assert [t.reward for t in found] != [t.reward for t in right]

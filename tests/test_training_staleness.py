@@ -1,0 +1,198 @@
+"""How old rollouts are in the real loop, those that are too old, and groups that lost some.
+
+Run: python -m pytest tests/test_training_staleness.py
+"""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drlib.training import grpo
+from drlib.training.gradient import Share, learn
+from drlib.training.ranks import Ranks
+from drlib.training.staleness import Clock, without_lost
+from drlib.training.switches import check_switches
+from drlib.trajectory import Termination, with_reward
+from tests.loop_examples import (
+    a_batch,
+    cold_start,
+    flat,
+    gradient_of,
+    live_groups,
+    only_dead,
+    settings,
+)
+
+start = cold_start
+batch = a_batch
+
+
+def of_version(trajectory, version):
+    versions = np.where(trajectory.generated, version, 0).astype(np.int32)
+    return replace(trajectory, versions=versions, policy_version=version)
+
+
+# ---------------------------------------------------------------- age
+
+
+def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
+    clock = Clock()
+    clock.updated(1)
+    clock.updated(0)  # a step whose groups were all dead
+    clock.updated(2)
+    clock.handed_over()
+    clock.updated(4)
+    clock.handed_over()
+    assert clock.now == 7 and clock.state["versions"] == [0, 3, 7]
+    mixed = of_version(batch[0][0], 1)
+    mixed.versions[np.flatnonzero(mixed.generated)[-1]] = 2
+    stamped = clock.stamped(mixed)
+    at = mixed.generated
+    assert set(stamped.versions[at][:-1]) == {3} and stamped.versions[at][-1] == 7
+    assert not stamped.versions[~at].any() and stamped.policy_version == 3
+    with pytest.raises(ValueError, match="is of version 3, the engine has 3"):
+        clock.stamped(of_version(mixed, 3))
+
+
+def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_path):
+    """With two stale steps the engine has the weights of steps 0, 0, 0, 3; what is more than an
+    update behind is not trained on."""
+    step = start.step(settings(rl_staleness=2, rl_max_age=1, rl_lr=2e-3), tmp_path / "run")
+    ages, updates = [], 0
+    for number in range(4):
+        before, now = flat(step.model), step.clock.now
+        assert now == updates
+        row, trajectories = step.take(number)
+        ages.append(now - step.clock.stamped(trajectories[0]).policy_version)
+        stale = ages[-1] > 1
+        assert row["filtered_stale"] == (len(trajectories) if stale else 0)
+        assert torch.equal(flat(step.model), before) == (row["updates"] == 0)
+        if stale:
+            assert row["updates"] == 0 and row["tokens"] == 1 and row["grad_norm"] == 0
+        updates += row["updates"]
+    assert ages == [0, 1, 2, 0]
+    assert updates == 3 and step.clock.state["versions"] == [0, 2]
+
+
+def test_a_step_without_an_update_makes_nothing_older(start, batch, tmp_path):
+    step = start.step(settings(rl_minibatches=2), tmp_path / "run")
+    step._learn(only_dead(batch), 0)
+    assert step.clock.now == 0
+    row = step._learn(batch, 1)
+    assert step.clock.now == row["updates"] == 2
+
+
+def test_stale_rollouts_leave_loss_and_baseline(start, batch, tmp_path):
+    """To the bit: the update is the one of the others alone, whose siblings they no longer are."""
+    config = settings(rl_staleness=4, rl_max_age=2)
+    stale = [{*range(0, len(shard), 5)} for shard in batch]
+    assert any(batch[0][i].reward for i in stale[0])
+    mixed = [
+        [of_version(t, 1 if i in some else 2) for i, t in enumerate(shard)]
+        for shard, some in zip(batch, stale)
+    ]
+    young = [[t for i, t in enumerate(s) if i not in some] for s, some in zip(mixed, stale)]
+
+    def learned(name, shards):
+        step = start.step(config, tmp_path / name)
+        step.clock.load_state_dict({"updates": 7, "versions": [0, 4, 5]})
+        row = step._learn(shards, 0)
+        return flat(step.model), row
+
+    weights, row = learned("mixed", mixed)
+    alone, others = learned("young", young)
+    assert row["filtered_stale"] == sum(map(len, stale)) and others["filtered_stale"] == 0
+    assert torch.equal(weights, alone) and not torch.equal(weights, flat(start.policy))
+    unfiltered, _ = learned("all", [[of_version(t, 2) for t in shard] for shard in mixed])
+    assert not torch.equal(weights, unfiltered)
+
+
+# ---------------------------------------------------------------- repair
+
+
+@pytest.fixture(scope="module")
+def damaged(batch):
+    """One shard: its first live group lost its last two of six rollouts, its next group its first
+    three; of the rest nothing is lost. And the names of the two."""
+    shard = list(batch[0])
+    first = live_groups(shard)[0]
+    second = next(t.group_id for t in shard if t.group_id != first)
+    mine = {
+        name: [i for i, t in enumerate(shard) if t.group_id == name] for name in (first, second)
+    }
+    for i in mine[first][-2:]:
+        shard[i] = replace(shard[i], termination=Termination.ENV_FAULT, reward=None)
+    for i in mine[second][:3]:
+        shard[i] = replace(shard[i], reward=None)
+    for one, other in (mine[first][:2], mine[second][3:5]):
+        shard[one] = with_reward(shard[one], 1.0 - shard[other].reward, {})
+    return shard, mine[first], mine[second]
+
+
+def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged):
+    shard, filled, lost = damaged
+    config = settings(rl_overlong="keep", rl_repair_groups=True)
+    advantages, weights, report = grpo.advantages_of(shard, config)
+    rest = [i for i in range(len(shard)) if i not in {*filled, *lost}]
+    assert weights[filled].tolist() == [2, 2, 1, 1, 0, 0]  # as many as the group had
+    assert not weights[lost].any() and not advantages[lost].any()
+    assert set(weights[rest].tolist()) == {1}
+    assert report["lost"] == {"repaired_groups": 1, "lost_groups": 1}
+
+    # a copy is no sibling: the baseline is of the three others, whatever is copied
+    rewards = [shard[i].reward for i in filled[:4]]
+    by_hand = [r - (sum(rewards) - r) / 3 for r in rewards]
+    assert any(by_hand)
+    assert advantages[filled].tolist() == pytest.approx([*by_hand, 0, 0])
+
+    # without it both train with what is left of them
+    _, usual, report = grpo.advantages_of(shard, config.derive(rl_repair_groups=False))
+    assert usual[filled].tolist() == [1, 1, 1, 1, 0, 0] and usual[lost].sum() == 3
+    assert report["lost"] == {}
+
+
+def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
+    shard, filled, _ = damaged
+    config = settings(rl_overlong="keep", rl_repair_groups=True, balance_coef=0.0)
+    advantages, weights, _ = grpo.advantages_of(shard, config)
+    twice = [*range(len(shard)), *filled[:2]]
+    ones = (weights > 0).float()
+    found = []
+    for share in (
+        Share(shard, advantages, weights),
+        Share([shard[i] for i in twice], advantages[twice], ones[twice]),
+    ):
+        model = copy.deepcopy(start.policy)
+        row = learn(model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id)
+        assert row["trained_share"] > 0
+        found.append(gradient_of(model))
+    assert found[0].norm() > 0
+    assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
+
+
+def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch):
+    clock = Clock()
+    clock.load_state_dict({"updates": 6, "versions": [0, 6]})
+    config = settings(rl_staleness=1, rl_max_age=1, rl_repair_groups=True)
+    shard = [of_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
+    ones = torch.ones(len(shard))
+    weights, valid, columns = without_lost(shard, ones, ones > 0, config, clock)
+    assert columns == {"filtered_stale": 4, "repaired_groups": 1, "lost_groups": 1}
+    assert weights[:6].tolist() == [0, 2, 1, 1, 1, 1] and not weights[6:12].any()
+    assert valid.tolist() == (weights > 0).tolist() and set(weights[12:].tolist()) == {1}
+
+
+def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch, tmp_path):
+    step = start.step(settings(rl_repair_groups=True), tmp_path / "run")
+    row = step._learn([damaged[0], batch[1]], 0)
+    assert (row["repaired_groups"], row["lost_groups"], row["updates"]) == (1, 1, 1)
+
+
+def test_an_age_that_nothing_can_have_is_refused():
+    with pytest.raises(ValueError, match="rl_max_age=2: every rollout.*set rl_staleness or rl_re"):
+        check_switches(settings(rl_max_age=2))
+    check_switches(settings(rl_max_age=2, rl_staleness=1))
+    check_switches(settings(rl_max_age=2, rl_replay_groups=2))

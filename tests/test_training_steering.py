@@ -1,0 +1,278 @@
+"""What watches a run and acts: it acts on its step, by its rule, and is the same after a kill.
+
+Drift has a file of its own: tests/test_training_drift.py.
+
+Run: python -m pytest tests/test_training_steering.py
+"""
+
+import copy
+import shutil
+
+import pytest
+import torch
+
+from drlib.training import stages
+from drlib.training.ranks import Ranks
+from drlib.training.run import read_metrics
+from drlib.training.steering import Validation, check_steering
+from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
+from tests.stage_processes import build_stage
+
+start = cold_start
+batch = a_batch
+
+SMALL = {"rl_questions": 4, "rl_lr": 2e-3}
+TRAINED = {"trained_share": 1.0}
+
+
+def stepping(start, folder, **changes):
+    return start.step(settings(**{**SMALL, **changes}), folder / "run")
+
+
+def shown(step, outcomes=(), **row):
+    """What the steering says of a step that showed this, on one rank, without rollouts."""
+    return step.steering.after(0, TRAINED | row, [], outcomes, Ranks())
+
+
+# ---------------------------------------------------------------- the KL's weight
+
+
+def test_the_weight_follows_the_rule_and_counts_from_the_next_step(start, tmp_path):
+    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=0.02)
+    seen = [shown(step, kl=kl)["kl_coef"] for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
+    assert seen == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.2, 0.1])
+    assert step.steering.kl_coef == pytest.approx(0.05)
+
+
+def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
+    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=0.02)
+    assert shown(step, kl=0.0, trained_share=0.0) == {"kl_coef": 0.1}
+    assert step.steering.kl_coef == 0.1
+
+
+@pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
+def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
+    """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
+    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=target, rl_overlong="keep")
+    rows = [step.take(number)[0] for number in range(4)]
+    for one, following in zip(rows, rows[1:]):
+        change = 2.0 if one["kl"] > 1.5 * target else 0.5 if one["kl"] < target / 1.5 else 1.0
+        assert following["kl_coef"] == pytest.approx(one["kl_coef"] * change)
+    assert rows[3]["kl_coef"] == pytest.approx(rows[2]["kl_coef"] * factor)
+
+
+def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
+    switches = {"rl_minibatches": 2, "rl_lr": 2e-3}
+    half, _ = learned(start, batch, tmp_path / "half", rl_kl_coef=2.0, **switches)
+    config = settings(rl_kl_coef=4.0, rl_kl_target=1.0, **switches)
+    step = start.step(config, tmp_path / "steered")
+    shown(step, kl=0.0)
+    step._learn(batch, 0)
+    assert torch.equal(flat(step.model), half)
+    whole, _ = learned(start, batch, tmp_path / "whole", rl_kl_coef=4.0, **switches)
+    assert not torch.equal(whole, half)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
+    step = stepping(start, tmp_path, rl_kl_coef=0.01, rl_reference_every=2)
+    expected, ages = flat(start.policy), []
+    for number in range(4):
+        ages.append(step.take(number)[0]["reference_age"])
+        assert torch.equal(flat(step.reference), expected) == (number != 1 and number != 3)
+        if number in (1, 3):
+            assert torch.equal(flat(step.reference), flat(step.model))
+            assert not torch.equal(flat(step.model), expected)
+            expected = flat(step.reference)
+    assert ages == [0, 1, 0, 1]
+
+
+def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
+    step = stepping(start, tmp_path, rl_kl_coef=0.01, rl_reference_every=1, rl_reference_decay=0.75)
+    step.take(0)
+    mean = 0.75 * flat(start.policy) + 0.25 * flat(step.model)
+    assert not torch.equal(flat(step.model), flat(start.policy))
+    assert torch.allclose(flat(step.reference), mean, atol=1e-7)
+
+
+EVERYTHING = {
+    "rl_kl_coef": 0.05,
+    "rl_kl_target": 0.001,
+    "rl_reference_every": 2,
+    "rl_reference_decay": 0.25,
+    "rl_reset_patience": 1,
+    "rl_validate_every": 1,
+    "rl_drift_factor": 0.5,
+    "rl_world_change": 2,
+}
+RESUMED = {
+    "everything": EVERYTHING,
+    "a moved reference": {"rl_kl_coef": 0.05, "rl_reference_every": 2},
+    "resets alone": {"rl_reset_patience": 2, "rl_validate_every": 1},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
+    """From what lies on the disk in the fourth of five steps, whose third no checkpoint covers."""
+    config = settings(rl_steps=5, **SMALL, **RESUMED[name])
+
+    def go_on(folder, power_cut_at=None):
+        step = start.step(config, tmp_path / folder)
+        references = []
+
+        def take(number):
+            if number == power_cut_at:
+                shutil.copytree(step.run.path, tmp_path / "cut.partial")
+            references.append(copy.deepcopy(step.reference and flat(step.reference)))
+            return step(number)
+
+        step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        return flat(step.model), references, step.steering.state_dict()
+
+    weights, references, state = go_on("whole", power_cut_at=3)
+    resumed, later, again = go_on("cut")
+    assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
+    if config.rl_reference_every:
+        assert not torch.equal(later[0], flat(start.policy))
+        assert all(torch.equal(a, b) for a, b in zip(later, references[2:], strict=True))
+        for key, value in state.pop("reference").items():
+            assert torch.equal(again["reference"][key], value), key
+        again.pop("reference")
+    assert again == state
+    whole, cut = (metrics_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
+    assert whole == cut
+
+
+def metrics_of(folder):
+    """All that is no time."""
+    rows = read_metrics(folder)
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+
+def test_two_processes_give_the_bits_of_one(tmp_path):
+    config = settings(rl_steps=4, **SMALL, **EVERYTHING)
+    found = []
+    for processes in (1, 2):
+        runs = tmp_path / str(processes)
+        build_world(runs)
+        result = build_stage("rl", config, runs, processes)
+        assert result.returncode == 0, result.stderr[-2000:]
+        folder = stages.folder("rl", config, runs)
+        found.append((metrics_of(folder), (folder / "policy" / stages.WEIGHTS).read_bytes()))
+    assert found[0] == found[1]
+    assert sum(row["drift_alarms"] for row in found[0][0]) >= 1
+
+
+# ---------------------------------------------------------------- the hard reset
+
+
+def test_a_validation_is_the_mean_over_skills_by_hand():
+    validation = Validation(2)
+    assert validation.update([("h1", 1.0), ("h1", 0.0), ("power", 1.0)]) is None
+    assert validation.update([("h1", 0.0), ("h1", 0.0)]) == pytest.approx((1 / 4 + 1) / 2)
+    # sums are not asked now, and keep what they had
+    assert validation.update([]) is None
+    assert validation.update([("h1", 1.0)]) == pytest.approx(1.0)
+    assert validation.update([]) is None
+    assert validation.update([("power", 0.0)]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.05])
+def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_path, coef):
+    config = settings(rl_kl_coef=coef, rl_reset_patience=2, rl_validate_every=1, rl_lr=2e-3)
+    step = start.step(config, tmp_path / "run")
+    step._learn(batch, 0)
+    adam = step.optimizers.parts["adam"]
+    held = len(adam.state)
+    assert held > 0
+    happened = []
+    for right in (0.5, 0.6, 0.55):
+        row = shown(step, [("h1", right)], kl=0.0)
+        happened.append((row["reset"], row["validation"], len(adam.state)))
+    assert happened == [(0.0, 0.5, held), (0.0, 0.6, held), (0.0, 0.55, held)]
+    assert shown(step, [("h1", 0.6)], kl=0.0)["reset"] == 1.0  # no better, the second time
+    assert len(adam.state) == 0
+    if coef:
+        assert torch.equal(flat(step.reference), flat(step.model))
+        assert step.steering.age == 0
+    # patience is whole again, and the best is the score at the reset
+    resets = [shown(step, [("h1", right)], kl=0.0)["reset"] for right in (0.6, 0.61, 0.6, 0.6)]
+    assert resets == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
+    config = settings(rl_reset_patience=1, rl_validate_every=1)
+    step = start.step(config, tmp_path / "run")
+    step._learn(batch, 0)
+    twin = start.step(config, tmp_path / "twin", step.model)
+    for score in (0.5, 0.5):
+        shown(step, [("h1", score)])
+    for one in (step, twin):
+        one._learn(batch, 1)
+    assert torch.equal(flat(step.model), flat(twin.model))
+
+
+def test_the_loop_resets_by_its_own_validations(start, tmp_path):
+    step = stepping(start, tmp_path, rl_reset_patience=1, rl_validate_every=2, rl_steps=8)
+    best, resets = None, 0
+    window, known = {}, {}
+    for number in range(8):
+        row, trajectories = step.take(number)
+        for t in trajectories:
+            window.setdefault(t.metadata["skill"], []).append(t.reward_parts["correct"])
+        assert ("validation" in row) == (number % 2 == 1)
+        if number % 2 == 0:
+            assert row["reset"] == 0.0
+            continue
+        known |= {skill: sum(right) / len(right) for skill, right in window.items()}
+        assert row["validation"] == pytest.approx(sum(known.values()) / len(known))
+        stagnates = best is not None and row["validation"] <= best
+        assert row["reset"] == stagnates
+        assert (len(step.optimizers.parts["adam"].state) == 0) == stagnates
+        best, window = row["validation"], {}
+        resets += stagnates
+    assert resets >= 1, "it only got better: the test saw nothing"
+
+
+# ---------------------------------------------------------------- off
+
+
+def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_path):
+    watching = {
+        "rl_drift_factor": 0.5,
+        "rl_reset_patience": 100,
+        "rl_world_change": 100,
+        "rl_validate_every": 1,
+    }
+    ends, columns = [], []
+    for name, switches in {"off": {}, "watching": watching}.items():
+        step = start.step(settings(**SMALL, **switches), tmp_path / name)
+        rows = [step.take(number)[0] for number in range(2)]
+        ends.append(flat(step.model))
+        columns.append({*rows[-1]})
+    assert torch.equal(*ends)
+    added = columns[1] - columns[0]
+    assert {"drift_alarms", "lr_scale", "reset", "validation", "state_reward"} <= added
+    steered = ("kl_coef", "reference_age", "drift", "lr_scale", "reset", "validation", "state_")
+    assert not [name for name in columns[0] if name.startswith(steered)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl_kl_target": 0.1}, "rl_kl_target steers rl_kl_coef"),
+        ({"rl_kl_target": 0.1, "rl_kl_coef": 1e-7}, r"rl_kl_coef, as rl_kl_target .* \[1e-6"),
+        ({"rl_reference_every": 5}, "rl_reference_every moves the reference.*set rl_kl_coef"),
+        ({"rl_reference_decay": 0.5}, "rl_reference_decay says how rl_reference_every"),
+        ({"rl_reference_decay": 1.0}, r"rl_reference_decay must be in \[0, 1\)"),
+        ({"rl_validate_every": 0}, "rl_validate_every must be at least 1"),
+        ({"rl_drift_factor": 0.0}, r"rl_drift_factor must be in \(0, 1\]"),
+        ({"rl_drift_factor": 1.5}, r"rl_drift_factor must be in \(0, 1\]"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_steering(settings(**changes))

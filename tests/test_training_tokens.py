@@ -1,0 +1,218 @@
+"""Weights of rollouts in the loss, and which of their tokens learn.
+
+Run: python -m pytest tests/test_training_tokens.py
+"""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from drlib.rl.losses import policy_loss
+from drlib.training.gradient import Share, learn
+from drlib.training.grpo import advantages_of
+from drlib.training.ranks import Ranks
+from drlib.training.switches import check_switches, loss_config
+from drlib.training.token_choice import choosing_tokens, chosen_tokens
+from tests.loop_examples import a_batch, cold_start, learned, settings
+
+start = cold_start
+batch = a_batch
+USUAL = {"rl_overlong": "keep", "balance_coef": 0.0}
+
+
+def share_of(trajectories, config, weights=None) -> Share:
+    advantages_N, weights_N, _ = advantages_of(trajectories, config)
+    return Share(trajectories, advantages_N, weights_N if weights is None else weights)
+
+
+def gradient_of(start, shares, config) -> tuple[dict, torch.Tensor]:
+    """(metrics, the gradient in one vector) of one update from the cold start."""
+    model = copy.deepcopy(start.policy)
+    row = learn(model, shares, config, Ranks(), start.chat.tokenizer.pad_token_id)
+    return row, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def assert_equal_gradients(ours, theirs):
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm() and theirs.norm() > 0
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
+def test_a_weight_of_two_is_two_copies(start, batch, aggregate):
+    config = settings(**USUAL, rl_aggregate=aggregate)
+    once = share_of(batch[0], config)
+    twice = torch.ones(len(batch[0]))
+    twice[:6] = 2.0
+    weighed = replace(once, weights_N=twice)
+    both = [*range(len(batch[0])), *range(6)]
+    copies = replace(once.of(both), weights_N=torch.ones(len(both)))
+    row, ours = gradient_of(start, [weighed], config)
+    _, theirs = gradient_of(start, [copies], config)
+    assert_equal_gradients(ours, theirs)
+    assert row["tokens"] == sum(int(t.generated.sum()) for t in batch[0])  # each counted once
+    assert not torch.allclose(ours, gradient_of(start, [once], config)[1])
+
+
+def test_only_ratios_of_weights_count(start, batch):
+    config = settings(**USUAL)
+    once = share_of(batch[0], config)
+    half = replace(once, weights_N=torch.full((len(batch[0]),), 0.5))
+    ours, theirs = (gradient_of(start, [share], config)[1] for share in (half, once))
+    assert_equal_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused(batch, wrong):
+    weights = torch.ones(len(batch[0]))
+    weights[3] = wrong
+    with pytest.raises(ValueError, match="finite and not below 0"):
+        share_of(batch[0], settings(), weights)
+
+
+def test_the_highest_of_all_sequences_are_chosen_and_ties_go_to_the_earlier():
+    scores = [np.float32([0.1, 0.9]), np.float32([]), np.float32([0.5, 0.9, 0.9])]
+    found = chosen_tokens(scores, 0.4)  # 2 of 5
+    assert [mask.tolist() for mask in found] == [[False, True], [], [False, True, False]]
+    found = chosen_tokens(scores, 0.41)  # ceil(2.05) = 3
+    assert [mask.tolist() for mask in found] == [[False, True], [], [False, True, True]]
+    assert chosen_tokens([np.float32([])], 0.2)[0].tolist() == []
+
+
+def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
+    """By sorting all entropies; in which shard a rollout lies does not matter."""
+    config = settings(**USUAL, rl_top_entropy=0.2)
+    shares = [share_of(shard, config) for shard in batch]
+    found = choosing_tokens(shares, "batch", config, Ranks())
+    everything = np.concatenate([t.entropies[t.generated] for shard in batch for t in shard])
+    masks = [m[t.generated] for s in found for m, t in zip(s.learning, s.trajectories)]
+    chosen = np.concatenate(masks)
+    assert chosen.sum() == math.ceil(0.2 * len(everything))
+    assert everything[chosen].min() >= everything[~chosen].max()
+    outside = [m[~t.generated].any() for s in found for m, t in zip(s.learning, s.trajectories)]
+    assert not any(outside)
+    assert choosing_tokens(shares, "mini", config, Ranks()) == shares
+
+
+def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
+    """`policy_loss` ranks the entropies of one padded batch itself."""
+    config = settings(**USUAL, rl_top_entropy=0.3, rl_entropy_scope="mini")
+    trajectories = batch[0] + batch[1]
+    row, ours = gradient_of(start, [share_of(batch[0], config), share_of(batch[1], config)], config)
+
+    def padded(values):
+        return pad_sequence([torch.as_tensor(v) for v in values], batch_first=True)[:, 1:]
+
+    model = copy.deepcopy(start.policy)
+    ids = pad_sequence([torch.as_tensor(t.token_ids).long() for t in trajectories], True)
+    logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    advantages, weights, _ = advantages_of(trajectories, config)
+    mask = padded([t.generated for t in trajectories])
+    loss, metrics = policy_loss(
+        logp,
+        logp.detach(),
+        advantages,
+        mask,
+        loss_config(config),
+        weights_B=weights,
+        entropies_BT=padded([t.entropies for t in trajectories]),
+    )
+    loss.backward()
+    theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert_equal_gradients(ours, theirs)
+    assert row["learning_tokens"] == math.ceil(0.3 * int(mask.sum()))
+    assert metrics["dropped_entropy"] == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("scope", ["batch", "mini", "micro"])
+def test_counting_all_tokens_makes_the_step_smaller_by_the_share(start, batch, tmp_path, scope):
+    rows = {}
+    for denominator in ("kept", "all"):
+        changes = {"rl_top_entropy": 0.25, "rl_denominator": denominator}
+        changes |= {"rl_entropy_scope": scope, **USUAL}
+        rows[denominator] = learned(start, batch, tmp_path / denominator, **changes)[1]
+    kept, every = rows["kept"], rows["all"]
+    assert kept["tokens"] == kept["learning_tokens"] == every["learning_tokens"] < every["tokens"]
+    share = kept["tokens"] / every["tokens"]
+    assert share == pytest.approx(0.25, abs=0.01)
+    assert every["grad_norm"] == pytest.approx(share * kept["grad_norm"], rel=1e-4)
+
+
+def test_scopes_and_kinds_choose_other_tokens(start, batch, tmp_path):
+    weights = {}
+    for changes in (
+        {"rl_top_entropy": 1.0},
+        {"rl_entropy_scope": "micro"},
+        {"rl_entropy_scope": "batch"},
+        {"rl_entropy_tokens": "bottom"},
+        {"rl_entropy_tokens": "random"},
+        {"rl_entropy_tokens": "random", "seed": 1},
+    ):
+        name = "-".join(map(str, [*changes, *changes.values()]))
+        changes = {"rl_top_entropy": 0.2, **USUAL, **changes}
+        weights[name] = learned(start, batch, tmp_path / name, **changes)[0]
+    vectors = list(weights.values())
+    for i, one in enumerate(vectors):
+        assert not any(torch.equal(one, other) for other in vectors[:i])
+
+
+def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
+    config = settings(**USUAL, rl_top_entropy=0.2)
+    masks = {}
+    for kind, share in (("top", 0.2), ("bottom", 0.8), ("random", 0.2)):
+        of_kind = config.derive(rl_top_entropy=share, rl_entropy_tokens=kind)
+        (found,) = choosing_tokens([share_of(batch[0], of_kind)], "batch", of_kind, Ranks())
+        masks[kind] = np.concatenate(found.learning)
+    n = sum(int(t.generated.sum()) for t in batch[0])
+    assert masks["top"].sum() == masks["random"].sum() == math.ceil(0.2 * n)
+    assert (masks["top"] & masks["bottom"]).sum() <= 1  # both are rounded up
+    assert 0.1 < (masks["top"] & masks["random"]).sum() / masks["top"].sum() < 0.3
+
+
+def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
+    """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
+    from drlib.training import gradient
+
+    monkeypatch.setattr(gradient, "MICRO_BATCH_ROWS", 1)
+    config = settings(**USUAL, rl_top_entropy=0.2, rl_entropy_scope="micro")
+    share = share_of(batch[0], config)
+    live = share.advantages_N != 0
+    assert live.any() and not live.all()
+    found = gradient._choosing_by_micro_batch(share, loss_config(config), config)
+    total = 0
+    for some in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
+        for one in gradient._batches(share, some, config):
+            n = sum(int(share.trajectories[i].generated.sum()) for i in one)
+            assert sum(int(found.learning[i].sum()) for i in one) == math.ceil(0.2 * n)
+            total += 1
+    assert total > 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl_top_entropy": 0.0}, "rl_top_entropy"),
+        ({"rl_entropy_tokens": "random"}, "set rl_top_entropy"),
+        ({"rl_denominator": "all"}, "rl_top_entropy or rl_correction"),
+        ({"rl_kl_estimator": "k1"}, "set rl_kl_coef"),
+        ({"rl_kl_unbiased": True}, "set rl_kl_coef"),
+        ({"rl_correction_high": 2.0}, "correction_bounds go with a correction"),
+        (
+            {"rl_correction": "mask", "rl_staleness": 1, "rl_correction_low": 1.5},
+            "correction_bounds must be",
+        ),
+        ({"rl_low_weight": 0.0}, "rl_low_weight"),
+        ({"rl_overlong_buffer": 10**6}, "longer than a context"),
+        ({"rl_labels": "wrong", "rl_reward": "random"}, "rl_reward=exact_match"),
+        ({"rl_adaptive_group": True, "rl_group": 3}, "rl_group to 4"),
+        ({"rl_adaptive_group": True, "rl_agent": "react+resum"}, "set one agent alone"),
+        ({"rl_adaptive_group": True, "rl_agent": "heavy:n=2"}, "set one agent alone"),
+    ],
+)
+def test_switches_that_do_not_go_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_switches(settings(**changes))
