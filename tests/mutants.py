@@ -18,11 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from drlib.files import write_whole
 from tests.conftest import ALONE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +44,9 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     why: str  # what would go wrong with it
+
+
+Row = tuple[Mutant, str, float]  # with the test that caught it ("": none), and its seconds
 
 
 def all_mutants() -> list[Mutant]:
@@ -117,10 +123,11 @@ def judge(mutant: Mutant, folder: Path) -> tuple[str, float]:
     return caught_by(output) if status == FAILED else "", time.perf_counter() - started
 
 
-def judge_all(chosen: list[Mutant], scratch: Path) -> list[tuple[Mutant, str, float]]:
+def judge_all(chosen: list[Mutant], scratch: Path, keep: Callable) -> list[Row]:
     """(mutant, the test that caught it, seconds) of each; two copies work side by side.
 
-    SystemExit where tests fail without any mutant: they would seem to catch everything.
+    keep: is given the rows so far after each of them, so that a kill loses none. SystemExit where
+    tests fail without any mutant: they would seem to catch everything.
     """
     copies: queue.Queue[Path] = queue.Queue()
     for number in range(COPIES):
@@ -134,21 +141,26 @@ def judge_all(chosen: list[Mutant], scratch: Path) -> list[tuple[Mutant, str, fl
         if status:
             sys.exit(f"error: tests fail without any mutant:\n{output[-3000:]}")
 
-    def one(mutant: Mutant) -> tuple[Mutant, str, float]:
+    rows, lock = [], threading.Lock()
+
+    def one(mutant: Mutant) -> None:
         folder = copies.get()
         try:
             by, seconds = judge(mutant, folder)
         finally:
             copies.put(folder)
         print(f"{mutant.name:<55} {by or 'SURVIVED':<70} {seconds:.0f} s", flush=True)
-        return mutant, by, seconds
+        with lock:
+            rows.append((mutant, by, seconds))
+            keep(rows)
 
     with ThreadPoolExecutor(COPIES) as pool:
-        return list(pool.map(one, chosen))
+        list(pool.map(one, chosen))
+    return rows
 
 
-def known_rows(text: str) -> list[tuple[Mutant, str, float]]:
-    """What a table has of the mutants that there are still as it says."""
+def known_rows(text: str) -> list[Row]:
+    """What a table has of the mutants that are still as it says, and were caught."""
     told = {}
     for line in text.splitlines()[6:]:
         name, file, why, by, seconds = (cell.strip() for cell in line.strip("|").split(" | "))
@@ -156,18 +168,18 @@ def known_rows(text: str) -> list[tuple[Mutant, str, float]]:
     rows = []
     for mutant in all_mutants():
         row = told.get((mutant.name, mutant.path.removeprefix("drlib/"), mutant.why))
-        if row is not None:
-            rows.append((mutant, "" if row[0] == "**nobody**" else row[0].strip("`"), row[1]))
+        if row is not None and row[0] != "**nobody**":
+            rows.append((mutant, row[0].strip("`"), row[1]))
     return rows
 
 
-def in_order(rows: list[tuple[Mutant, str, float]]) -> list[tuple[Mutant, str, float]]:
+def in_order(rows: list[Row]) -> list[Row]:
     """As `all_mutants` has them."""
     places = {mutant.name: place for place, mutant in enumerate(all_mutants())}
     return sorted(rows, key=lambda row: places[row[0].name])
 
 
-def table(rows: list[tuple[Mutant, str, float]]) -> str:
+def table(rows: list[Row]) -> str:
     """What was found, as Markdown."""
     caught = sum(bool(by) for _, by, _ in rows)
     lines = [
@@ -202,10 +214,13 @@ def main() -> None:
     kept = known_rows(TABLE.read_text(encoding="utf-8")) if arguments.missing else []
     known = {mutant.name for mutant, *_ in kept}
     chosen = [mutants[name] for name in arguments.names or mutants if name not in known]
+
+    def keep(rows: list[Row]) -> None:
+        if arguments.missing or (not arguments.names and len(rows) == len(chosen)):
+            write_whole(TABLE, table(in_order(kept + rows)))
+
     with tempfile.TemporaryDirectory(prefix="drlib-mutants-") as scratch:
-        rows = judge_all(chosen, Path(scratch))
-    if arguments.missing or not arguments.names:
-        TABLE.write_text(table(in_order(kept + rows)), encoding="utf-8")
+        rows = judge_all(chosen, Path(scratch), keep)
     survived = [mutant.name for mutant, by, _ in rows if not by]
     if survived:
         sys.exit(f"error: survived: {', '.join(survived)}")

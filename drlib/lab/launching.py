@@ -8,7 +8,6 @@ the lines that the module writes, and leaves nothing running: on Ctrl-C the prog
 Left out: several hosts, live output (it is in the log file).
 """
 
-import ctypes
 import itertools
 import os
 import signal
@@ -24,14 +23,13 @@ import psutil
 
 from drlib.config import Config
 from drlib.lab.display import ROOT, progress
+from drlib.training.warm import WarmRanks, server, stop_with_parent
 
 LOGS = ROOT / "runs" / "logs"
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
 REDRAW_S = 1.0
 LOG_LINES = 30
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class LaunchError(RuntimeError):
@@ -83,14 +81,13 @@ def launch(
     """
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
-    from drlib.training.build import TORCHRUN  # lazily: it brings torch
+    from drlib.training.build import TORCHRUN  # lazily: a kernel may never launch anything
 
     name = desc or module
     how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
-    LOGS.mkdir(parents=True, exist_ok=True)
-    handle, log = tempfile.mkstemp(prefix=f"{name.replace('/', '_')}-", suffix=".log", dir=LOGS)
-    with open(handle, "wb") as output:
-        child = psutil.Popen(
+    log = _new_log(name)
+    with open(log, "wb") as output:
+        child = _Program(
             [sys.executable, *how, "-m", module, *map(str, arguments)],
             cwd=ROOT,
             env=_environment(),
@@ -98,16 +95,37 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=_stop_with_parent,
+            preexec_fn=stop_with_parent,
         )
+    return _attend(child, name, log, follow, total)
+
+
+class _Program(psutil.Popen):
+    def interrupt(self) -> None:
+        """Ask it and what it started to stop, as Ctrl-C does."""
+        os.killpg(self.pid, signal.SIGINT)
+
+
+def _new_log(name: str) -> Path:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    prefix = f"{name.replace('/', '_')}-"
+    handle, log = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=LOGS)
+    os.close(handle)
+    return Path(log)
+
+
+def _attend(
+    child: "_Program | WarmRanks", name: str, log: Path, follow: Path | None, total: int | None
+) -> Path:
+    """Wait for it, and leave nothing running however that ends; returns its log."""
     family: set[psutil.Process] = set()
     try:
         _watch(child, family, follow, total, name)
     finally:
         _end(child, family)
     if child.returncode:
-        raise LaunchError(name, child.returncode, Path(log))
-    return Path(log)
+        raise LaunchError(name, child.returncode, log)
+    return log
 
 
 def ensure(stage: str, config, *, runs: Path | None = None, processes: int | None = None) -> Path:
@@ -124,14 +142,17 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     for name in stages.needed(stage, config, runs):
         spec = stages.STAGES[name]
         final = stages.folder(name, config, runs)
-        launch(
-            build.MODULE,
-            stages.arguments(name, config, runs),
-            (processes or config.processes) if spec.parallel else 1,
-            follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
-            total=getattr(config, spec.steps) if spec.steps else None,
-            desc=name,
-        )
+        arguments = stages.arguments(name, config, runs)
+        ranks = (processes or config.processes) if spec.parallel else 1
+        follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
+        total = getattr(config, spec.steps) if spec.steps else None
+        if config.trainer == "local":
+            log = _new_log(name)
+            warm = server(_environment(), ROOT)
+            child = WarmRanks(warm, build.MODULE, arguments, ranks, log)
+            _attend(child, name, log, follow, total)
+        else:
+            launch(build.MODULE, arguments, ranks, follow=follow, total=total, desc=name)
     return stages.folder(stage, config, runs)
 
 
@@ -156,16 +177,6 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _stop_with_parent() -> None:
-    """In the child before exec: SIGTERM when its parent dies (Linux), and SIGINT works.
-
-    A shell's background job is started with it ignored, and would be killed instead of saving.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def _watch(child, family: set, follow: Path | None, total: int | None, desc: str) -> None:
     """Move the bar until the child ends; add all its descendants, while they live, to `family`."""
     with progress(total=total, desc=desc) as bar:
@@ -186,17 +197,17 @@ def _watch(child, family: set, follow: Path | None, total: int | None, desc: str
             bar.update(total - bar.n)
 
 
-def _remember(child: psutil.Popen, family: set) -> None:
+def _remember(child, family: set) -> None:
     """torchrun's workers are in sessions of their own, so a group id would not find them."""
     with suppress(psutil.NoSuchProcess):  # it has just ended: those seen before are known
         family.update(child.children(recursive=True))
 
 
-def _end(child: psutil.Popen, family: set) -> None:
-    """Ask the group to stop, wait, then kill whatever of the family still runs."""
+def _end(child, family: set) -> None:
+    """Ask it to stop, wait, then kill whatever of the family still runs."""
     try:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGINT)
+            child.interrupt()
             child.wait(GRACE_S)
     except (ProcessLookupError, psutil.TimeoutExpired, KeyboardInterrupt):
         pass  # gone already, deaf, or the user pressed Ctrl-C again: kill

@@ -75,7 +75,11 @@ class Ranks:
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         if self.size > 1 and not dist.is_initialized():
-            dist.init_process_group(backend)
+            # torchrun's ranks meet at a port, forks of a warm process (drlib.training.warm) in a file
+            meeting = os.environ.get("DRLIB_RENDEZVOUS", "env://")
+            dist.init_process_group(
+                backend, init_method=meeting, rank=self.rank, world_size=self.size
+            )
             atexit.register(dist.destroy_process_group)
 
     def sum_gradients(self, model: torch.nn.Module) -> float:
