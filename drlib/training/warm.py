@@ -101,10 +101,12 @@ class Server:
         return lines
 
     def stop(self) -> None:
+        """End it, and with it the forks that still run."""
+        if self.owner == os.getpid():
+            self.process.terminate()
+            self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
-        if self.owner == os.getpid():
-            self.process.wait()
 
 
 def _ground(environment: Mapping[str, str], cwd: Path) -> tuple:

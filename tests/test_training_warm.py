@@ -1,0 +1,217 @@
+"""Ranks that are forked from a warm process: real servers, real forks, real signals.
+
+Run: python -m pytest tests/test_training_warm.py
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drlib import lab
+from drlib.config import Config
+from drlib.lab import launching
+from drlib.training import build, stages, warm
+from drlib.training.warm import WarmRanks, server
+from tests.lab_programs import running, start, wait_for
+
+PROGRAM = """
+import json, os, sys, time
+from drlib.training.ranks import Ranks
+
+def main():
+    out, mode = sys.argv[1:3]
+    ranks = Ranks()
+    sums = ranks.sum({"rank": ranks.rank + 1.0})
+    with open(f"{out}.{ranks.rank}.tmp", "w") as file:
+        json.dump({"pid": os.getpid(), "argv": sys.argv, "size": ranks.size, **sums}, file)
+    os.replace(f"{out}.{ranks.rank}.tmp", f"{out}.{ranks.rank}")
+    if mode == "fail" and ranks.rank == 1:
+        sys.exit("error: rank 1 could not go on")
+    if mode == "status":
+        sys.exit(7)
+    if mode == "end":
+        sys.stdout.write(f"fine from rank {ranks.rank}\\n")
+        return
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """(a function that forks it, what it wrote); its server ends with the test."""
+    (tmp_path / "warm_program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(warm, "_servers", [])
+    log = tmp_path / "log"
+    log.touch()
+
+    def fork(mode, processes=2):
+        there = server(launching._environment(), lab.ROOT)
+        return WarmRanks(there, "warm_program", [tmp_path / "out", mode], processes, log)
+
+    def wrote(rank):
+        return json.loads((tmp_path / f"out.{rank}").read_text())
+
+    yield fork, wrote, log
+    for there in warm._servers:
+        there.stop()
+
+
+def is_there(wrote, rank):
+    try:
+        return bool(wrote(rank))
+    except FileNotFoundError:
+        return False
+
+
+def test_ranks_meet_and_are_fresh_processes_of_one_server(program):
+    fork, wrote, log = program
+    for _ in range(2):
+        ranks = fork("end")
+        assert ranks.wait(60) == 0 and ranks.poll() == 0
+        told = [wrote(rank) for rank in range(2)]
+        assert [t["pid"] for t in told] == ranks.pids
+        assert all(t["size"] == 2 and t["rank"] == 3.0 for t in told)  # 1 + 2
+        assert all(t["argv"][0] == "warm_program" for t in told)
+        assert told[0]["pid"] != told[1]["pid"]
+    printed = sorted(log.read_text().splitlines())
+    assert printed == ["fine from rank 0"] * 2 + ["fine from rank 1"] * 2
+    assert len(warm._servers) == 1
+    if sys.platform == "linux":  # a fork has the main thread alone; jemalloc starts its own again
+        tasks = Path(f"/proc/{warm._servers[0].process.pid}/task").glob("*/comm")
+        names = [task.read_text().strip() for task in tasks]
+        assert len([name for name in names if not name.startswith("jemalloc")]) == 1, names
+
+
+def test_the_others_end_with_the_one_that_fails(program):
+    fork, wrote, log = program
+    ranks = fork("fail")
+    assert ranks.wait(60) == 1
+    assert log.read_text().splitlines()[0] == "error: rank 1 could not go on"
+    assert [pid for pid in ranks.pids if running(pid)] == []
+
+
+def test_a_status_is_the_programs_own(program):
+    fork, *_ = program
+    assert fork("status", 1).wait(60) == 7
+    ranks = fork("sleep", 1)
+    ranks.kill()
+    assert ranks.wait(60) == -signal.SIGKILL
+
+
+def test_whoever_waits_may_give_up(program):
+    fork, wrote, _ = program
+    ranks = fork("sleep")
+    with pytest.raises(psutil.TimeoutExpired):
+        ranks.wait(0.1)
+    wait_for(lambda: is_there(wrote, 0) and is_there(wrote, 1))
+    assert {p.pid for p in ranks.children()} == {*ranks.pids}
+    ranks.interrupt()
+    assert ranks.wait(60) != 0
+
+
+def test_another_environment_and_other_code_start_another_server(program, monkeypatch, tmp_path):
+    fork, *_ = program
+    assert fork("end", 1).wait(60) == 0
+    first = warm._servers[0]
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "of no matter")
+    assert server(launching._environment(), lab.ROOT) is first
+    monkeypatch.setenv("DRLIB_SOMETHING", "1")
+    second = server(launching._environment(), lab.ROOT)
+    assert second is not first and first.process.poll() is not None
+    edited = tmp_path / "package"
+    edited.mkdir()
+    (edited / "module.py").write_text("a = 1\n")
+    monkeypatch.setattr(warm, "PACKAGE", edited)
+    third = server(launching._environment(), lab.ROOT)
+    assert third is not second
+    assert server(launching._environment(), lab.ROOT) is third
+    os.utime(edited / "module.py", ns=(0, time.time_ns()))
+    assert server(launching._environment(), lab.ROOT) is not third
+
+
+def test_a_server_that_died_is_replaced_and_its_ranks_end(program):
+    fork, wrote, _ = program
+    ranks = fork("sleep")
+    wait_for(lambda: is_there(wrote, 0) and is_there(wrote, 1))
+    warm._servers[0].process.kill()
+    assert ranks.wait(60) == -signal.SIGTERM
+    wait_for(lambda: not any(map(running, ranks.pids)))
+    assert fork("end", 1).wait(60) == 0
+
+
+def test_a_fork_does_not_use_its_parents_server(program):
+    """What it wrote would mix with what its parent asks."""
+    fork, *_ = program
+    assert fork("end", 1).wait(60) == 0
+    there = warm._servers[0]
+    environment = launching._environment()
+    assert there.fits(environment, lab.ROOT)
+    there.owner += 1
+    assert not there.fits(environment, lab.ROOT)
+    there.owner -= 1
+
+
+# ------------------------------------------------------------------ stages
+
+
+def test_a_stage_has_the_bits_of_a_cold_start(tmp_path):
+    """World, untrained policy and two steps of pre-training, forked and by torchrun."""
+    config = Config.load("ci", cpt_steps=2)
+    hashes = []
+    for runs in (tmp_path / "warm", tmp_path / "cold"):
+        for name in ("world", "untrained", "cpt"):
+            if runs.name == "warm":
+                lab.ensure(name, config, runs=runs, processes=2)
+            else:
+                processes = 2 if stages.STAGES[name].parallel else 1
+                launching.launch(build.MODULE, stages.arguments(name, config, runs), processes)
+        weights = stages.folder("cpt", config, runs) / "policy" / stages.WEIGHTS
+        hashes.append(hashlib.sha256(weights.read_bytes()).hexdigest())
+    assert hashes[0] == hashes[1]
+
+
+def test_a_script_without_a_guard_is_run_once(tmp_path):
+    """As Python's own fork server would not do it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib\nfrom drlib import lab\nprint('once')\n"
+        f"lab.ensure('world', 'ci', runs=pathlib.Path({str(tmp_path / 'runs')!r}))\n"
+    )
+    command = [sys.executable, str(script)]
+    environment = os.environ | {"PYTHONPATH": str(lab.ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["once"]
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_stage_leaves_nothing_running_and_goes_on(tmp_path, how):
+    """Ctrl-C writes a checkpoint; a kernel that is killed takes server and ranks along."""
+    runs = tmp_path / "runs"
+    lab.ensure("untrained", "ci", runs=runs)
+    code = (
+        "import pathlib\nfrom drlib import lab\nfrom drlib.config import Config\n"
+        "config = Config.load('ci', cpt_steps=100000)\n"
+        f"lab.ensure('cpt', config, runs=pathlib.Path({str(runs)!r}), processes=2)\n"
+    )
+    config = Config.load("ci", cpt_steps=100000)
+    partial = stages.folder("cpt", config, runs)
+    partial = partial.with_name(partial.name + ".partial")
+    kernel = start(code)
+    wait_for(lambda: (partial / "metrics.jsonl").exists())
+    family = psutil.Process(kernel.pid).children(recursive=True)
+    assert len(family) >= 3  # the server and two ranks
+    kernel.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+    kernel.communicate(timeout=120)
+    wait_for(lambda: not any(running(p.pid) for p in family), 60)
+    if how == "interrupted":
+        assert (partial / "checkpoint.pt").exists()
