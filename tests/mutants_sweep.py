@@ -1,4 +1,5 @@
-"""The faults of the experiment runner: drlib/lab/sweep*.py and its figure (see `tests.mutants`)."""
+"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, and of warm ranks
+(see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -9,6 +10,7 @@ FILE = "drlib/lab/sweep.py"
 BUILT = "drlib/lab/sweep_runs.py"
 TABLE = "drlib/lab/sweep_table.py"
 PLOTS = "drlib/analysis/sweep_plots.py"
+WARM, WARM_TESTS = "drlib/training/warm.py", "tests/test_training_warm.py"
 
 MUTANTS = [
     Mutant(
@@ -154,5 +156,37 @@ MUTANTS = [
         '        return ray.get(task) and ""\n',
         ("tests/test_lab_sweep_ray.py::test_every_run_is_there_and_a_failed_one_is_named",),
         "a run that failed on the cluster passes for finished",
+    ),
+    Mutant(
+        "warm: the others wait for the one that failed",
+        WARM,
+        "        elif failed:\n            self._end_the_others()\n",
+        "",
+        (f"{WARM_TESTS}::test_the_others_end_with_the_one_that_fails",),
+        "a stage of which a process died hangs for ever",
+    ),
+    Mutant(
+        "warm: forks have the code of before",
+        WARM,
+        "return cwd, settings, sources",
+        "return cwd, settings",
+        (f"{WARM_TESTS}::test_another_environment_and_other_code_start_another_server",),
+        "whoever edits the library goes on with what it was",
+    ),
+    Mutant(
+        "warm: forks have the environment of before",
+        WARM,
+        "return cwd, settings, sources",
+        "return cwd, sources",
+        (f"{WARM_TESTS}::test_another_environment_and_other_code_start_another_server",),
+        "a variable that is set between two stages reaches neither",
+    ),
+    Mutant(
+        "warm: Ctrl-C reaches nobody",
+        WARM,
+        "self._signal(signal.SIGINT)",
+        "self._signal(0)",
+        (f"{WARM_TESTS}::test_whoever_waits_may_give_up",),
+        "stages are killed instead of saving",
     ),
 ]

@@ -2,10 +2,10 @@
 
 A stage in processes of its own imports torch and transformers before its first step, in torchrun
 and in each rank: more than the work of the line's short stages. So the first stage that a program
-builds starts a server, `python -m drlib.training.warm`, which imports what stages import and then waits;
-ranks are forks of it. Each stage still has fresh processes, of which nothing is left behind, and
-its numbers are to the bit those of a cold start. The server ends with the program that started it,
-and the ranks with the server.
+builds starts a server, `python -m drlib.training.warm`, which imports what stages import and then
+waits; ranks are forks of it. Each stage still has fresh processes, of which nothing is left behind,
+and its numbers are to the bit those of a cold start. The server ends with the program that started
+it, and the ranks with the server.
 
 A fork has the imported code and the environment of its server. Where a file of the library or the
 environment has changed since the server began, the next stage starts another one.
