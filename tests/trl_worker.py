@@ -15,6 +15,7 @@ from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from torch.nn.parallel import DistributedDataParallel
 
+from drlib.training.ranks import leave_at_once
 from tests.test_training_trl_moe import GROUP, MOVED, REWARDS, Engine, inputs
 from tests.trl_examples import move_routers, trainer
 
@@ -69,3 +70,5 @@ def step(checkpoint: str, out: str, how: str, routing: str) -> None:
 if __name__ == "__main__":
     for case in sys.argv[3:]:
         step(*sys.argv[1:3], *case.split(":"))
+    torch.distributed.barrier()
+    leave_at_once()

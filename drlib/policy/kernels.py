@@ -148,6 +148,13 @@ def _check(hidden, weight, ids, temperature, chunk, more=()) -> None:
             raise ValueError(message)
 
 
+def _unset(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that a product will fill. In bfloat16 it begins with zeros: where the left factor's
+    rows are not aligned, some CPUs (with AMX) add 0 times what was there, and that may be NaN."""
+    make = like.new_zeros if dtype == torch.bfloat16 else like.new_empty
+    return make(shape, dtype=dtype)
+
+
 class _Head:
     """One call: its tiles, the buffers that all of them share, and what is known of each row."""
 
@@ -158,9 +165,7 @@ class _Head:
             for length, size in zip((len(hidden), len(weight)), chunk)
         )
         # buffer(name, n, c): [n, c], unset, the memory that every tile of that shape uses
-        self.buffer = cache(
-            lambda name, n, c, dtype=torch.float32: hidden.new_empty(n, c, dtype=dtype)
-        )
+        self.buffer = cache(lambda name, n, c, dtype=torch.float32: _unset(hidden, (n, c), dtype))
         # float64: a float32 log-sum-exp of 20 is rounded by 1e-6
         self.found_4N = hidden.new_zeros(4, len(hidden), dtype=torch.float64)
         self.tiles_4KN = self.found_4N.new_zeros(4, len(self.columns), len(hidden))
@@ -271,8 +276,8 @@ class _TokenLogprobs(Function):
         head.found_4N = found
         by_logp = torch.zeros_like(found[0]) if by_logp is None else by_logp.double()
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        d_hidden = hidden.new_empty(hidden.shape, dtype=torch.float32) if for_hidden else None
-        d_weight = weight.new_empty(weight.shape) if for_weight else None
+        d_hidden = _unset(hidden, hidden.shape, torch.float32) if for_hidden else None
+        d_weight = _unset(weight, weight.shape, weight.dtype) if for_weight else None
         head.add_gradients(head.rows, head.logits, by_logp, by_entropy, d_hidden, d_weight)
         return d_hidden.to(hidden.dtype) if for_hidden else None, d_weight, None, None, None
 
@@ -283,10 +288,10 @@ class _FusedPolicyGradient(Function):
         head, by_logp = _Head(hidden, weight, ids, scale, chunk), -coefficient.double()
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         wide = torch.float32 if len(head.rows) > 1 else weight.dtype
-        d_hidden = hidden.new_empty(hidden.shape, dtype=torch.float32) if for_hidden else None
-        d_weight = weight.new_empty(weight.shape, dtype=wide) if for_weight else None
+        d_hidden = _unset(hidden, hidden.shape, torch.float32) if for_hidden else None
+        d_weight = _unset(weight, weight.shape, wide) if for_weight else None
         # Wider than V: rows a power of two apart would share the same sets of every cache.
-        memory = hidden.new_empty(head.rows[0].stop, len(weight) + 16)
+        memory = _unset(hidden, (head.rows[0].stop, len(weight) + 16), hidden.dtype)
         for rows in head.rows:
             block = memory[: rows.stop - rows.start, : len(weight)]
             for k, columns in enumerate(head.columns):

@@ -100,6 +100,7 @@ def main() -> None:
         path = build(args.stage, config, args.runs.resolve(), ranks)
         if ranks.first:
             print(path)
+        ranks.leave()
     except (
         ValueError,
         RunFolderError,

@@ -8,6 +8,7 @@ numbers differ by rounding (and the balance loss, which is not linear, by a litt
 
 import atexit
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,16 @@ def gpu_fault(processes: int, gpus: int) -> str:
     there = f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "no GPU"
     remedy = f"set processes={gpus}" if gpus else "start it where there are some"
     return f"processes={processes}: this host has {there}, and TRL trains on one each; {remedy}"
+
+
+def leave_at_once() -> None:
+    """End with status 0 and without the interpreter's own end; what was registered for it is run,
+    but for the farewell of the process group, which its sockets' end says as well."""
+    atexit.unregister(dist.destroy_process_group)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class Ranks:
@@ -108,3 +119,14 @@ class Ranks:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def leave(self) -> None:
+        """End this process, all its work being done, with status 0; a process alone goes on.
+
+        The interpreter's own end takes the GIL from threads that gloo's groups still have, most of
+        all those of a sharded model, and now and then that aborts a process which has written
+        everything ("terminate called without an active exception", status -6). So it is left out.
+        """
+        if self.size > 1:
+            self.barrier()
+            leave_at_once()
