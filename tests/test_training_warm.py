@@ -118,6 +118,14 @@ def test_whoever_waits_may_give_up(program):
     assert ranks.wait(60) != 0
 
 
+def test_what_is_said_of_ranks_that_nobody_waited_for_is_passed_over(program):
+    fork, *_ = program
+    left = fork("sleep")
+    left.kill()  # and nobody asks how they ended
+    ranks = fork("end")
+    assert ranks.wait(60) == 0 and not {*ranks.pids} & {*left.pids}
+
+
 def test_another_environment_and_other_code_start_another_server(program, monkeypatch, tmp_path):
     fork, *_ = program
     assert fork("end", 1).wait(60) == 0

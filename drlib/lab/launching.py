@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
 REDRAW_S = 1.0
 LOG_LINES = 30
+_one_warm_stage = threading.Lock()  # the server forks for one at a time
 
 
 class LaunchError(RuntimeError):
@@ -135,7 +137,7 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
     profile. runs: where run folders lie; runs/ of the repository where None. processes: for stages
     that can use several; `config.processes` where None.
     """
-    from drlib.training import build, stages  # lazily: it brings torch
+    from drlib.training import build, stages  # lazily: a kernel may never build anything
 
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
@@ -148,9 +150,10 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
         total = getattr(config, spec.steps) if spec.steps else None
         if config.trainer == "local":
             log = _new_log(name)
-            warm = server(_environment(), ROOT)
-            child = WarmRanks(warm, build.MODULE, arguments, ranks, log)
-            _attend(child, name, log, follow, total)
+            with _one_warm_stage:
+                warm = server(_environment(), ROOT)
+                child = WarmRanks(warm, build.MODULE, arguments, ranks, log)
+                _attend(child, name, log, follow, total)
         else:
             launch(build.MODULE, arguments, ranks, follow=follow, total=total, desc=name)
     return stages.folder(stage, config, runs)

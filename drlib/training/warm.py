@@ -14,7 +14,7 @@ Python's own fork server (multiprocessing) would import the program's main modul
 fork: a script that calls `lab.ensure` without a guard would run itself.
 
 Left out: stages of TRL (a process that was forked may not be able to use a GPU), and two stages at
-the same time from one program.
+the same time from one program (the second waits).
 """
 
 import ctypes
@@ -66,6 +66,7 @@ class Server:
 
     def __init__(self, environment: Mapping[str, str], cwd: Path):
         self.owner, self.ground = os.getpid(), _ground(environment, cwd)
+        self.requests = 0  # so far; answers carry the number of theirs
         self.process = subprocess.Popen(
             [sys.executable, "-m", "drlib.training.warm"],
             cwd=cwd,
@@ -82,9 +83,12 @@ class Server:
         is_own = self.owner == os.getpid()
         return is_own and self.process.poll() is None and self.ground == _ground(environment, cwd)
 
-    def fork(self, request: dict) -> None:
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
+    def fork(self, request: dict) -> int:
+        """Ask for forks; returns the request's number."""
+        self.requests += 1
+        line = json.dumps(request | {"number": self.requests})
+        self.process.stdin.write(line.encode() + b"\n")
+        return self.requests
 
     def told(self, wait: bool = False) -> list:
         """What it has said of its forks since it was asked last; EOFError: it is dead.
@@ -141,10 +145,20 @@ class WarmRanks:
         self._killed_from: float | None = None
         command = [module, *map(str, arguments)]
         meeting = f"file://{self._meeting.name}/store"
-        server.fork(
+        self._number = server.fork(
             {"command": command, "processes": processes, "log": str(log), "meeting": meeting}
         )
-        (self.pids,) = server.told(wait=True)
+        self.pids: list[int] = []
+        while not self.pids:
+            self._listen(wait=True)
+
+    def _listen(self, wait: bool = False) -> None:
+        """Take in what the server says of these ranks; what it still says of earlier ones, for
+        whose end nobody waited (Ctrl-C twice), is passed over."""
+        for answer in self._server.told(wait):
+            if answer["number"] == self._number:
+                self.pids += answer.get("pids", [])
+                self._ended |= dict(answer.get("ended", []))
 
     def poll(self) -> int | None:
         """None while one of them runs, else the status. Where one failed the others are ended:
@@ -152,7 +166,7 @@ class WarmRanks:
         if self.returncode is not None:
             return self.returncode
         try:
-            self._ended |= dict(self._server.told())
+            self._listen()
         except EOFError:  # and the ranks with it
             self._ended = {pid: self._ended.get(pid, -signal.SIGTERM) for pid in self.pids}
         failed = [status for status in self._ended.values() if status]
@@ -204,8 +218,8 @@ class WarmRanks:
 def serve() -> list[str]:
     """Fork as asked on stdin until it ends; returns in a fork only: the command that it shall run.
 
-    A request is a line; the answer is a line with the forks' process ids, and then one for each
-    that has ended, with its status.
+    A request is a line; the answer is a line with its number and the forks' process ids, and then
+    one for each that has ended, with its status.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -219,10 +233,12 @@ def serve() -> list[str]:
                 _become(rank, request)
                 return request["command"]
             pids.append(pid)
-        print(json.dumps(pids), file=answers, flush=True)
+        number = request["number"]
+        print(json.dumps({"number": number, "pids": pids}), file=answers, flush=True)
         for _ in pids:
             pid, status = os.wait()
-            print(json.dumps([pid, os.waitstatus_to_exitcode(status)]), file=answers, flush=True)
+            ended = [[pid, os.waitstatus_to_exitcode(status)]]
+            print(json.dumps({"number": number, "ended": ended}), file=answers, flush=True)
     os._exit(0)
 
 
