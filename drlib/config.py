@@ -121,7 +121,7 @@ class Config(RLSettings):
     checkpoint_every: int = setting(20, "steps from checkpoint to checkpoint", "cpt", "sft", "rl")
 
     cpt_steps: int = setting(600, "steps of agentic pre-training", "cpt")
-    cpt_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "cpt")
+    cpt_batch_tokens: int = setting(3808, "a step's, over all processes", "cpt")
     cpt_muon_lr: float = setting(0.02, "learning rate of the hidden matrices", "cpt")
     cpt_adam_lr: float = setting(1e-3, "learning rate of all else", "cpt")
     cpt_warmup_steps: int = setting(20, "steps of linear warm-up", "cpt")
@@ -160,7 +160,7 @@ class Config(RLSettings):
         0.0, "of the samples: AgentScaler's tool use in made environments", "sft"
     )
     sft_steps: int = setting(250, "steps of the cold start", "sft")
-    sft_batch_tokens: int = setting(4096, "a step's, padded, over all processes", "sft")
+    sft_batch_tokens: int = setting(3808, "a step's, over all processes", "sft")
     sft_muon_lr: float = setting(0.006, "learning rate of the hidden matrices", "sft")
     sft_adam_lr: float = setting(1.2e-3, "learning rate of all else", "sft")
     sft_replay_share: float = setting(0.3, "of the samples, from pre-training", "sft")

@@ -38,11 +38,11 @@ PROFILES: dict[str, dict] = {
     "ci": TOUR
     | {
         "cpt_steps": 12,
-        "cpt_batch_tokens": 2048,
+        "cpt_batch_tokens": 1904,
         "cpt_warmup_steps": 2,
         "demonstrations": 120,
         "sft_steps": 8,
-        "sft_batch_tokens": 2048,
+        "sft_batch_tokens": 1904,
         "sft_continued_steps": 8,
         # This profile's own cold start has learned nothing yet: from it every rollout is over-long,
         # every group is dead, and no step has a gradient.

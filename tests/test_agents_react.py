@@ -17,7 +17,7 @@ from drlib.policy.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.training.batches import pack, score, spread
+from drlib.training.batches import Flat, score
 from drlib.training.data import PHRASES, world_texts
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld, load_world
@@ -162,10 +162,10 @@ def test_real_engine_log_probabilities_are_the_trainer_s(chat, toolbox, policy):
     trajectories = agent.run([TASK] * 3, samples=4, seed=5)
     assert len({t.id for t in trajectories}) == 12
     assert [t.group_id for t in trajectories[:4]] == ["5-0"] * 4
-    rows = pack([t.token_ids for t in trajectories], 160, 0)
+    batch = Flat.of([t.token_ids for t in trajectories])
     with torch.no_grad():
-        scored = score(policy, rows, spread(rows, [t.generated for t in trajectories], torch.bool))
-    behaviour = spread(rows, [t.logprobs for t in trajectories], torch.float32)[scored.at]
+        scored = score(policy, batch, batch.spread([t.generated for t in trajectories], torch.bool))
+    behaviour = batch.spread([t.logprobs for t in trajectories], torch.float32)[scored.at_M]
     assert (scored.logp_M - behaviour).abs().mean() < 1e-6
 
 

@@ -20,7 +20,7 @@ from drlib.policy.replay import (
     router_entropy,
     update_bias,
 )
-from drlib.training.batches import pack, score
+from drlib.training.batches import Flat, score
 from tests.policy_examples import SMALL
 
 
@@ -191,25 +191,21 @@ def test_a_checkpointed_backward_outside_the_context_is_refused():
         logits(model, ids)
 
 
-def test_packed_rows_replay_the_routes_of_sequences_recorded_alone():
+def test_samples_end_to_end_replay_the_routes_of_sequences_recorded_alone():
     model = policy()
     samples = [some_ids(n, 1, n)[0].tolist() for n in (20, 9, 31, 5)]
     with torch.no_grad(), record_routes(model) as recorder:
         for sample in samples:
             logits(model, torch.tensor([sample]))
-    rows = pack(samples, 40, pad_id=0)
-    real_N = rows.real_RT.flatten()
-    assert not real_N.all()  # there is padding, which has no record
-    routes_LRTK = torch.full((2, *rows.ids_RT.shape, 2), -1)
-    for (row, at, n), own_LNK in zip(rows.where, recorder.passes, strict=True):
-        routes_LRTK[:, row, at : at + n] = own_LNK
-    routes = routes_LRTK.flatten(1, 2)
+    batch = Flat.of(samples)
+    routes = torch.cat(recorder.passes, dim=1)
+    routes[:, :3] = -1  # no record
     set_routers(model, seed=99)
     with torch.no_grad(), replay_routes(model, routes), record_routes(model) as replayed:
-        score(model, rows, rows.real_RT)  # what the training loop calls
+        score(model, batch, torch.ones(len(batch.ids_N), dtype=torch.bool))  # as the loop does
     (seen,) = replayed.passes
-    assert torch.equal(seen[:, real_N].int(), routes[:, real_N].int())
-    assert (agreement(routes, seen) == 1).all() and (seen[:, ~real_N] >= 0).all()
+    assert torch.equal(seen[:, 3:].int(), routes[:, 3:].int())
+    assert (agreement(routes, seen) == 1).all() and (seen[:, :3] >= 0).all()
 
 
 def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():

@@ -28,7 +28,7 @@ from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions, split_answers
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.batches import pack, score, spread
+from drlib.training.batches import Flat, score
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
@@ -174,10 +174,10 @@ def test_engine_and_trainer_agree_on_the_trained_policy(agents):
     model, agent = made["rl"]
     tasks = chain_questions(world, 6, 8, "test")
     trajectories = agent.run(tasks, samples=2, seed=3)
-    rows = pack([t.token_ids for t in trajectories], 448, 0)
+    batch = Flat.of([t.token_ids for t in trajectories])
     with torch.no_grad():
-        scored = score(model, rows, spread(rows, [t.generated for t in trajectories], torch.bool))
-    behaviour = spread(rows, [t.logprobs for t in trajectories], torch.float32)[scored.at]
+        scored = score(model, batch, batch.spread([t.generated for t in trajectories], torch.bool))
+    behaviour = batch.spread([t.logprobs for t in trajectories], torch.float32)[scored.at_M]
     assert (scored.logp_M - behaviour).abs().mean() < 1e-6
 
 

@@ -1,13 +1,16 @@
-"""Packing is exact: a packed sample scores as it does alone, and the known leaks are known.
+"""Samples end to end score as each does alone, and have its gradient.
 
 Run: python -m pytest tests/test_training_batches.py
 """
 
+import copy
+
 import pytest
 import torch
 
+from drlib.policy.flat import ATTENTION, EXPERTS, flat_pass
 from drlib.policy.moe import build_policy
-from drlib.training.batches import balance_loss, pack, score, spread
+from drlib.training.batches import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
 from tests.policy_examples import small
 
@@ -22,71 +25,95 @@ def samples(lengths, seed=0):
     return [torch.randint(1, 64, (n,), generator=g).tolist() for n in lengths]
 
 
-def test_every_token_lands_once_in_a_row_of_its_own_positions():
-    some = samples([7, 30, 12, 25, 3, 30, 1])
-    rows = pack(some, 32, pad_id=0)
-    assert rows.real_RT.sum() == sum(map(len, some))
-    for (r, at, n), sample in zip(rows.where, some):
-        assert rows.ids_RT[r, at : at + n].tolist() == sample
-        assert rows.positions_RT[r, at : at + n].tolist() == list(range(n))
-    with pytest.raises(ValueError, match="33 tokens"):
-        pack(samples([33]), 32, 0)
-    with pytest.raises(ValueError, match="nothing"):
-        pack([], 32, 0)
+def everything(batch):
+    return torch.ones(len(batch.ids_N), dtype=torch.bool)
 
 
-def test_packed_log_probabilities_equal_those_of_each_sample_alone(model):
-    some = samples([20, 9, 31, 14, 5])
-    rows = pack(some, 40, 0)
-    everything = spread(rows, [[True] * len(s) for s in some], torch.bool)
+def test_samples_stand_end_to_end_and_values_with_them():
+    batch = Flat.of([[5, 6, 7], [8], [9, 10]])
+    assert batch.ids_N.tolist() == [5, 6, 7, 8, 9, 10]
+    assert batch.spread([[1, 2, 3], [4], [5, 6]], torch.long).tolist() == [1, 2, 3, 4, 5, 6]
+    assert batch.spread([0.5, 2, -1], torch.float32).tolist() == [0.5, 0.5, 0.5, 2, -1, -1]
+    assert [part.tolist() for part in batch.split(batch.ids_N)] == [[5, 6, 7], [8], [9, 10]]
+    for wrong in ([], [[1], []]):
+        with pytest.raises(ValueError, match="samples of a token at least"):
+            Flat.of(wrong)
+    for values in ([1, 2], [[1, 2], [4], [5, 6]]):
+        with pytest.raises((ValueError, RuntimeError)):
+            batch.spread(values, torch.long)
+
+
+def test_log_probabilities_are_those_of_each_sample_alone(model):
+    """transformers' own attention and experts, one sample at a time, say what they are."""
+    some = samples([20, 9, 31, 14, 5, 1])
+    batch = Flat.of(some)
     with torch.no_grad():
-        packed = score(model, rows, everything)
-        table = torch.zeros(rows.ids_RT.shape)
-        table[packed.at] = packed.logp_M
-        for (r, at, n), sample in zip(rows.where, some):
+        scored = score(model, batch, everything(batch))
+        found_N = torch.full((len(batch.ids_N),), torch.nan)
+        found_N[scored.at_M] = scored.logp_M
+        for found_T, sample in zip(batch.split(found_N), some):
             logits = model(torch.tensor([sample]), use_cache=False).logits[0, :-1]
             alone = logits.log_softmax(-1).gather(1, torch.tensor(sample[1:])[:, None])[:, 0]
-            torch.testing.assert_close(table[r, at + 1 : at + n], alone, atol=2e-6, rtol=0)
-    assert packed.logp_M.numel() == sum(len(s) - 1 for s in some)
+            torch.testing.assert_close(found_T[1:], alone, atol=2e-6, rtol=0)
+    assert scored.logp_M.numel() == sum(len(s) - 1 for s in some)
 
 
-def test_an_attention_mask_of_ones_would_leak_between_samples(model):
-    """Why `score` passes none: remembered here, so that nobody adds one."""
-    rows = pack(samples([12, 12]), 24, 0)
-    (_, at, n) = rows.where[1]
-    common = {"input_ids": rows.ids_RT, "position_ids": rows.positions_RT, "use_cache": False}
+def test_the_gradient_is_the_sum_of_each_sample_s(model):
+    """Of transformers' own model with the balance loss by its definition: weights of all kinds."""
+    model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
+    batch = Flat.of(some)
+    scored = score(model, batch, everything(batch))
+    (scored.balance - scored.logp_M.sum()).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    logits_LNE = [[] for _ in range(model.config.num_hidden_layers)]
+    total = 0.0
+    for sample in some:
+        ids = torch.tensor([sample])
+        out = model(ids, labels=ids, use_cache=False, output_router_logits=True)
+        logp = out.logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
+        total = total - logp.sum()
+        for kept, logits_NE in zip(logits_LNE, out.router_logits):
+            kept.append(logits_NE)
+    (total + balance_loss([torch.cat(kept) for kept in logits_LNE], 2)).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_one_pass_leaves_the_model_as_it_was(model):
+    """Also where the pass fails: whoever calls the model next gets transformers' own attention."""
+    before = model.config._attn_implementation, model.config._experts_implementation
     with torch.no_grad():
-        right = model(**common).logits
-        wrong = model(**common, attention_mask=torch.ones_like(rows.ids_RT)).logits
-    assert (right - wrong)[0, at : at + n].abs().max() > 1e-3
+        batch = Flat.of(samples([4, 7]))
+        score(model, batch, everything(batch))
+        with pytest.raises(IndexError):
+            flat_pass(model, torch.tensor([1, 10**6]), [2])
+    assert (model.config._attn_implementation, model.config._experts_implementation) == before
+    assert ATTENTION not in before and EXPERTS not in before
 
 
 def test_what_carries_no_loss_is_not_scored_and_gets_no_gradient(model):
     some = samples([10, 10])
-    rows = pack(some, 20, 0)
-    loss = spread(rows, [[False] * 6 + [True] * 4, [False] * 10], torch.bool)
-    scored = score(model, rows, loss)
-    assert scored.logp_M.numel() == 4
+    kept = [[False] * 6 + [True] * 4, [False] * 10]
+    batch = Flat.of(some)
+    scored = score(model, batch, batch.spread(kept, torch.bool))
+    assert scored.at_M.tolist() == [6, 7, 8, 9]
     model.zero_grad()
     scored.logp_M.sum().backward()
     first = model.model.embed_tokens.weight.grad.clone()
-    changed = [some[0], samples([10], seed=9)[0]]
-    rows = pack(changed, 20, 0)
+    batch = Flat.of([some[0], samples([10], seed=9)[0]])
     model.zero_grad()
-    score(
-        model, rows, spread(rows, [[False] * 6 + [True] * 4, [False] * 10], torch.bool)
-    ).logp_M.sum().backward()
+    score(model, batch, batch.spread(kept, torch.bool)).logp_M.sum().backward()
     torch.testing.assert_close(first, model.model.embed_tokens.weight.grad, atol=1e-6, rtol=1e-5)
 
 
 def test_balance_loss_by_hand():
-    even = torch.zeros(1, 4, 4)
-    even[0] = torch.eye(4) * 1e-3 + torch.roll(torch.eye(4), 1, 1) * 1e-3
-    real = torch.ones(1, 4, dtype=torch.bool)
-    assert balance_loss([even], real, 2).item() == pytest.approx(1.0, abs=1e-4)
-    one = torch.tensor([[[30.0, 29.0, 0.0, 0.0]] * 4])
+    even = torch.eye(4) * 1e-3 + torch.roll(torch.eye(4), 1, 1) * 1e-3
+    assert balance_loss([even], 2).item() == pytest.approx(1.0, abs=1e-4)
+    one = torch.tensor([[30.0, 29.0, 0.0, 0.0]] * 4)
     # experts 0 and 1 get half of the choices each; p_0 + p_1 = 1: 4 * (.5 p0 + .5 p1) = 2
-    assert balance_loss([one], real, 2).item() == pytest.approx(2.0, abs=1e-4)
+    assert balance_loss([one], 2).item() == pytest.approx(2.0, abs=1e-4)
+    assert balance_loss([even, one], 2).item() == pytest.approx(1.5, abs=1e-4)
 
 
 def test_muon_orthogonalises_stacks_and_leaves_the_router_to_adam(model):

@@ -34,7 +34,7 @@ from drlib.training.switches import check_switches, loss_config
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 
-PAD, CONTEXT = 0, 160
+CONTEXT = 160
 TASKS = [Task(str(i), f"What is {i} times 7?", str(7 * i), "python", "python") for i in range(4)]
 
 
@@ -80,13 +80,13 @@ def gradients(policy, rollouts, config, recorded=None):
     model = copy.deepcopy(policy)
     advantages, weights, _ = advantages_of(rollouts, config)
     share = Share(rollouts, advantages, weights, recorded or {})
-    metrics = learn(model, [share], config, Ranks(), PAD)
+    metrics = learn(model, [share], config, Ranks())
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return metrics, torch.cat([g.flatten() for g in grads])
 
 
 def by_hand(policy, rollouts, config, old=None):
-    """The same without packing or micro-batches: one padded forward pass over everything."""
+    """The same without micro-batches: one padded forward pass over everything."""
     model = copy.deepcopy(policy)
     n, width = len(rollouts), max(len(t.token_ids) for t in rollouts)
     ids, mask = torch.zeros(n, width, dtype=torch.long), torch.zeros(n, width, dtype=torch.bool)
@@ -157,7 +157,7 @@ def test_a_correction_s_level_is_that_of_the_padded_whole(policy, rollouts, leve
 
 
 def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(policy, rollouts):
-    found = record(policy, rollouts, settings(), PAD)
+    found = record(policy, rollouts, settings())
     for values, trajectory in zip(found, rollouts, strict=True):
         assert values.shape == trajectory.logprobs.shape
         assert np.abs(values - trajectory.logprobs).max() < 1e-4
@@ -167,7 +167,7 @@ def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(po
 def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_reference(policy, rollouts):
     dead = rollouts[8:12]
     config = settings(rl_kl_coef=0.1)
-    here = {"reference": record(policy, dead, config, PAD)}
+    here = {"reference": record(policy, dead, config)}
     metrics, gradient = gradients(policy, dead, config, here)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
     away = {
@@ -185,7 +185,7 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
     """Plain descent on nothing but the term: the KL that it measures falls."""
     dead = rollouts[8:12]
     config = settings(rl_kl_coef=1.0)
-    here = record(policy, dead, config, PAD)
+    here = record(policy, dead, config)
     noise = np.random.default_rng(0)
     away = [
         np.where(t.generated, r + noise.normal(size=len(r)), 0).astype(np.float32)
@@ -193,18 +193,18 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
     ]
     model = copy.deepcopy(policy)
     share = Share(dead, torch.zeros(4), torch.ones(4), {"reference": away})
-    before = learn(model, [share], config, Ranks(), PAD)["kl"]
+    before = learn(model, [share], config, Ranks())["kl"]
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.02 * p.grad
-    after = learn(model, [share], config, Ranks(), PAD)["kl"]
+    after = learn(model, [share], config, Ranks())["kl"]
     assert after < before - 1e-4
 
 
 def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
     """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
     config = settings(rl_correction="truncate", rl_engine="bfloat16")
-    old = record(policy, rollouts, config, PAD)
+    old = record(policy, rollouts, config)
     shifted = [
         replace(t, logprobs=np.where(t.generated, o - np.log(3), 0).astype(np.float32))
         for t, o in zip(rollouts, old)
@@ -222,7 +222,7 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
 ):
     """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
     config = settings(rl_correction=kind, rl_engine="bfloat16", rl_aggregate=aggregate)
-    old, random = record(policy, rollouts, config, PAD), np.random.default_rng(0)
+    old, random = record(policy, rollouts, config), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
     shifted = [
         replace(
@@ -258,7 +258,7 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
         model = copy.deepcopy(policy)
         optimizers = Optimizers.adam(model, 1e-3)
         advantages, weights, _ = advantages_of(rollouts, config)
-        learn(model, [Share(rollouts, advantages, weights)], config, Ranks(), PAD)
+        learn(model, [Share(rollouts, advantages, weights)], config, Ranks())
         if stability.ReferenceReset().update(0.1):
             stability.sync_reference(model, policy, *optimizers.parts.values())
         optimizers.step(factor)
@@ -275,9 +275,9 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
 
 def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
     order = list(range(len(rollouts)))[::-1]
-    parts = list(micro_batches(order, rollouts, 100))
+    parts = list(micro_batches(order, rollouts, 80))
     assert [i for part in parts for i in part] == order and len(parts) > 1
-    assert all(sum(len(rollouts[i].token_ids) for i in p) <= 558 or len(p) == 1 for p in parts)
+    assert all(sum(len(rollouts[i].token_ids) for i in p) <= 480 or len(p) == 1 for p in parts)
 
 
 def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):

@@ -14,7 +14,7 @@ import torch
 
 from drlib.config import Config
 from drlib.training import grpo, stages
-from drlib.training.batches import pack, score, spread
+from drlib.training.batches import Flat, score
 from drlib.training.gradient import Share, learn, micro_batches, record
 from drlib.training.ranks import Ranks
 from drlib.training.run import read_metrics
@@ -34,11 +34,6 @@ start = cold_start
 batch = a_batch
 
 
-@pytest.fixture(scope="module")
-def pad_id(start):
-    return start.chat.tokenizer.pad_token_id
-
-
 # ---------------------------------------------------------------- a step learns
 
 
@@ -54,7 +49,7 @@ def test_the_ci_profile_takes_steps_that_have_a_gradient(start, tmp_path):
     assert all(row["trained_share"] > 0.05 for row in live)
 
 
-def test_an_update_raises_what_did_better_than_its_siblings(start, batch, pad_id, tmp_path):
+def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_path):
     """To first order the loss's own sum, advantage times change of log-probability, must grow."""
     config = settings(rl_lr=2e-5, balance_coef=0.0)
     step = start.step(config, tmp_path / "run")
@@ -62,18 +57,18 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, pad_id
     everything = batch[0] + batch[1]
     advantages, weights, _ = grpo.advantages_of(everything, config)
     assert (advantages > 0).any() and (advantages < 0).any()
-    before = record(start.policy, everything, config, pad_id)
-    after = record(step.model, everything, config, pad_id)
+    before = record(start.policy, everything, config)
+    after = record(step.model, everything, config)
     change = np.array([(b - a).sum() for a, b in zip(before, after, strict=True)])
     push = (advantages * weights).numpy()
     assert (push * change).sum() > 0
     assert change[push > 0].mean() > 0 > change[push < 0].mean()
 
 
-def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, pad_id, tmp_path):
+def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, tmp_path):
     """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
     step = start.step(settings(), tmp_path / "run")
-    shares, _ = step._shares(batch, pad_id)
+    shares, _ = step._shares(batch, 0)
     for share, shard in zip(shares, batch, strict=True):
         alone, weights, _ = grpo.advantages_of(shard, settings())
         assert share.trajectories == shard
@@ -164,22 +159,22 @@ def test_groups_that_could_not_be_judged_are_not_live(batch):
 # ---------------------------------------------------------------- the balance loss
 
 
-def balance_gradient(model, trajectories, pad_id) -> torch.Tensor:
-    """By hand: the balance loss of one packed batch."""
+def balance_gradient(model, trajectories) -> torch.Tensor:
+    """By hand: the balance loss of one batch."""
     model = copy.deepcopy(model)
-    rows = pack([t.token_ids for t in trajectories], max(map(len, trajectories)), pad_id)
-    mask = spread(rows, [t.generated for t in trajectories], torch.bool)
-    score(model, rows, mask).balance.backward()
+    tokens = Flat.of([t.token_ids for t in trajectories])
+    mask_N = tokens.spread([t.generated for t in trajectories], torch.bool)
+    score(model, tokens, mask_N).balance.backward()
     return gradient_of(model)
 
 
-def gradient(model, shards, config, pad_id, recorded=None):
+def gradient(model, shards, config, recorded=None):
     model = copy.deepcopy(model)
     shares = []
     for shard in shards:
         advantages, weights, _ = grpo.advantages_of(shard, config)
         shares.append(Share(shard, advantages, weights, recorded(shard) if recorded else {}))
-    learn(model, shares, config, Ranks(), pad_id)
+    learn(model, shares, config, Ranks())
     return gradient_of(model)
 
 
@@ -193,32 +188,32 @@ def live_and_dead(batch):
     return live[0], [t for group in dead for t in group]
 
 
-def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, batch, pad_id):
+def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, batch):
     live, dead = live_and_dead(batch)
     on, off = settings(balance_coef=0.5), settings(balance_coef=0.0)
-    by_hand = 0.5 * balance_gradient(start.policy, live, pad_id)
+    by_hand = 0.5 * balance_gradient(start.policy, live)
     for shards in ([live], [live + dead]):
-        found = gradient(start.policy, shards, on, pad_id)
-        without = gradient(start.policy, shards, off, pad_id)
+        found = gradient(start.policy, shards, on)
+        without = gradient(start.policy, shards, off)
         assert (found - without - by_hand).norm() < 1e-3 * by_hand.norm()
 
 
-def test_a_kl_term_does_not_scale_the_balance_loss(start, batch, pad_id):
+def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
     """At the reference the KL's gradient is 0: what is left is the mean over all tokens that are
     run, here those of every rollout."""
     everything = [t for shard in only_dead(batch) for t in shard]
     config = settings(balance_coef=0.5, rl_kl_coef=0.1, rl_overlong="keep")
 
     def at_the_reference(shard):
-        return {"reference": record(start.policy, shard, config, pad_id)}
+        return {"reference": record(start.policy, shard, config)}
 
-    found = gradient(start.policy, [everything], config, pad_id, at_the_reference)
+    found = gradient(start.policy, [everything], config, at_the_reference)
     by_length = sorted(range(len(everything)), key=lambda i: len(everything[i].token_ids))
     by_hand, tokens = torch.zeros_like(found), 0
     for some in micro_batches(by_length, everything, config.max_context_tokens):
         part = [everything[i] for i in some]
         n = sum(int(t.generated.sum()) for t in part)
-        by_hand += n * balance_gradient(start.policy, part, pad_id)
+        by_hand += n * balance_gradient(start.policy, part)
         tokens += n
     by_hand *= 0.5 / tokens
     assert (found - by_hand).norm() < 1e-3 * by_hand.norm()

@@ -14,7 +14,7 @@ import torch
 
 from drlib.rl.staleness import TrainedGroup
 from drlib.training import stages
-from drlib.training.batches import pack, score, spread
+from drlib.training.batches import Flat, score
 from drlib.training.gradient import learn, record
 from drlib.training.ranks import Ranks
 from drlib.training.replay_groups import Replay, answers_still, plain, restored
@@ -37,11 +37,6 @@ from tests.stage_processes import build_stage
 
 start = cold_start
 batch = a_batch
-
-
-@pytest.fixture(scope="module")
-def pad_id(start):
-    return start.chat.tokenizer.pad_token_id
 
 
 REPLAYING = {"rl_replay_groups": 2, "rl_lr": 2e-3, "balance_coef": 0.0}
@@ -85,14 +80,13 @@ def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
             assert {t.policy_version for t in group.rollouts} <= {0, 2}  # of 0, 0, 2, 2 updates
 
 
-def by_hand(model, drawn, rest, pad_id):
+def by_hand(model, drawn, rest):
     """(gradient, factors of the weights): the clipped surrogate of the drawn groups an update
     later, summed by weight, over the weighted tokens of these and of `rest`."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
-    rows = pack([t.token_ids for t in rollouts], max(map(len, rollouts)), pad_id)
-    scored = score(model, rows, spread(rows, [t.generated for t in rollouts], torch.bool))
-    number_RT = torch.zeros(rows.ids_RT.shape, dtype=torch.long)
-    number_RT[scored.at] = torch.arange(len(scored.logp_M))
+    batch = Flat.of([t.token_ids for t in rollouts])
+    scored = score(model, batch, batch.spread([t.generated for t in rollouts], torch.bool))
+    of_each = scored.logp_M.split([int(t.generated.sum()) for t in rollouts])
     facts = [
         (chance, advantage, weight)
         for group, chance in drawn
@@ -100,9 +94,7 @@ def by_hand(model, drawn, rest, pad_id):
     ]
     total, factors = 0.0, []
     tokens = sum(int(t.generated.sum()) for t in rest)
-    for at, t, (chance, advantage, weight) in zip(rows.where, rollouts, facts, strict=True):
-        row, first, n = at
-        logp_T = scored.logp_M[number_RT[row, first : first + n][torch.tensor(t.generated)]]
+    for logp_T, t, (chance, advantage, weight) in zip(of_each, rollouts, facts, strict=True):
         gap_T = logp_T - torch.tensor(t.logprobs[t.generated])
         # an update old; the mean ratio, at most 2; how often it would be drawn
         mean_ratio = float(gap_T.detach().mean().exp())
@@ -116,7 +108,7 @@ def by_hand(model, drawn, rest, pad_id):
 
 
 def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
-    start, lively, pad_id, tmp_path
+    start, lively, tmp_path
 ):
     """The step's own rollouts are dead, so all of the gradient is the replayed groups'."""
     config = settings(**REPLAYING)
@@ -129,14 +121,14 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
         drawn += buffer.draw(1, 1, rng, worlds=None)
     assert len(drawn) == 2
     rest = [t for shard in dead for t in shard if t.termination != Termination.LENGTH]
-    expected, factors = by_hand(copy.deepcopy(step.model), drawn, rest, pad_id)
+    expected, factors = by_hand(copy.deepcopy(step.model), drawn, rest)
 
     # the gradient before it is clipped to norm 1, of buffers that come from a checkpoint
     model = copy.deepcopy(step.model)
     kept = Replay(config, Ranks(), step.replay.state_dict())
     own, _ = step._shares(dead, 1)
     shares, _ = kept.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
-    row = learn(model, shares, config, Ranks(), pad_id)
+    row = learn(model, shares, config, Ranks())
     assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
     assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
 
@@ -317,7 +309,7 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
     joined, _ = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
     for share in joined:
         for name, model in (("old", before), ("reference", start.policy)):
-            expected = record(model, share.trajectories, config, step.pad_id)
+            expected = record(model, share.trajectories, config)
             found = share.recorded[name]
             gaps = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)]
             assert max(gaps) < 1e-4

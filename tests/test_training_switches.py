@@ -66,7 +66,7 @@ ELSEWHERE = {
     "rl_sample_multiple",
     "rl_trail_share",
     "rl_trail_pages",
-    # tests/test_training_packed_routes.py; with trainer=trl tests/test_training_real.py
+    # tests/test_training_flat_routes.py; with trainer=trl tests/test_training_real.py
     "rl_routing",
     # tests/test_training_rewards.py
     "rl_labels",

@@ -177,7 +177,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
     from drlib.training import gradient
 
-    monkeypatch.setattr(gradient, "MICRO_BATCH_ROWS", 1)
+    monkeypatch.setattr(gradient, "MICRO_BATCH_CONTEXTS", 1)
     config = settings(**USUAL, rl_top_entropy=0.2, rl_entropy_scope="micro")
     share = share_of(batch[0], config)
     live = share.advantages_N != 0

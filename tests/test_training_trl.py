@@ -22,7 +22,6 @@ from tests.trl_examples import (
     COMPLETION,
     EOS,
     GROUP,
-    PAD,
     VOCABULARY,
     Watch,
     assert_equal_gradients,
@@ -119,7 +118,7 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = learn(model, [Share(rollouts, advantages, weights)], config, Ranks(), PAD)
+    row = learn(model, [Share(rollouts, advantages, weights)], config, Ranks())
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)

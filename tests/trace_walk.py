@@ -119,8 +119,7 @@ class Walk:
         config = self.config.derive(balance_coef=0.0)
         model = copy.deepcopy(self.start.policy).train()
         share = Share(self.trajectories, self.advantages_N, self.weights_N)
-        pad_id = self.start.chat.tokenizer.pad_token_id
-        row = learn(model, [share], config, Ranks(), pad_id)
+        row = learn(model, [share], config, Ranks())
         lengths_N = torch.tensor([float(t.generated.sum()) for t in self.trajectories])
         by_hand = -(self.advantages_N * lengths_N).sum() / lengths_N.sum()
         assert abs(row["loss"] - float(by_hand)) < 1e-4 and row["logp_gap_max"] < 1e-4

@@ -1,11 +1,8 @@
-"""Packing samples into rows, and the log-probabilities of the tokens that carry loss.
+"""Samples end to end, and the log-probabilities of the tokens that carry loss.
 
-Several short samples share a row; `position_ids` start again at each, and with the cache off and
-no attention mask transformers keeps them from seeing each other (with an all-ones mask, or with
-the cache on, they leak: a test holds both). At the lengths of the supervised stages a packed row
-is about 95% real tokens where a padded one is 65%.
-
-Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
+A batch is one line of tokens, sample behind sample, with no padding; `drlib.policy.flat` keeps
+samples from seeing each other. Only positions whose *next* token carries loss reach the
+vocabulary-sized output layer.
 """
 
 import bisect
@@ -19,52 +16,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FILL = 0.93  # how full first-fit packing gets the rows
+from drlib.policy.flat import flat_pass
 
 
 @dataclass(frozen=True)
-class Rows:
-    """R packed rows of T tokens."""
+class Flat:
+    """B samples, N tokens in all, one sample behind the other."""
 
-    ids_RT: Tensor
-    positions_RT: Tensor
-    real_RT: Tensor  # False on the rest of a row that no sample filled
-    where: list[tuple[int, int, int]]  # of each sample: row, first token, length
+    ids_N: Tensor
+    lengths: tuple[int, ...]  # of each sample
 
+    @classmethod
+    def of(cls, samples: Sequence[Sequence[int]]) -> "Flat":
+        """Raises ValueError for no samples, or an empty one."""
+        lengths = tuple(map(len, samples))
+        if not lengths or min(lengths) == 0:
+            raise ValueError(f"a batch needs samples of a token at least, got lengths {lengths}")
+        return cls(torch.cat([torch.as_tensor(sample) for sample in samples]).long(), lengths)
 
-def pack(samples: Sequence[Sequence[int]], width: int, pad_id: int) -> Rows:
-    """First-fit, longest first. Raises ValueError for a sample longer than `width`."""
-    if not samples:
-        raise ValueError("nothing to pack")
-    free: list[int] = []
-    where: list[tuple[int, int, int]] = [(0, 0, 0)] * len(samples)
-    for i in sorted(range(len(samples)), key=lambda i: -len(samples[i])):
-        n = len(samples[i])
-        if n > width:
-            raise ValueError(f"a sample of {n} tokens does not fit into rows of {width}")
-        row = next((r for r, space in enumerate(free) if space >= n), len(free))
-        if row == len(free):
-            free.append(width)
-        where[i] = (row, width - free[row], n)
-        free[row] -= n
-    shape = (len(free), width - min(free))  # no row is longer than the fullest
-    tails = [(row, width - space, space - min(free)) for row, space in enumerate(free)]
-    places = [*where, *tails]  # the tail of a row is one more (ignored) document
-    ids = _laid_out(shape, places, [*samples, *([pad_id] * n for *_, n in tails)], torch.long)
-    positions = _laid_out(shape, places, [torch.arange(n) for *_, n in places], torch.long)
-    return Rows(ids, positions, _laid_out(shape, where, [True] * len(where), torch.bool), where)
+    def spread(self, values: Sequence, dtype: torch.dtype) -> Tensor:
+        """`values` of each sample (one a token, or one for all of its tokens), [N]."""
+        return torch.cat(
+            [
+                torch.as_tensor(value, dtype=dtype).expand(n)
+                for value, n in zip(values, self.lengths, strict=True)
+            ]
+        )
 
-
-def spread(rows: Rows, values: Sequence, dtype: torch.dtype) -> Tensor:
-    """`values` of each sample (one a token, or one) laid out like the rows, zero elsewhere."""
-    return _laid_out(rows.ids_RT.shape, rows.where, values, dtype)
-
-
-def _laid_out(shape, where: list[tuple[int, int, int]], values, dtype: torch.dtype) -> Tensor:
-    out = torch.zeros(shape, dtype=dtype)
-    for (row, at, n), value in zip(where, values):
-        out[row, at : at + n] = torch.as_tensor(value, dtype=dtype)
-    return out
+    def split(self, values_N: Tensor) -> tuple[Tensor, ...]:
+        """The part of each sample."""
+        return values_N.split(self.lengths)
 
 
 def portions(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
@@ -82,45 +63,42 @@ def portions(items: Iterable, size: Callable[[Any], int], limit: float) -> Itera
 
 @dataclass(frozen=True)
 class Scored:
-    """M scored tokens: their log-probabilities, and where they lie in [R, T]."""
+    """M scored tokens: their log-probabilities, and which of the N tokens they are."""
 
     logp_M: Tensor
-    at: tuple[Tensor, Tensor]  # (row, column) of the token itself
+    at_M: Tensor
     balance: Tensor  # load-balancing loss, a scalar
 
 
-def score(model, rows: Rows, loss_RT: Tensor, temperature: float = 1.0) -> Scored:
-    """Log-probabilities of the tokens marked in `loss_RT`, each given its sample up to it.
+def score(model, batch: Flat, loss_N: Tensor, temperature: float = 1.0) -> Scored:
+    """Log-probabilities of the tokens marked in `loss_N`, each given its sample up to it.
 
     A sample's first token has no predecessor and is never scored.
     """
-    chosen = loss_RT & (rows.positions_RT > 0)
-    row, column = chosen.nonzero(as_tuple=True)
-    out = model.model(
-        input_ids=rows.ids_RT,
-        position_ids=rows.positions_RT,
-        use_cache=False,
-        output_router_logits=True,
-    )
-    logits_MV = model.lm_head(out.last_hidden_state[row, column - 1])
+    starts_B = [end - n for end, n in zip(itertools.accumulate(batch.lengths), batch.lengths)]
+    scored_N = loss_N.clone()
+    scored_N[starts_B] = False
+    at_M = scored_N.nonzero()[:, 0]
+    hidden_NH, router_logits = flat_pass(model, batch.ids_N, batch.lengths)
+    logits_MV = model.lm_head(hidden_NH[at_M - 1])
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
-    logp_M = -F.cross_entropy(logits_MV.float(), rows.ids_RT[row, column], reduction="none")
-    balance = balance_loss(out.router_logits, rows.real_RT, model.config.num_experts_per_tok)
-    return Scored(logp_M, (row, column), balance)
+    logp_M = -F.cross_entropy(logits_MV.float(), batch.ids_N[at_M], reduction="none")
+    return Scored(logp_M, at_M, balance_loss(router_logits, model.config.num_experts_per_tok))
 
 
-def balance_loss(router_logits: Sequence[Tensor], real_RT: Tensor, k: int) -> Tensor:
+def balance_loss(router_logits: Sequence[Tensor], k: int) -> Tensor:
     """Switch-style load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even.
 
-    f_e is the share of (real) tokens' k choices that went to expert e, p_e its mean probability.
+    f_e is the share of the tokens' k choices that went to expert e, p_e its mean probability.
+    router_logits: of each layer [N, E].
     Source: Fedus et al., Switch Transformers, eq. 4-6.
     """
-    real_N, losses = real_RT.reshape(-1), []
-    for logits in router_logits:
-        p_NE = logits.reshape(real_N.numel(), -1)[real_N].softmax(-1)
-        top = p_NE.topk(k, dim=-1).indices
-        f_E = torch.bincount(top.reshape(-1), minlength=p_NE.size(-1)) / top.numel()
+    losses = []
+    for logits_NE in router_logits:
+        p_NE = logits_NE.softmax(-1)
+        top_Nk = p_NE.topk(k, dim=-1).indices
+        f_E = torch.bincount(top_Nk.reshape(-1), minlength=p_NE.size(-1)) / top_Nk.numel()
         losses.append(p_NE.size(-1) * (f_E * p_NE.mean(0)).sum())
     return torch.stack(losses).mean()
 

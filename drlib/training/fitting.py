@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from drlib.config import Config
 from drlib.training import memory
-from drlib.training.gradient import MICRO_BATCH_ROWS
+from drlib.training.gradient import MICRO_BATCH_CONTEXTS
 from drlib.training.memory import Load, MemoryPlan, Shape
 from drlib.training.plan_checks import check
 
@@ -63,7 +63,7 @@ def loads_of(config: Config) -> dict[str, Load]:
     trl = config.trainer == "trl"
     common = Load(
         dtype=config.dtype if trl else "float32",
-        rows=max(1, config.device_batch) if trl else MICRO_BATCH_ROWS,
+        rows=max(1, config.device_batch) if trl else MICRO_BATCH_CONTEXTS,
         tokens=config.max_context_tokens,
         lora_rank=config.lora_rank if trl else 0,
         checkpointing=config.gradient_checkpointing and trl,

@@ -1,6 +1,6 @@
-"""From rewarded rollouts to the gradient of one policy update: packing, log-probabilities, loss.
+"""From rewarded rollouts to the gradient of one policy update: batches, log-probabilities, loss.
 
-Rollouts lie in packed rows, micro-batch by micro-batch, and one denominator for the whole update
+Rollouts lie end to end, micro-batch by micro-batch, and one denominator for the whole update
 makes the parts add up to the gradient of the whole, on any number of processes.
 
 Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
@@ -24,14 +24,14 @@ from drlib.checks import require
 from drlib.config import Config
 from drlib.policy.replay import record_routes
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.batches import FILL, Rows, Scored, pack, portions, score, spread
-from drlib.training.packed_routes import PackedReplay, Routes, of_samples
+from drlib.training.batches import Flat, Scored, portions, score
+from drlib.training.flat_routes import FlatReplay, Routes, of_samples
 from drlib.training.ranks import Ranks, gradients
 from drlib.training.switches import loss_config, off_policy
 from drlib.training.token_choice import choosing_tokens, learning_tokens
 from drlib.trajectory import Trajectory
 
-MICRO_BATCH_ROWS = 6
+MICRO_BATCH_CONTEXTS = 6  # a micro-batch holds as many tokens as so many full contexts
 LOGGED = (
     "clip_high",
     "clip_low",
@@ -53,7 +53,6 @@ def record(
     model,
     trajectories: Sequence[Trajectory],
     config: Config,
-    pad_id: int,
     routes: Routes | None = None,
 ) -> list:
     """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`; with
@@ -61,22 +60,22 @@ def record(
     found: list = [None] * len(trajectories)
     for batch in _by_length(trajectories, config):
         theirs = None if routes is None else [routes[i] for i in batch]
-        rows, scored, _ = _score(model, [trajectories[i] for i in batch], config, pad_id, theirs)
-        logp_RT = torch.zeros(rows.ids_RT.shape)
-        logp_RT[scored.at] = scored.logp_M
-        for i, (row, at, n) in zip(batch, rows.where):
-            found[i] = logp_RT[row, at : at + n].numpy()
+        tokens, scored, _ = _score(model, [trajectories[i] for i in batch], config, theirs)
+        logp_N = torch.zeros(len(tokens.ids_N))
+        logp_N[scored.at_M] = scored.logp_M
+        for i, logp_T in zip(batch, tokens.split(logp_N)):
+            found[i] = logp_T.numpy()
     return found
 
 
 @torch.no_grad()
-def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config, pad_id: int) -> Routes:
+def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config) -> Routes:
     """The experts that `model` sends each token to: uint16 [T, L, k] a trajectory."""
     found: list = [None] * len(trajectories)
     for batch in _by_length(trajectories, config):
         with record_routes(model) as recorder:
-            rows, *_ = _score(model, [trajectories[i] for i in batch], config, pad_id)
-        for i, routes_TLK in zip(batch, of_samples(rows, recorder.passes[0])):
+            tokens, *_ = _score(model, [trajectories[i] for i in batch], config)
+        for i, routes_TLK in zip(batch, of_samples(tokens, recorder.passes[0])):
             found[i] = routes_TLK
     return found
 
@@ -119,7 +118,6 @@ def learn(
     shares: Sequence[Share],
     config: Config,
     ranks: Ranks,
-    pad_id: int,
     kl_coef: float | None = None,
 ) -> dict:
     """Leave the gradient of one update's loss, of this rank's `shares`, in the parameters.
@@ -147,9 +145,7 @@ def learn(
     sums, gap_max, total = dict.fromkeys(SUMMED, 0.0), 0.0, None
     for share in shares:
         model.zero_grad(set_to_none=True)
-        of_share, gap = _accumulate(
-            model, share, denominator, counts["live"], switches, config, pad_id
-        )
+        of_share, gap = _accumulate(model, share, denominator, counts["live"], switches, config)
         sums = {name: value + of_share[name] for name, value in sums.items()}
         gap_max = max(gap_max, gap)
         own = gradients(model)
@@ -199,7 +195,6 @@ def _accumulate(
     live_tokens: float,
     switches: LossConfig,
     config: Config,
-    pad_id: int,
 ) -> tuple[dict, float]:
     """Add the share's gradient to the model's; (sums for the metrics, largest gap).
 
@@ -208,7 +203,7 @@ def _accumulate(
     sums, gap_max = dict.fromkeys(SUMMED, 0.0), 0.0
     for batch in _batches(share, _live(share, switches), config):
         loss, balance, gap, metrics = batch_loss(
-            model, share.of(batch), denominator, switches, config, pad_id
+            model, share.of(batch), denominator, switches, config
         )
         n = gap.numel()
         (loss + config.balance_coef * (n / live_tokens) * balance).backward()
@@ -292,14 +287,13 @@ def batch_loss(
     denominator: float,
     switches: LossConfig,
     config: Config,
-    pad_id: int,
 ):
     """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
-    rows, scored, rerouted = _score(model, share.trajectories, config, pad_id, share.routes)
-    at_BT, mask_BT = _layout(rows, scored, config)
+    tokens, scored, rerouted = _score(model, share.trajectories, config, share.routes)
+    at_BT, mask_BT = _layout(tokens, scored, config)
 
     def laid_out(values: Sequence, dtype: torch.dtype = torch.float32) -> Tensor:
-        return spread(rows, values, dtype)[scored.at][at_BT]
+        return tokens.spread(values, dtype)[scored.at_M][at_BT]
 
     behaviour_BT = laid_out([t.logprobs for t in share.trajectories])
     logp_BT = scored.logp_M[at_BT]
@@ -322,22 +316,17 @@ def _score(
     model,
     chosen: list[Trajectory],
     config: Config,
-    pad_id: int,
     routes: Routes | None = None,
-) -> tuple[Rows, Scored, float]:
-    """(rows, their generated tokens, share of tokens that `routes` send elsewhere).
-
-    The rows are as wide as the longest: attention's cost grows with the width and micro-batches
-    hold trajectories of about one length.
-    """
-    rows = pack([t.token_ids for t in chosen], max(map(len, chosen)), pad_id)
-    mask_RT = spread(rows, [t.generated for t in chosen], torch.bool)
-    with PackedReplay(model, rows, routes) as replay:
-        scored = score(model, rows, mask_RT, config.rl_temperature)
-    return rows, scored, replay.rerouted
+) -> tuple[Flat, Scored, float]:
+    """(all tokens, the generated ones, share of tokens that `routes` send elsewhere)."""
+    tokens = Flat.of([t.token_ids for t in chosen])
+    mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
+    with FlatReplay(model, tokens, routes) as replay:
+        scored = score(model, tokens, mask_N, config.rl_temperature)
+    return tokens, scored, replay.rerouted
 
 
-def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
+def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
     """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
 
     Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
@@ -346,13 +335,13 @@ def _layout(rows: Rows, scored: Scored, config: Config) -> tuple[Tensor, Tensor]
     if by_token and config.rl_correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
-    owner_M = spread(rows, range(len(rows.where)), torch.long)[scored.at]
-    order = torch.argsort(owner_M, stable=True)  # a trajectory's tokens already stand in order
-    lengths = torch.bincount(owner_M, minlength=len(rows.where))
-    at_BT = pad_sequence(order.split(lengths.tolist()), batch_first=True)
-    return at_BT, torch.arange(at_BT.size(1))[None] < lengths[:, None]
+    owner_M = tokens.spread(range(len(tokens.lengths)), torch.long)[scored.at_M]
+    lengths_B = torch.bincount(owner_M, minlength=len(tokens.lengths))
+    in_order = torch.arange(len(owner_M)).split(lengths_B.tolist())
+    at_BT = pad_sequence(in_order, batch_first=True)
+    return at_BT, torch.arange(at_BT.size(1))[None] < lengths_B[:, None]
 
 
 def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
-    """Runs of `order` that fill about MICRO_BATCH_ROWS rows."""
-    return portions(order, lambda i: len(trajectories[i]), MICRO_BATCH_ROWS * width * FILL)
+    """Runs of `order` of at most MICRO_BATCH_CONTEXTS contexts of `width` tokens."""
+    return portions(order, lambda i: len(trajectories[i]), MICRO_BATCH_CONTEXTS * width)

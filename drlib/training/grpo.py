@@ -38,9 +38,9 @@ from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.asking import Asking, Begun
+from drlib.training.flat_routes import Routes, engine_routes
 from drlib.training.gradient import Recorded, Share, chosen_routes, learn, record
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.packed_routes import Routes, engine_routes
 from drlib.training.policies import begin, finish
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import Ranks
@@ -148,7 +148,6 @@ class Step:
         if "asking" in extra:
             self.questions.load_state_dict(extra["questions"])
             self.asking.load_state_dict(extra["asking"])
-        self.pad_id = chat.tokenizer.pad_token_id
 
     def __call__(self, step: int) -> dict:
         """Take it; "stopped" is among the metrics when the policy has collapsed."""
@@ -237,9 +236,7 @@ class Step:
         row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl_minibatches):
             parts = [share.of(_groups_of(share, part, config)) for share in shares]
-            row |= learn(
-                self.model, parts, config, ranks, self.pad_id, kl_coef=self.steering.kl_coef
-            )
+            row |= learn(self.model, parts, config, ranks, kl_coef=self.steering.kl_coef)
             row["grad_norm"] = ranks.sum_gradients(self.model)
             if row["trained_share"] > 0:
                 self.optimizers.step(factor)
@@ -285,9 +282,9 @@ class Step:
         update replays, and under the reference, by its own."""
         found = {}
         if old:
-            found["old"] = record(self.model.eval(), samples, self.config, self.pad_id, routes)
+            found["old"] = record(self.model.eval(), samples, self.config, routes)
         if self.reference is not None:
-            found["reference"] = record(self.reference, samples, self.config, self.pad_id)
+            found["reference"] = record(self.reference, samples, self.config)
         return found
 
     def _routes(self, samples: list[Trajectory]) -> Routes | None:
@@ -296,7 +293,7 @@ class Step:
             return None
         if self.config.rl_routing == "r3":
             return engine_routes(samples)
-        return chosen_routes(self.model.eval(), samples, self.config, self.pad_id)
+        return chosen_routes(self.model.eval(), samples, self.config)
 
     def extra(self) -> dict:
         """What the checkpoint holds besides the policy and its optimizer."""

@@ -8,9 +8,9 @@ ordinary initialisation, which learns no copying in the time that a laptop has.
 Pre-training reads invented worlds only (`drlib.synthesis.actions`): it teaches copying, reading
 and the form of tool calls, but no fact, no answer and no chain of three look-ups.
 
-`train_supervised` is the cold start's loop too: packed rows, loss on chosen tokens, Muon and AdamW.
-A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step, shard)
-alone, and the loss is divided by the number of loss tokens of all shards, so the number of
+`train_supervised` is the cold start's loop too: samples end to end, loss on chosen tokens, Muon and
+AdamW. A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step,
+shard) alone, and the loss is divided by the number of loss tokens of all shards, so the number of
 processes changes nothing but the time.
 """
 
@@ -28,14 +28,13 @@ from drlib.synthesis.action_rows import ActionRows
 from drlib.synthesis.actions import ActionData, Sample
 from drlib.synthesis.skills import SkillData
 from drlib.training import stages
-from drlib.training.batches import FILL, mixed, pack, portions, score, spread
+from drlib.training.batches import Flat, mixed, portions, score
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.policies import begin, finish, policy_tools
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
 from drlib.worlds import Names
 
-ROW_TOKENS = 160
 SKILL_SHARE = 0.35  # of the samples, where the policy learns to keep reports and summaries
 
 
@@ -44,7 +43,6 @@ def train_supervised(
     model,
     config: Config,
     draw: Callable[[int, int], Iterator[Sample]],
-    pad_id: int,
     *,
     steps: int,
     batch_tokens: int,
@@ -53,8 +51,8 @@ def train_supervised(
     decay_share: float,
 ) -> dict:
     """Train in place; `draw(step, shard)` yields that shard's samples for ever. batch_tokens: a
-    step's, padding included, in SHARDS shards; the loss is divided by the loss tokens of all, so
-    the number of processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
+    step's, in SHARDS shards; the loss is divided by the loss tokens of all, so the number of
+    processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
     decay_share: see `schedule`. Returns the last step's metrics; raises as `RunFolder.loop`."""
     ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
     run.resume(model, optimizers)
@@ -64,14 +62,14 @@ def train_supervised(
 
     def take(step: int) -> dict:
         started = time.perf_counter()
-        limit = int(batch_tokens / SHARDS * FILL)
+        limit = batch_tokens / SHARDS
         drawn = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
         shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
         sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
         for samples in filter(None, shards):
-            rows = pack([s.ids for s in samples], max(ROW_TOKENS, *map(len, samples)), pad_id)
-            scored = score(model, rows, spread(rows, [s.loss for s in samples], torch.bool))
+            batch = Flat.of([s.ids for s in samples])
+            scored = score(model, batch, batch.spread([s.loss for s in samples], torch.bool))
             nll = -scored.logp_M.sum() / counted
             (nll + config.balance_coef * scored.balance / parts).backward()
             sums["loss"] += nll.item()
@@ -131,7 +129,6 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         model,
         config,
         lambda step, shard: draw(f"{config.seed}-{step}-{shard}"),
-        chat.tokenizer.pad_token_id,
         steps=config.cpt_steps,
         batch_tokens=config.cpt_batch_tokens,
         lrs=(config.cpt_muon_lr, config.cpt_adam_lr),

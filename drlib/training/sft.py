@@ -73,7 +73,6 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         model,
         config,
         draw,
-        chat.tokenizer.pad_token_id,
         steps=steps,
         batch_tokens=config.sft_batch_tokens,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),

@@ -55,9 +55,8 @@ def train(model, agent, m: int, config: Config, world) -> dict:
         advantages, weights, _ = advantages_of(trajectories, config)
         kept = support_set([t.group_id for t in trajectories], m, seed=1000 * config.seed + step)
         weights = weights * kept
-        pad_id = agent.chat.tokenizer.pad_token_id
         share = Share(trajectories, advantages, weights)
-        row = learn(model.train(), [share], config, ranks, pad_id)
+        row = learn(model.train(), [share], config, ranks)
         ranks.sum_gradients(model)
         factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
         optimizers.step(factor)

@@ -57,7 +57,7 @@ from drlib.synthesis.families.agentfounder import (
 from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Episode
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.tools import Toolbox
-from drlib.training.batches import pack, portions, score, spread
+from drlib.training.batches import Flat, portions, score
 from drlib.training.data import demonstration_tasks, read_episodes
 from drlib.training.pretrain import train_supervised
 from drlib.training.run import RunFolder, read_metrics
@@ -108,7 +108,6 @@ class Material:
     """What the arms of one seed are trained on and measured by."""
 
     config: Config
-    pad_id: int
     data: ActionData  # the tour's own pre-training stream
     rows: list[CptRow]  # made, kept or not
     pools: list[list[Sample]]  # the kept ones, a list a length stage
@@ -160,21 +159,21 @@ def held_out_demonstrations(world, config, toolbox, known: set[str]) -> list[lis
 
 
 @torch.no_grad()
-def mean_loss(model, samples, pad_id: int) -> float:
+def mean_loss(model, samples) -> float:
     """Nats a token that carries loss, over all samples."""
     total, counted = 0.0, 0
     for some in portions(samples, len, 8192):
-        rows = pack([s.ids for s in some], max(map(len, some)), pad_id)
-        scored = score(model, rows, spread(rows, [s.loss for s in some], torch.bool))
+        batch = Flat.of([s.ids for s in some])
+        scored = score(model, batch, batch.spread([s.loss for s in some], torch.bool))
         total, counted = total - scored.logp_M.sum().item(), counted + scored.logp_M.numel()
     return total / counted
 
 
-def train(model, config, draw, pad_id, **settings) -> list[float]:
+def train(model, config, draw, **settings) -> list[float]:
     """The training loss of each step."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder) / "run", settings)
-        train_supervised(run, model, config, draw, pad_id, **settings)
+        train_supervised(run, model, config, draw, **settings)
         return [row["loss"] for row in read_metrics(run.path)]
 
 
@@ -194,7 +193,6 @@ def pretrain(arm: str, model, given: Material) -> list[float]:
         model,
         given.config,
         draw,
-        given.pad_id,
         steps=STEPS,
         batch_tokens=BATCH,
         lrs=LRS,
@@ -210,7 +208,7 @@ def cold_start(model, steps: int, given: Material) -> tuple[list[float], list[li
 
     def draw(step: int, shard: int):
         if shard == 0 and step % EVERY == 0:
-            seen.append([step, mean_loss(model, given.held_out, given.pad_id)])
+            seen.append([step, mean_loss(model, given.held_out)])
         key = f"cold-{config.seed}-{step}-{shard}"
         replay = given.data.stream(key, REPLAY)
         own = shuffled(given.pool, key)
@@ -220,14 +218,13 @@ def cold_start(model, steps: int, given: Material) -> tuple[list[float], list[li
         model,
         config,
         draw,
-        given.pad_id,
         steps=steps,
         batch_tokens=SFT_BATCH,
         lrs=(config.sft_muon_lr, config.sft_adam_lr),
         warmup=WARMUP,
         decay_share=1.0,
     )
-    return losses, [*seen, [steps, mean_loss(model, given.held_out, given.pad_id)]]
+    return losses, [*seen, [steps, mean_loss(model, given.held_out)]]
 
 
 def curve(losses: list[float], every: int = 5) -> list[float]:
@@ -272,10 +269,10 @@ def made_and_kept(rows: list[CptRow]) -> dict[str, list[int]]:
 def one_arm(arm: str, base: Path, given: Material) -> dict:
     """One of the three ways, and both cold starts after it."""
     model, _ = load_policy(base)
-    row = {"general_before": mean_loss(model, given.general, given.pad_id)}
+    row = {"general_before": mean_loss(model, given.general)}
     if arm != "none":
         row["cpt_curve"] = curve(pretrain(arm, model, given))
-    row["general_after_cpt"] = mean_loss(model, given.general, given.pad_id)
+    row["general_after_cpt"] = mean_loss(model, given.general)
     row["cold_starts"] = []
     for steps in SFT_STEPS:
         own = copy.deepcopy(model)
@@ -287,7 +284,7 @@ def one_arm(arm: str, base: Path, given: Material) -> dict:
                 "curve": curve(losses),
                 "held_out_loss": seen[-1][1],
                 "held_out_curve": seen,
-                "general_after": mean_loss(own, given.general, given.pad_id),
+                "general_after": mean_loss(own, given.general),
             }
         )
         start = row["cold_starts"][-1]

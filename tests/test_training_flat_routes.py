@@ -1,6 +1,6 @@
 """Routes of experts in the local loop: told by its engine, replayed in packed rows.
 
-Run: python -m pytest tests/test_training_packed_routes.py
+Run: python -m pytest tests/test_training_flat_routes.py
 """
 
 import copy
@@ -13,9 +13,9 @@ import torch
 
 from drlib.policy.engine import LocalEngine
 from drlib.policy.protocol import SamplingParams
+from drlib.training.flat_routes import FlatReplay, engine_routes
 from drlib.training.gradient import Share, chosen_routes, learn, record
 from drlib.training.grpo import advantages_of, grpo
-from drlib.training.packed_routes import PackedReplay, engine_routes
 from drlib.training.ranks import Ranks
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
@@ -26,7 +26,6 @@ from tests.test_policy_routes import ROUNDS, Routed, RoutedForgetful, plain
 model = small_model
 start = cold_start
 batch = a_batch
-PAD = 0
 
 
 def require_known_routes(model, ids, routes_TLK):
@@ -80,7 +79,7 @@ def test_an_engine_that_is_not_asked_tells_none_and_samples_the_same(model):
 
 @pytest.fixture(scope="module")
 def routes(start, batch):
-    return chosen_routes(start.policy, batch[0], settings(), PAD)
+    return chosen_routes(start.policy, batch[0], settings())
 
 
 def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
@@ -90,7 +89,7 @@ def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, r
     for name, of in {"none": None, "own": routes}.items():
         policy = copy.deepcopy(start.policy)
         share = Share(batch[0], advantages, weights, routes=of)
-        row = learn(policy, [share], config, Ranks(), PAD)
+        row = learn(policy, [share], config, Ranks())
         found[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
         assert row["rerouted"] == 0.0
     assert torch.equal(found["none"], found["own"]) and found["own"].norm() > 0
@@ -101,14 +100,14 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     others = [((one.astype(int) + 2) % 8).astype(np.uint16) for one in routes]
     unknown = [np.full_like(one, NO_RECORD) for one in routes]
     own, moved, free = (
-        record(start.policy, batch[0], settings(), PAD, of) for of in (None, others, unknown)
+        record(start.policy, batch[0], settings(), of) for of in (None, others, unknown)
     )
     apart = max(np.abs(a - b).max() for a, b in zip(own, moved))
     assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
     config = settings(rl_routing="r3", rl_engine="bfloat16", rl_overlong="keep")
     advantages, weights, _ = advantages_of(batch[0], config)
     share = Share(batch[0], advantages, weights, routes=others)
-    row = learn(copy.deepcopy(start.policy), [share], config, Ranks(), PAD)
+    row = learn(copy.deepcopy(start.policy), [share], config, Ranks())
     assert row["rerouted"] > 0.9
 
 
@@ -153,6 +152,6 @@ def test_without_routes_a_replay_is_nothing(start):
         return sum(len(module._forward_hooks) for module in start.policy.modules())
 
     before = hooks()
-    with PackedReplay(start.policy, None, None) as replay:
+    with FlatReplay(start.policy, None, None) as replay:
         assert hooks() == before
     assert replay.rerouted == 0.0

@@ -1,4 +1,4 @@
-"""Routes of experts in the local loop: the choices that an update replays, in its packed rows.
+"""Routes of experts in the local loop: the choices that an update replays, in its line of tokens.
 
 `drlib.policy.replay` says what replay is. R2 replays what the policy before the update chose, R3
 what the engine chose when it sampled; then the policy before the update is scored under the same
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drlib.checks import require
 from drlib.policy.replay import agreement, record_routes, replay_routes
-from drlib.training.batches import Rows
+from drlib.training.batches import Flat
 from drlib.trajectory import NO_RECORD, Trajectory
 
 Routes = list[np.ndarray]  # of each trajectory uint16 [T, L, k]
@@ -30,21 +30,21 @@ def engine_routes(trajectories: Sequence[Trajectory]) -> Routes:
     return [t.routed_experts for t in trajectories]
 
 
-class PackedReplay:
-    """Around one forward pass over `rows`: its samples' tokens go where `routes` say; those without
-    a record, and all of them where there are no routes, where the model sends them.
+class FlatReplay:
+    """Around one forward pass over `tokens`: its samples' tokens go where `routes` say; those
+    without a record, and all of them where there are no routes, where the model sends them.
 
     rerouted: behind it, the share of the recorded tokens that would have gone elsewhere, mean over
     layers.
     """
 
-    def __init__(self, model, rows: Rows, routes: Routes | None):
+    def __init__(self, model, tokens: Flat, routes: Routes | None):
         self.rerouted = 0.0
         self._stack = ExitStack()
         self._model = model
-        self._placed_LNK = None if routes is None else _placed(model, rows, routes)
+        self._placed_LNK = None if routes is None else _placed(model, tokens, routes)
 
-    def __enter__(self) -> "PackedReplay":
+    def __enter__(self) -> "FlatReplay":
         if self._placed_LNK is not None:
             # the recorder's hooks come first: it sees the model's own choices
             self._own = self._stack.enter_context(record_routes(self._model))
@@ -58,18 +58,16 @@ class PackedReplay:
             self.rerouted = 1.0 - float(same_L.mean())
 
 
-def _placed(model, rows: Rows, routes: Routes) -> Tensor:
-    """The routes in packed rows, int16 [L, N, k], -1 for no record."""
-    config = model.config
-    shape = (*rows.ids_RT.shape, config.num_hidden_layers, config.num_experts_per_tok)
-    placed_RTLK = torch.full(shape, -1, dtype=torch.int16)
-    for (row, at, n), routes_TLK in zip(rows.where, routes):
-        known = np.where(routes_TLK == NO_RECORD, -1, routes_TLK.astype(np.int32))
-        placed_RTLK[row, at : at + n] = torch.from_numpy(known.astype(np.int16))
-    return placed_RTLK.flatten(0, 1).transpose(0, 1)
+def _placed(model, tokens: Flat, routes: Routes) -> Tensor:
+    """The routes end to end, int16 [L, N, k], -1 for no record."""
+    shape = model.config.num_hidden_layers, model.config.num_experts_per_tok
+    placed_NLK = np.full((len(tokens.ids_N), *shape), -1, np.int16)
+    joined_NLK = np.concatenate(routes)
+    known_NLK = joined_NLK != NO_RECORD
+    placed_NLK[known_NLK] = joined_NLK[known_NLK]
+    return torch.from_numpy(placed_NLK).transpose(0, 1)
 
 
-def of_samples(rows: Rows, chosen_LNK: Tensor) -> Routes:
-    """What a recorded pass over `rows` chose for each of its samples."""
-    chosen_RTLK = chosen_LNK.transpose(0, 1).unflatten(0, rows.ids_RT.shape)
-    return [chosen_RTLK[row, at : at + n].numpy().astype(np.uint16) for row, at, n in rows.where]
+def of_samples(tokens: Flat, chosen_LNK: Tensor) -> Routes:
+    """What a recorded pass over `tokens` chose for each of its samples."""
+    return [part.numpy().astype(np.uint16) for part in tokens.split(chosen_LNK.transpose(0, 1))]
