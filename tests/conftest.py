@@ -4,8 +4,8 @@ Quiet, offline, one thread, private Jupyter and IPython folders, pictures into a
 of each for every process of pytest-xdist. MPLBACKEND is never set: with it, the inline figures of a
 kernel would be lost.
 
-Files of tests that a neighbour would disturb are marked `alone` here, with the reason; `make test`
-runs them after the others, one at a time. Files that take long come first.
+Files of tests that a neighbour would disturb are marked `alone` here, with the reason, and single
+tests where they stand; `make test-alone` runs them, one at a time. Files that take long come first.
 """
 
 import os

@@ -72,9 +72,10 @@ ENDLESS = [
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     ),
     endless("exit function", "import atexit, time\natexit.register(time.sleep, 60)"),
-    endless(
+    endless(  # each entry is taken out again: time is to end it, and not, on a fast CPU, memory
         "exit function that returns",
-        "import atexit\ndef f():\n    while True: atexit.register(f)\natexit.register(f)",
+        "import atexit\ndef f():\n    while True:\n        atexit.register(f)\n"
+        "        atexit.unregister(f)\natexit.register(f)",
     ),
     endless(
         "thread left behind",

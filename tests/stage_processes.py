@@ -1,8 +1,8 @@
 """Processes that build a stage, for tests: real ones, forked from one that has imported torch.
 
-A stage of the tests takes a second, and a fresh Python six before it begins: it imports torch and
-transformers. Here multiprocessing's fork server has imported them once. All else is as when the
-command is typed: arguments, environment, output, exit status, a session of its own, death by
+A stage of the tests takes a second, and a fresh Python six before it begins: it imports torch,
+transformers and TRL. Here multiprocessing's fork server has imported them once. All else is as when
+the command is typed: arguments, environment, output, exit status, a session of its own, death by
 SIGKILL. `python -m drlib.training.build` and torchrun themselves are left to one test each.
 """
 
@@ -20,7 +20,8 @@ from pathlib import Path
 from drlib.training import build, stages
 
 SERVER = multiprocessing.get_context("forkserver")
-IMPORTED = {stage.build.partition(":")[0] for stage in stages.STAGES.values()}
+BUILDERS = [name for stage in stages.STAGES.values() for name in (stage.build, stage.trl) if name]
+IMPORTED = {name.partition(":")[0] for name in BUILDERS}
 SECONDS = 600  # that a stage may take
 
 
@@ -42,6 +43,7 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
         started = []
         for rank, output in enumerate(ranks):
             place = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+            place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
             place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
             started.append(start_stage(name, settings, runs, output, place, room))
         for process in started:

@@ -122,7 +122,6 @@ STEPS = {
     "layout": "ruff format --check .",
     "rules": "ruff check .",
     "library": f"pytest {BOTH_CORES} --durations=20 -m not alone tests",
-    "alone": "pytest -m alone tests",
     "notebooks": f"pytest {BOTH_CORES} -p tests.conftest --nbval ",
 }
 
@@ -145,6 +144,14 @@ def test_make_test_passes_when_every_step_does(clone):
     assert result.returncode == 0 and result.stdout.endswith("== all passed\n")
 
 
+def test_what_wants_the_machine_to_itself_is_a_target_of_its_own(clone):
+    folder, make = clone
+    assert make("test-alone").returncode == 0
+    assert calls(folder)[-1] == "-m pytest -m alone --durations=10 tests"
+    (folder / "broken").write_text("pytest -m alone")
+    assert make("test-alone").returncode != 0
+
+
 def test_make_lab_opens_the_notebooks_in_the_environment_of_the_project(clone):
     folder, make = clone
     assert make("lab").returncode == 0
@@ -154,4 +161,13 @@ def test_make_lab_opens_the_notebooks_in_the_environment_of_the_project(clone):
 def test_make_help_names_every_target(clone):
     _, make = clone
     targets = [line.split()[1] for line in make("help").stdout.splitlines()]
-    assert targets == ["run", "lab", "test", "test-vllm", "mutants", "reference", "clean"]
+    assert targets == [
+        "run",
+        "lab",
+        "test",
+        "test-alone",
+        "test-vllm",
+        "mutants",
+        "reference",
+        "clean",
+    ]

@@ -2,8 +2,9 @@
 
 The attacks are data (`session_attacks.py`, `session_spoilers.py`, `session_breakers.py`), the
 targets and one round of an attack are in `session_targets.py`. Races are tried
-`DRLIB_RACE_ROUNDS` times (200) with every core busy; below "strong" states are replayed, so nothing
-can race there, only the answers count, and nobody takes the cores away.
+`DRLIB_RACE_ROUNDS` times (200) with every core busy, so `make test-alone` runs them; below "strong"
+states are replayed, so nothing can race there, only the answers count, and nobody takes the cores
+away.
 
 The races are against a keeper that copies and empties folders by path and stops processes by
 signals, and were won against it (6 to 39 times in 40) before there was another.
@@ -62,6 +63,7 @@ def test_attack(name, sandbox, outside):
     outside.places.check()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", RACES_BY_NAME)
 def test_race(name, sandbox, outside, level):
     with ExitStack() as stack:

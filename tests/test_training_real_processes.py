@@ -1,6 +1,7 @@
 """A real model's stages on several processes, sharded, and killed: the same weights come out.
 
-Real torchrun, real gloo, real kills.
+Real gloo, real kills, and once real torchrun: the other processes are forked from one that has
+imported TRL (`tests/stage_processes.py`).
 
 Run: python -m pytest tests/test_training_real_processes.py
 """
@@ -17,6 +18,7 @@ from drlib.training import stages
 from drlib.training.build import MODULE, TORCHRUN
 from drlib.training.run import read_manifest, read_metrics
 from tests.real_examples import built, gap, miniature, weights
+from tests.stage_processes import build_stage, start_stage
 from tests.waiting import until
 
 RL = "rl_random_reward"
@@ -37,32 +39,26 @@ def prepared(place, **changes) -> Config:
     return config
 
 
-def command(stage, config, runs):
-    """How a stage is started, on `config.processes` processes."""
-    how = (*TORCHRUN, f"--nproc-per-node={config.processes}") if config.processes > 1 else ()
-    arguments = stages.arguments(stage, config, runs)
-    return [sys.executable, *how, "-m", MODULE, *arguments]
-
-
-def start(stage, config, runs, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(
-        command(stage, config, runs),
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
-
-
 def run(stage, config, runs):
     """The finished folder."""
-    child = start(stage, config, runs)
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 0, err[-3000:]
+    ended = build_stage(stage, config, runs, config.processes)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return stages.folder(stage, config, runs)
+
+
+def run_by_torchrun(stage, config, runs):
+    """The same, as a person would start it."""
+    how = (*TORCHRUN, f"--nproc-per-node={config.processes}", "-m", MODULE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        [sys.executable, *how, *stages.arguments(stage, config, runs)],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
     return stages.folder(stage, config, runs)
 
 
@@ -80,7 +76,7 @@ def test_two_processes_give_what_one_gives(alone, place, tmp_path):
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, two, tmp_path)
     assert gap(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy")) < ROUNDING
-    folder = run(RL, two, tmp_path)
+    folder = run_by_torchrun(RL, two, tmp_path)
     require_same_steps(folder, rl)
     assert read_manifest(folder)["processes"] == 2
 
@@ -122,12 +118,12 @@ def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, s
         built(name, config, tmp_path)
     final = stages.folder(stage, config, tmp_path)
     partial = final.with_name(final.name + ".partial")
-    child = start(stage, config, tmp_path)
+    child = start_stage(stage, config, tmp_path, tmp_path / "said")
     try:
         until(lambda: list(partial.glob("trl/checkpoint-1/trainer_state.json")), 200)
     finally:
         os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        child.join()
     assert not final.exists() and len(read_metrics(partial)) >= 1
     folder = built(stage, config, tmp_path)
     assert gap(weights(folder / "policy"), weights(whole / "policy")) == 0
@@ -143,11 +139,12 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
         built(name, config, tmp_path)
     final = stages.folder("sft", config, tmp_path)
     partial = final.with_name(final.name + ".partial")
-    child = start("sft", config, tmp_path)
+    child = start_stage("sft", config, tmp_path, tmp_path / "said")
     until(lambda: (partial / "metrics.jsonl").exists(), 200)
-    child.send_signal(signal.SIGTERM)
-    _, err = child.communicate(timeout=120)
-    assert child.returncode == 130 and "the same command goes on" in err
+    child.terminate()
+    child.join(120)
+    assert child.exitcode == 130
+    assert "the same command goes on" in (tmp_path / "said.err").read_text()
     assert list(partial.glob("trl/checkpoint-*/trainer_state.json")) and not final.exists()
 
 

@@ -44,12 +44,21 @@ def main():
 """
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The folder that has the program; a server that knows it serves all tests that want one."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "warm_program.py").write_text(PROGRAM)
+    yield folder
+    for there in warm._servers:
+        there.stop()
+    warm._servers.clear()
+
+
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    """(a function that forks it, what it wrote); its server ends with the test."""
-    (tmp_path / "warm_program.py").write_text(PROGRAM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(warm, "_servers", [])
+def program(place, tmp_path, monkeypatch):
+    """(a function that forks it, what it wrote, what it printed)."""
+    monkeypatch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
     log = tmp_path / "log"
     log.touch()
 
@@ -60,9 +69,7 @@ def program(tmp_path, monkeypatch):
     def wrote(rank):
         return json.loads((tmp_path / f"out.{rank}").read_text())
 
-    yield fork, wrote, log
-    for there in warm._servers:
-        there.stop()
+    return fork, wrote, log
 
 
 def is_there(wrote, rank):
