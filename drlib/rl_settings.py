@@ -153,6 +153,9 @@ class RLSettings:
     rl_correction_low: float = switch(0.0, "lower bound of rl_correction (both 0: the published)")
     rl_correction_high: float = switch(0.0, "upper bound of rl_correction")
     rl_correction_level: Literal["token", "sequence"] = switch("token", "what rl_correction is of")
+    rl_frugal_head: bool = switch(
+        False, "log-probabilities without a tokens x vocabulary matrix (trainer=trl: always)"
+    )
 
     # What holds the policy near its reference, and what watches the run.
     rl_kl_estimator: Literal["k1", "k2", "k3"] = switch("k3", "of the KL towards the reference")

@@ -251,6 +251,22 @@ MUTANTS = [
         "the next caller of the model is told of samples that it did not pass",
     ),
     Mutant(
+        "frugal head: forgets the temperature",
+        "drlib/training/batches.py",
+        "token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)",
+        "token_logprobs(hidden_MH, head.weight, ids_M)",
+        (BATCHES,),
+        "the same setting would learn something else with the other head",
+    ),
+    Mutant(
+        "frugal head: the setting is not read",
+        "drlib/training/gradient.py",
+        "config.rl_temperature, config.rl_frugal_head)",
+        "config.rl_temperature)",
+        (GRADIENT,),
+        "the setting would save no memory",
+    ),
+    Mutant(
         "flat pass: a sample's first token is scored",
         "drlib/training/batches.py",
         "    scored_N[starts_B] = False\n",
@@ -261,8 +277,8 @@ MUTANTS = [
     Mutant(
         "temperature: the trainer forgets it",
         "drlib/training/gradient.py",
-        "scored = score(model, tokens, mask_N, config.rl_temperature)",
-        "scored = score(model, tokens, mask_N)",
+        "scored = score(model, tokens, mask_N, config.rl_temperature, config.rl_frugal_head)",
+        "scored = score(model, tokens, mask_N, 1.0, config.rl_frugal_head)",
         (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
         "the ratio is of two different distributions",
     ),

@@ -80,6 +80,17 @@ def test_the_gradient_is_the_sum_of_each_sample_s(model):
         torch.testing.assert_close(found[name], p.grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_the_frugal_head_has_the_same_log_probabilities_and_gradient(model, temperature):
+    batch, found = Flat.of(samples([20, 9, 31])), []
+    for frugal in (False, True):
+        copied = copy.deepcopy(model)
+        scored = score(copied, batch, everything(batch), temperature, frugal)
+        scored.logp_M.square().sum().backward()
+        found.append((scored.logp_M.detach(), [p.grad for p in copied.parameters()]))
+    torch.testing.assert_close(found[0], found[1], atol=2e-4, rtol=1e-4)
+
+
 def test_one_pass_leaves_the_model_as_it_was(model):
     """Also where the pass fails: whoever calls the model next gets transformers' own attention."""
     before = model.config._attn_implementation, model.config._experts_implementation

@@ -12,10 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drlib.agents import Limits, ReAct
 from drlib.chat import ChatIds, train_tokenizer
 from drlib.config import Config
+from drlib.policy import kernels
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.rl import stability
@@ -271,6 +273,34 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
     assert not stability.DriftDetector().update({"reward": 0.0})
     steadied = stepped(settings(rl_kl_coef=coef), kept, 1.0 * calm)
     assert torch.equal(steadied, stepped(settings(), rollouts, 1.0))
+
+
+def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
+    policy, rollouts, monkeypatch
+):
+    """The same gradient, and nothing is as wide as the vocabulary for each of the tokens."""
+    monkeypatch.setitem(kernels.TILES, "cpu", (32, 64))
+    seen = {}
+    for frugal in (False, True):
+        shapes = set()
+
+        class Shapes(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None, shapes=shapes):
+                out = function(*args, **(kwargs or {}))
+                if isinstance(out, torch.Tensor):
+                    shapes.add(tuple(out.shape))
+                return out
+
+        with Shapes():
+            _, gradient = gradients(policy, rollouts, settings(rl_frugal_head=frugal))
+        seen[frugal] = shapes, gradient
+    vocabulary = policy.config.vocab_size
+    rows = {
+        name: max((s[0] for s in shapes if s[1:] == (vocabulary,)), default=0)
+        for name, (shapes, _) in seen.items()
+    }
+    assert rows[False] == 192 and rows[True] <= policy.config.hidden_size < 192
+    assert (seen[True][1] - seen[False][1]).norm() < 1e-4 * seen[False][1].norm()
 
 
 def test_micro_batches_hold_everything_once_and_stay_small(rollouts):

@@ -66,6 +66,8 @@ ELSEWHERE = {
     "rl_sample_multiple",
     "rl_trail_share",
     "rl_trail_pages",
+    # tests/test_training_gradient.py
+    "rl_frugal_head",
     # tests/test_training_flat_routes.py; with trainer=trl tests/test_training_real.py
     "rl_routing",
     # tests/test_training_rewards.py

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drlib.policy.flat import flat_pass
+from drlib.policy.kernels import token_logprobs
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,27 @@ class Scored:
     balance: Tensor  # load-balancing loss, a scalar
 
 
-def score(model, batch: Flat, loss_N: Tensor, temperature: float = 1.0) -> Scored:
+def score(
+    model, batch: Flat, loss_N: Tensor, temperature: float = 1.0, frugal: bool = False
+) -> Scored:
     """Log-probabilities of the tokens marked in `loss_N`, each given its sample up to it.
 
-    A sample's first token has no predecessor and is never scored.
+    A sample's first token has no predecessor and is never scored. frugal: no [M, V] matrix is held
+    (`drlib.policy.kernels`), which pays where V is large.
     """
     starts_B = [end - n for end, n in zip(itertools.accumulate(batch.lengths), batch.lengths)]
     scored_N = loss_N.clone()
     scored_N[starts_B] = False
     at_M = scored_N.nonzero()[:, 0]
     hidden_NH, router_logits = flat_pass(model, batch.ids_N, batch.lengths)
-    logits_MV = model.lm_head(hidden_NH[at_M - 1])
-    if temperature != 1.0:
-        logits_MV = logits_MV / temperature
-    logp_M = -F.cross_entropy(logits_MV.float(), batch.ids_N[at_M], reduction="none")
+    head, hidden_MH, ids_M = model.lm_head, hidden_NH[at_M - 1], batch.ids_N[at_M]
+    if frugal:
+        logp_M, _ = token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)
+    else:
+        logits_MV = head(hidden_MH)
+        if temperature != 1.0:
+            logits_MV = logits_MV / temperature
+        logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")
     return Scored(logp_M, at_M, balance_loss(router_logits, model.config.num_experts_per_tok))
 
 

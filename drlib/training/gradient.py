@@ -322,7 +322,7 @@ def _score(
     tokens = Flat.of([t.token_ids for t in chosen])
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
     with FlatReplay(model, tokens, routes) as replay:
-        scored = score(model, tokens, mask_N, config.rl_temperature)
+        scored = score(model, tokens, mask_N, config.rl_temperature, config.rl_frugal_head)
     return tokens, scored, replay.rerouted
 
 
