@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-from drlib.config import ROOT
+from drlib.config import ROOT, Config
+from drlib.training import build, data
+from drlib.training.ranks import Ranks
 
 # A program that says it is there and builds a slow stage, whose builder must find nobody's work.
 PROGRAM = """
@@ -31,7 +33,7 @@ print(build.build("world", Config.load("ci"), runs, Ranks()))
 """
 
 
-def test_one_builds_and_the_other_waits_for_it(tmp_path):
+def test_one_builds_and_the_other_waits_for_it(tmp_path, monkeypatch):
     both = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path), name],
@@ -48,3 +50,10 @@ def test_one_builds_and_the_other_waits_for_it(tmp_path):
     assert len([line for line in lines if line.startswith("built by")]) == 1
     (folder,) = {line for line in lines if not line.startswith("built by")}
     assert folder.startswith(str(tmp_path))
+
+    def again(*_):
+        raise AssertionError("it is there")
+
+    # one that had looked before it was there, and starts only now
+    monkeypatch.setattr(data, "build_world", again)
+    assert str(build.build("world", Config.load("ci"), tmp_path, Ranks())) == folder

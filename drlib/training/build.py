@@ -40,8 +40,8 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
     path = stages.folder(name, config, runs)
     stage = stages.STAGES[name]
     ranks = ranks or Ranks(config.trainer)
-    with sole_builder(path, ranks) as built_meanwhile:
-        if not built_meanwhile:
+    with sole_builder(path, ranks) as is_there:
+        if not is_there:
             build_it = stage.builder(config)
             build_it(stages.readable(name, config), path, ranks, **stage.arguments)
     return path
@@ -49,18 +49,18 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
 
 @contextmanager
 def sole_builder(path: Path, ranks: "Ranks") -> Iterator[bool]:
-    """Nobody else builds this stage inside the block; whether somebody did while we waited for it.
+    """Nobody else builds this stage inside the block; whether it is complete already.
 
-    Two notebooks may need the same stage at the same time: the second waits, then uses it. The lock
-    goes with its process, however that ends.
+    Two notebooks may need the same stage at the same time: the second waits, then uses it, also
+    where the first was done between the second's look and its start. The lock goes with its
+    process, however that ends.
     """
-    was_there = RunFolder.complete(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
         if ranks.first:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        is_new = ranks.first and not was_there and RunFolder.complete(path)
-        yield ranks.sum({"is_new": float(is_new)})["is_new"] > 0
+        is_there = ranks.first and RunFolder.complete(path)
+        yield ranks.sum({"is_there": float(is_there)})["is_there"] > 0
 
 
 def search_path() -> str:
