@@ -53,6 +53,7 @@ def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
     from tests import (
         mutants_contexts,
+        mutants_flat,
         mutants_loop,
         mutants_open,
         mutants_pictures,
@@ -67,6 +68,7 @@ def all_mutants() -> list[Mutant]:
 
     modules = (
         mutants_loop,
+        mutants_flat,
         mutants_switches,
         mutants_steering,
         mutants_questions,
