@@ -4,8 +4,8 @@ A step's samples have many lengths. In padded rows a third of all positions is n
 rows, which several samples share, attention is computed over the whole row under a mask that throws
 most of it away. Here all tokens stand in one line. What works token by token (projections, norms,
 experts, the head) sees the line as it is, and attention alone runs sample by sample, causal, with
-no mask. Forward and backward pass take about two thirds of the time of packed rows (measured:
-tests/benchmarks/bench_flat.py).
+no mask. Packed rows take about half as long again for forward and backward pass (measured:
+tests/benchmarks/bench_step.py).
 
 The model stays transformers' own. Its two registries get an entry each: this attention, and experts
 sorted as transformers' `grouped_mm` sorts them, without the masks that it needs where experts are

@@ -117,6 +117,9 @@ class Ours:
             termination=Termination.ANSWERED,
             answer=None,
             reward=0.0,
+            reward_parts={},
+            messages=[],
+            metadata={},
         )
 
 
