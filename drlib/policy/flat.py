@@ -4,7 +4,7 @@ A step's samples have many lengths. In padded rows a third of all positions is n
 rows, which several samples share, attention is computed over the whole row under a mask that throws
 most of it away. Here all tokens stand in one line. What works token by token (projections, norms,
 experts, the head) sees the line as it is, and attention alone runs sample by sample, causal, with
-no mask. Packed rows take about half as long again for forward and backward pass (measured:
+no mask. Packed rows take about a third as long again for forward and backward pass (measured:
 tests/benchmarks/bench_step.py).
 
 The model stays transformers' own. Its two registries get an entry each: this attention, and experts
