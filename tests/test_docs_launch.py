@@ -30,6 +30,7 @@ NODES = ("alpha", "beta", "gamma")
 
 # A program that notes how it was called. The server stays until it is killed, or dies at once.
 PROGRAM = """import json, os, sys, time
+SERVER = "vllm.entrypoints.openai.api_server"
 name, rest = sys.argv[1], sys.argv[2:]
 told = dict(name=name, argv=rest, environment=dict(os.environ), pid=os.getpid())
 with open({log!r}, "a") as file:
@@ -40,8 +41,10 @@ if name == "srun":
 if name == "scontrol":
     print("\\n".join({nodes!r}))
 if name == "curl":
-    sys.exit({dies} or "vllm.entrypoints" not in open({log!r}).read())
-if "vllm.entrypoints.openai.api_server" in rest and not {dies}:
+    calls = map(json.loads, open({log!r}))  # srun, which names it too, is not yet the server
+    servers = (c for c in calls if c["name"] == "python" and SERVER in c["argv"])
+    sys.exit({dies} or next(servers, None) is None)
+if SERVER in rest and not {dies}:
     time.sleep(100)
 """
 
