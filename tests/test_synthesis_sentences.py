@@ -202,7 +202,7 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     text = 'What is the person that has as its skill "Rust" and that has the same team as Ben?'
     assert say(query, book, "what") == text
     assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
-        'What is the team named as team of the person whose skills include "Rust"?'
+        'What is the team of the person whose skills include "Rust"?'
     )
     assert say(Range("entry year", 2010, 2019), book, "what") == (
         "What is the person with an entry year in the 2010s?"
