@@ -56,7 +56,7 @@ def test_the_tour_s_small_world_finds_what_one_query_finds():
 
 def test_scores_are_those_of_the_formula():
     """BM25 with k1 = 1.2 and b = 0.75, a title's words four times, computed here by hand."""
-    documents = [Document(f"p{i} {'moon' * (i % 3 == 0)}", "moon salt " * i) for i in range(9)]
+    documents = [Document(f"p{i}" + " moon" * (i % 3 == 0), "moon salt " * i) for i in range(9)]
     documents += [Document(f"q{i}", "river stone") for i in range(30)]
     words = {d.title: (d.title.split(), d.text.split()) for d in documents}
     mean = sum(len(title) + len(text) for title, text in words.values()) / len(words)
