@@ -4,6 +4,7 @@ SQLite comes with Python, ranks in C (FTS5, its BM25) and is safe for many reade
 of *sources*: units of change, such as a file, a shard or a whole data set, each with a stamp. An
 update reads only the sources whose stamp is new, in one transaction of the write-ahead log: a
 reader goes on in the state that it opened, and a killed writer leaves the old state.
+`drlib.worlds.ranking` adds that BM25 up, for the state that is shown.
 
 A title counts four times as much as the text: that brings the page *about* Gabon before those that
 merely mention it. A page's facts are searchable too, the first 60 of them: uncapped hubs made
