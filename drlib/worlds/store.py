@@ -4,6 +4,7 @@ SQLite comes with Python, ranks in C (FTS5, its BM25) and is safe for many reade
 of *sources*: units of change, such as a file, a shard or a whole data set, each with a stamp. An
 update reads only the sources whose stamp is new, in one transaction of the write-ahead log: a
 reader goes on in the state that it opened, and a killed writer leaves the old state.
+`drlib.worlds.ranking` adds that BM25 up, for the state that is shown.
 
 A title counts four times as much as the text: that brings the page *about* Gabon before those that
 merely mention it. A page's facts are searchable too, the first 60 of them: uncapped hubs made
@@ -26,12 +27,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drlib.worlds.graph import Fact, Node
+from drlib.worlds.ranking import Ranking
 from drlib.worlds.reading import clean
 
 FACTS_PER_PAGE = 60
 MORE_FACTS = "more facts"  # how a page's line to its next part begins: no relation
 MAX_TERMS = 64  # of a query
-TITLE_WEIGHT = 4.0
 WAIT_S = 600.0  # for another writer
 FILE_FORMAT = 0x64726C02  # SQLite's application id of our files: "drl", and the format's number
 STOP = frozenset("a an and are by for in is of on the to was what which who".split())
@@ -131,6 +132,7 @@ class Store:
         self.changes: Changes | None = None
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
+        self._ranking: Ranking | None = None  # of the state that is shown
 
     def update(self, stamps: Mapping[str, str], read: Callable[[str], Part]) -> Changes:
         """Make the sources those of `stamps`: `read` each that is new or has another stamp, and
@@ -139,6 +141,7 @@ class Store:
         is tried again each time. The file is made only here."""
         with self._lock, self._damage():
             self._db = self._db or self._open()
+            self._ranking = None
             self._begin("BEGIN")
             due = self._due(stamps)
             skipped = self.rows("SELECT 1 FROM sources WHERE reason NOT NULL")
@@ -305,10 +308,11 @@ class Store:
         terms = list(dict.fromkeys(search_terms(clean(query))))  # a repeated query costs time
         if not terms:
             return []
-        match = " OR ".join(f'"{term}"' for term in terms[:MAX_TERMS])
-        order = "ORDER BY bm25(pages, ?, 1.0, 1.0), title LIMIT ?"
-        sql = f"SELECT title FROM pages WHERE pages MATCH ? {order}"
-        return [title for (title,) in self.rows(sql, match, TITLE_WEIGHT, k)]
+        with self._lock, self._damage():
+            self._ranking = self._ranking or Ranking(self._db)
+            best = self._ranking.best(terms[:MAX_TERMS], k)
+            sql = "SELECT title FROM documents WHERE rowid = ?"
+            return [self._db.execute(sql, (row,)).fetchone()[0] for row in best]
 
     def facts(self, title: str) -> list[tuple[str, str, int]]:
         """(relation, value, whether the value has a page), inverses included, sorted."""

@@ -1,0 +1,133 @@
+"""Search ranks as one query over all words does, bit for bit, and follows the state that is shown.
+
+Run: python -m pytest tests/test_worlds_ranking.py
+"""
+
+import math
+import random
+
+import pytest
+
+from drlib.worlds import load_world, ranking
+from drlib.worlds.store import Document, Part, Store, search_terms
+from tests.store_examples import library, place
+
+WORDS = "the of moon river json.dumps stone Émile red_bird 7 harbour salt".split()
+QUERY = "SELECT title FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 4.0, 1.0, 1.0), title"
+
+
+def pages(seed, n=120):
+    """Pages of a few words: many of one length and one score."""
+    rng = random.Random(seed)
+    return [
+        Document(f"{rng.choice(WORDS)} {number}", " ".join(rng.choices(WORDS, k=rng.randint(1, 9))))
+        for number in range(n)
+    ]
+
+
+def stored(documents, path=None):
+    store = Store(path)
+    store.update({"all": "1"}, lambda _: Part(documents))
+    return store
+
+
+def by_one_query(store, query):
+    """What SQLite ranks in one query with OR."""
+    terms = dict.fromkeys(search_terms(query))
+    return [title for (title,) in store.rows(QUERY, " OR ".join(f'"{term}"' for term in terms))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_is_that_of_one_query_over_all_words(seed):
+    store, rng = stored(pages(seed)), random.Random(seed)
+    for _ in range(60):
+        query = " ".join(rng.choices([*WORDS, "JSON", "emile", "nowhere"], k=rng.randint(1, 6)))
+        expected = by_one_query(store, query)
+        for k in (1, 3, 10, 1000):
+            assert store.search(query, k) == expected[:k]
+
+
+def test_the_tour_s_small_world_finds_what_one_query_finds():
+    world = load_world("tour")
+    for entity in [*world.entities.values()][::25]:
+        query = " ".join([entity.kind, *entity.facts, *entity.facts.values()])
+        assert world.store.search(query, 8) == by_one_query(world.store, query)[:8]
+
+
+def test_scores_are_those_of_the_formula():
+    """BM25 with k1 = 1.2 and b = 0.75, a title's words four times, computed here by hand."""
+    documents = [Document(f"p{i}" + " moon" * (i % 3 == 0), "moon salt " * i) for i in range(9)]
+    documents += [Document(f"q{i}", "river stone") for i in range(30)]
+    words = {d.title: (d.title.split(), d.text.split()) for d in documents}
+    mean = sum(len(title) + len(text) for title, text in words.values()) / len(words)
+
+    def score(title, terms):
+        total = 0.0
+        for term in terms:
+            has = sum(term in head + text for head, text in words.values())
+            weight = math.log((len(words) - has + 0.5) / (has + 0.5))
+            head, text = words[title]
+            times = 4.0 * head.count(term) + text.count(term)
+            length = 1.2 * (0.25 + 0.75 * (len(head) + len(text)) / mean)
+            total += weight * times * 2.2 / (times + length)
+        return total
+
+    terms = ("moon", "salt")
+    matching = [title for title, (head, text) in words.items() if {*terms} & {*head, *text}]
+    best = sorted(matching, key=lambda title: (-score(title, terms), title))
+    assert stored(documents).search("moon salt", 100) == best and len(best) == 9
+
+
+def test_pages_of_one_score_come_by_title_however_they_were_written():
+    titles = ["b", "é", "B", "a", "c"]
+    for seed in range(3):
+        random.Random(seed).shuffle(titles)
+        store = stored([Document(title, "moon") for title in titles])
+        assert store.search("moon", 3) == ["B", "a", "b"]
+        assert store.search("moon", 9) == sorted(titles)
+
+
+def test_a_common_word_never_hides_the_page_that_all_rare_words_name():
+    documents = [Document(f"page {i}", "moon salt river " * 5) for i in range(500)]
+    documents.append(Document("other", "moon zircon ochre " + "stone " * 200))
+    store = stored(documents)
+    assert store.search("zircon moon salt ochre", 1) == ["other"]
+    assert "other" in store.search("moon salt zircon", 500)
+
+
+def test_a_title_comes_first_although_other_pages_say_it_more_often():
+    parts = {"t": Part([Document("Moon river", "x")])}
+    parts |= {str(i): Part([Document(f"Moon river {i}", "moon river " * 9)]) for i in range(20)}
+    assert library(parts).search("moon RIVER", 5)[0].title == "Moon river"
+
+
+def test_an_update_is_seen_page_by_page_and_only_by_who_makes_it(tmp_path):
+    path, parts = tmp_path / "index", {str(i): place(f"Place {i}", ("r", "salt")) for i in range(9)}
+    old = library(parts, path)
+    before = old.store.search("salt place", 20)
+    assert len(before) == 9
+    store = Store(path)
+    store.update(dict.fromkeys(parts, "1"), None)
+    assert store.search("salt place", 20) == before
+    parts["3"] = Part([Document("Place 3", "salt salt")])
+    del parts["5"]
+    parts["new"] = Part([Document("Salt", "a place")])
+    stamps = dict.fromkeys(parts, "1") | {"3": "2"}
+    store.update(stamps, parts.__getitem__)
+    after = store.search("salt place", 20)
+    fresh = library(parts).store
+    assert after == fresh.search("salt place", 20) == by_one_query(store, "salt place")
+    assert "Salt" in after and "Place 5" not in after
+    assert old.store.search("salt place", 20) == before
+
+
+def test_words_that_are_dropped_from_memory_are_found_again(monkeypatch):
+    store = stored(pages(1))
+    expected = {word: by_one_query(store, word) for word in WORDS}
+    monkeypatch.setattr(ranking, "KEPT", 60)
+    for _ in range(2):
+        for word in WORDS:
+            assert store.search(word, 1000) == expected[word]
+    kept = store._ranking._added
+    assert store._ranking._kept == sum(len(places) for places, _ in kept.values())
+    assert store._ranking._kept <= 60 or len(kept) == 1
