@@ -22,7 +22,8 @@ from urllib.parse import unquote
 import yaml
 
 from drlib.worlds.graph import VALUE, Fact, Node
-from drlib.worlds.reading import OUTLINES, clean, fenced
+from drlib.worlds.outlines import fenced
+from drlib.worlds.reading import OUTLINES, clean
 from drlib.worlds.store import Document, Part, one_line
 from drlib.worlds.triples import relation_name
 
