@@ -51,7 +51,6 @@ REASONS = {  # why a file of `fill` is left out
     "entities.docx": "entities",
     "no.docx": "malformed",
     "picture.png": "no regular file of type .txt .md",
-    "\\udcff.md": "No such file",
 }
 
 

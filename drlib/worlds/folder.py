@@ -15,10 +15,12 @@ import stat
 from contextlib import closing, suppress
 from pathlib import Path
 
-from drlib.worlds.chunking import chunks, suffix_of
+from drlib.worlds.chunking import chunks
+from drlib.worlds.joining import JOINS, held_back, joined
 from drlib.worlds.library import Library
+from drlib.worlds.linking import suffix_of
 from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require_libraries
-from drlib.worlds.store import Part, Skip, Store
+from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import Endpoint
 
 VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
@@ -46,10 +48,13 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
     stamps = {source: state for source, (state, _) in found.items()}
     if not stamps:
         raise ValueError(f"folder:{rest}: put files of type {' '.join(OUTLINES)} into it")
+    stamps[JOINS] = ""
     with closing(Parser()) as parser:
 
         def read(source: str) -> Part:
-            return chunks(source, _text(found[source][1], suffix_of(source), parser))
+            if source == JOINS:
+                return joined(store)
+            return held_back(chunks(source, _text(found[source][1], suffix_of(source), parser)))
 
         if endpoint:
             asked.update(store, stamps, read)
@@ -57,7 +62,14 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
             store.update(stamps, read)
     library = Library(f"folder:{rest}", store, "folder")
     library.extraction = asked.counts
+    library.changes = _of_files(store.changes)
     return library
+
+
+def _of_files(changes: Changes) -> Changes:
+    """`changes` without the source that is no file, and is made anew with every change."""
+    *done, skipped = changes
+    return Changes(*([name for name in some if name != JOINS] for some in done), skipped)
 
 
 def stamp(rest: str) -> str:
