@@ -10,7 +10,7 @@ import time
 import pytest
 
 from drlib.tools import ReliabilityPolicy, Toolbox
-from drlib.worlds import reading
+from drlib.worlds import charsets
 from tests.web_servers import CLOSED, OPEN, fault, reader, site
 
 pytest.importorskip("trafilatura")
@@ -109,5 +109,5 @@ def test_an_encoding_that_takes_hours_is_not_used_under_any_spelling(site, reade
     body = b"a" * 300_000 + b"-" + b"9z" * 300_000  # as punycode: minutes
     url = site.page("/a", body, f"text/plain; charset={name}")
     assert reader({"url": url}, 5.0)["text"].startswith("aaa")
-    assert reading.decode(b"abc-", name) == "abc-" and not reading.codec(name)
-    assert reading.codec("GBK") == "gbk" and reading.codec("a\0b") == ""
+    assert charsets.decode(b"abc-", name) == "abc-" and not charsets.codec(name)
+    assert charsets.codec("GBK") == "gbk" and charsets.codec("a\0b") == ""

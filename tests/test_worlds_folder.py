@@ -118,14 +118,18 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
     lines = ["x" * rng.randrange(1, 300) for _ in range(200)]
     part = chunks("a.txt", "\n".join(lines))
     assert [d.title for d in part.documents[:3]] == ["a.txt", "a.txt (2)", "a.txt (3)"]
-    assert "\n".join(d.text for d in part.documents).split("\n") == lines
-    assert all(len(d.text) <= CHUNK for d in part.documents)
+    *cut, last = part.documents
+    texts = []
+    for number, document in enumerate(cut, 2):
+        text, _, more = document.text.rpartition("\n\n")
+        assert more == f"Continues at [a.txt ({number})](folder:a.txt ({number}))."
+        assert document.links == (f"a.txt ({number})",)
+        texts.append(text)
+    assert "\n".join([*texts, last.text]).split("\n") == lines and last.links == ()
+    assert all(len(text) <= CHUNK for text in [*texts, last.text])
     one = chunks("b.md", "# B\n" + "y" * (3 * CHUNK - 1))
-    assert [len(d.text) for d in one.documents] == [
-        CHUNK + 3,
-        CHUNK + 3,
-        CHUNK + 2,
-    ]  # "B" and an empty line
+    texts = [d.text.split("\n\nContinues at ")[0] for d in one.documents]
+    assert [*map(len, texts)] == [CHUNK + 3, CHUNK + 3, CHUNK + 2]  # "B" and an empty line
     assert {d.text[:3] for d in one.documents} == {"B\n\n"}
 
 

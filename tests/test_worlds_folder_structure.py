@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("trafilatura")
 
 from drlib.worlds import folder, load_world
-from drlib.worlds.chunking import chunks, slug
+from drlib.worlds.chunking import chunks
+from drlib.worlds.linking import slug
 from tests.folder_examples import facts_of, load
 
 

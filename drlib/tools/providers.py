@@ -17,7 +17,8 @@ import httpx
 
 from drlib.tools.backends import ToolFault
 from drlib.tools.fetch import check_status, exchange, web_address
-from drlib.worlds.reading import clean, decode, shorten
+from drlib.worlds.charsets import decode
+from drlib.worlds.reading import clean, shorten
 
 FIELDS = ("title", "url", "snippet", "date", "source")
 

@@ -7,37 +7,51 @@ target without a look into the other file, and a change of one file is a change 
 
 Facts: `link` (between chunks), `section` and `heading`, the front matter of a file, and clean
 tables: each row is a node, of the kind that stands over the first cells; each other column is a
-relation.
+relation, of several values where a cell has them with <br> between. What a link by name means, and
+which values name a page or a row, is seen when all files are known (`drlib.worlds.joining`).
 
-Left out: Markdown and rst links by name, :ref:, tables of rst.
+Left out: tables of rst.
 """
 
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import yaml
 
 from drlib.worlds.graph import VALUE, Fact, Node
-from drlib.worlds.reading import OUTLINES, clean, fenced
+from drlib.worlds.linking import (
+    FENCED,
+    MARKDOWN_LINK,
+    WIKI_LINK,
+    as_links,
+    definitions,
+    linked,
+    of_wiki,
+    slug,
+    suffix_of,
+    target_of,
+)
+from drlib.worlds.outlines import fenced
+from drlib.worlds.reading import TABLES, clean
+from drlib.worlds.sheets import BETWEEN_VALUES, HAS_LETTER
 from drlib.worlds.store import Document, Part, one_line
 from drlib.worlds.triples import relation_name
 
 CHUNK = 4_000  # characters of a chunk
 CELL = 80  # characters of a cell of a table, and of a value of front matter
+LONGEST_CELL = 10_000  # characters of a cell of a csv file and the like; a long one is no fact
+NAMING = ("title", "name", "alias", "aliases", "id", "slug")  # front matter: names of the page
 LONGEST_HEADING = 500  # characters of a line that may be a heading
 FLAT = (".txt", ".pdf", ".docx")  # no marks are read in them
 HEADING = re.compile(r"(#{1,6})[ \t]+([^{]*[^{#\s])[ \t#]*(?:\{#([^\s{}]*)\})?\s*")
 UNDERLINE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*")
 NO_HEADINGS = tuple("|>- \t\0")  # how a line begins that is none, though a rule follows it
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
-FENCED = "\0"  # before each line of a fence while a file is cut: nothing in it is structure
-WORDS, LINK_TARGET = r"([^\[\]\n]{0,300})", r"([^()\s<>]{1,500})"
-MARKDOWN_LINK = re.compile(rf"\[{WORDS}\]\([ \t]*<?{LINK_TARGET}>?(?:[ \t][^()\n]{{0,300}})?\)")
 RST_DOC = re.compile(r":doc:`(?:([^`<>\n]{1,200}) <)?([^`<>\s]{1,300})>?`")
+RST_REF = re.compile(r":ref:`(?:([^`<>\n]{1,200}) <)?([^`<>\n]{1,200})>?`")
+RST_LABEL = re.compile(r"\.\. _`?([^`:\n]{1,200})`?:\s*")
 RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
 TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
 PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut between lines, if possible
@@ -47,11 +61,12 @@ FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", r
 def chunks(source: str, text: str) -> Part:
     """What one file holds, from its path in the folder and its Markdown, rst or plain text."""
     text = re.sub("\r\n?", "\n", text).replace(FENCED, "")
-    file = _File(source)
+    file = _File(source, definitions(text))
     if file.is_flat:
         file.add_section(Section(0, "", "", [text]))
     else:
-        rows, kept, text = _front_matter(text)
+        rows, kept, text = _front_matter(source, text)
+        file.names += [value for relation, value in rows if relation.casefold() in NAMING]
         file.facts += [(source, *row) for row in rows]
         first, *others = _sections(text, is_rst=suffix_of(source) == ".rst")
         file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
@@ -67,13 +82,16 @@ class Section(NamedTuple):
     heading: str
     anchor: str | None
     lines: list[str]
+    labels: tuple[str, ...] = ()  # of rst: names by which links call it
 
 
 class _File:
     """What was found in a file so far."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, labels: dict[str, str]):
         self.source = source
+        self.names: list[str] = []  # by which others may call it
+        self._labels = labels  # of its links
         self.is_flat = suffix_of(source) in FLAT
         self.documents: list[Document] = []
         self.nodes: list[Node] = []
@@ -101,27 +119,42 @@ class _File:
             self.facts.append((parent, "section", title))
         self._above.append((section.level, title))
         self.facts.append((title, "heading", heading))
-        self._add_pieces(title, heading, body)
+        names = [*section.labels]
+        if title == self.source:
+            names += [heading, *self.names]
+        names = [name for name in names if HAS_LETTER.search(name) and len(name) <= CELL]
+        self._add_pieces(title, heading, body, tuple(dict.fromkeys(map(one_line, names))))
         if not self.is_flat:
             self._add_tables(title, body)
 
-    def _add_pieces(self, title: str, heading: str, body: str) -> None:
-        for number, piece in enumerate(PIECE.findall(body) or [""], 1):
-            name = title if number == 1 else self._fresh(f"{title} ({number})")
-            shown, targets = (piece, ()) if self.is_flat else _linked(self.source, piece)
-            self.facts += [(name, "link", target) for target in targets if target != name]
-            shown = f"{heading}\n\n{shown.replace(FENCED, '').strip()}"
-            self.documents.append(Document(name, shown.strip(), targets))
-            self.nodes.append(Node(name, "page" if name == self.source else "section"))
+    def _add_pieces(self, title: str, heading: str, body: str, names: tuple[str, ...]) -> None:
+        pieces = PIECE.findall(body) or [""]
+        titles = [title, *(self._fresh(f"{title} ({n})") for n in range(2, len(pieces) + 1))]
+        for number, (name, piece) in enumerate(zip(titles, pieces, strict=True), 1):
+            shown, targets = piece, ()
+            if not self.is_flat:
+                shown, targets = linked(self.source, piece, self._labels)
+            ways = [to for to, is_name in targets if not is_name]
+            self.facts += [(name, "link", target) for target in ways if target != name]
+            shown = f"{heading}\n\n{shown.replace(FENCED, '').strip()}".strip()
+            links = as_links(targets)
+            if number < len(pieces):
+                following = titles[number]
+                shown += f"\n\nContinues at [{following}](folder:{following})."
+                links += (following,)
+            self.documents.append(Document(name, shown, links))
+            kind = "page" if name == self.source else "section"
+            self.nodes.append(Node(name, kind, names if number == 1 else ()))
 
     def _add_tables(self, title: str, body: str) -> None:
         for kind, first, cells in _table_rows(self.source, body):
             name = self._fresh(f"{title}: {first}")
             text = f"{first}, in a table of [{title}](folder:{title})."
-            self.documents.append(Document(name, text))
+            long = [f"{column}: {cell}" for column, cell in cells if len(cell) > CELL]
+            self.documents.append(Document(name, "\n\n".join([text, *long])))
             self.nodes.append(Node(name, kind, (first,)))
             self.facts.append((name, "table", title))
-            self.facts += [(name, column, cell) for column, cell in cells]
+            self.facts += [(name, column, cell) for column, cell in cells if len(cell) <= CELL]
 
     def _fresh(self, name: str) -> str:
         """`name`, or the next of "name-1", "name-2", ... that is not taken; it is taken now."""
@@ -133,22 +166,13 @@ class _File:
         return found
 
 
-def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub writes it: "Getting started!" -> "getting-started"."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") or "section"
-
-
-def suffix_of(source: str) -> str:
-    """ "guide/Intro.MD" -> ".md" """
-    return posixpath.splitext(source)[1].lower()
-
-
 # --------------------------------------------------------------------------------------- sections
 
 
 def _sections(text: str, is_rst: bool) -> list[Section]:
     """The sections of Markdown or rst; text before the first heading is one."""
     if is_rst:
+        text = RST_REF.sub(lambda m: f"[[{m[2]}|{m[1] or m[2]}]]", text)
         text = RST_DOC.sub(lambda m: f"[{m[1] or m[2]}]({m[2]}.rst)", text)
         text = RST_LINK.sub(r"[\1](\2)", text)
     cutter = _Cutter(is_rst)
@@ -164,13 +188,17 @@ class _Cutter:
     def __init__(self, is_rst: bool):
         self.sections = [Section(0, "", "", [])]
         self._is_rst = is_rst
+        self._labels: list[str] = []  # those that the next section has
         self._fence = ""  # the mark that opened the fence in which we are
         # of underlines; rst has those that a file uses, in the order in which it does
         self._levels = {} if is_rst else {"=": 1, "-": 2}
 
     def add(self, line: str) -> None:
         lines = self.sections[-1].lines
-        if self._is_fenced(line):
+        label = RST_LABEL.fullmatch(line) if self._is_rst and line.startswith(".. _") else None
+        if label:
+            self._labels.append(label[1])
+        elif self._is_fenced(line):
             lines.append(FENCED + line)
         elif len(line) > LONGEST_HEADING or not self._starts_a_section(line, lines):
             lines.append(line)
@@ -198,48 +226,11 @@ class _Cutter:
         if not fits:
             return False
         level = self._levels.setdefault(rule[1], len(self._levels) + 1)
-        self.sections.append(Section(level, lines.pop(), "", []))
+        self.sections.append(Section(level, lines.pop(), "", [], tuple(self._labels)))
+        self._labels.clear()
         if lines and UNDERLINE.fullmatch(lines[-1]):
             lines.pop()  # it has a line above, too
         return True
-
-
-# ------------------------------------------------------------------------------------------ links
-
-
-def _linked(source: str, text: str) -> tuple[str, tuple[str, ...]]:
-    """The text, its links inside the folder made addresses of chunks, and these chunks."""
-    found: dict[str, None] = {}
-
-    def address(match: re.Match) -> str:
-        target = _target(source, match[2])
-        if target is None:
-            return match[0]
-        found[target] = None
-        return f"[{match[1]}](folder:{target})"
-
-    lines = [
-        line if line.startswith(FENCED) else MARKDOWN_LINK.sub(address, line)
-        for line in text.split("\n")
-    ]
-    return "\n".join(lines), tuple(found)
-
-
-def _target(source: str, link: str) -> str | None:
-    """The chunk that a link in `source` means; None for other types and outside the folder."""
-    path, _, anchor = unquote(link).partition("#")
-    if re.match(r"[a-zA-Z][\w+.-]*:|//", path):
-        return None
-    if path:
-        base = "" if path.startswith("/") else posixpath.dirname(source)
-        path = posixpath.normpath(posixpath.join(base, path.lstrip("/")))
-    else:
-        path = source
-    if path != source and suffix_of(path) in (".html", ".htm"):
-        anchor = ""  # most stand at no heading, which cannot be seen from here
-    if suffix_of(path) not in OUTLINES or path.startswith("../"):
-        return None
-    return f"{path}#{anchor}" if anchor else path
 
 
 # ------------------------------------------------------------------------- tables and front matter
@@ -257,19 +248,25 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
             [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
         ]
         columns = [relation_name(column) for column in head]
-        if _is_clean(columns, rows):
+        if _is_clean(columns, rows, CELL if suffix_of(source) not in TABLES else LONGEST_CELL):
             kind = columns[0].casefold()
             if kind in (VALUE, "page", "section"):  # these say something else of a node
                 kind = "table row"
             for first, *cells in rows:
-                yield kind, first, list(zip(columns[1:], cells, strict=True))
+                pairs = zip(columns[1:], cells, strict=True)
+                yield kind, first, [(name, v) for name, cell in pairs for v in _values(cell)]
+
+
+def _values(cell: str) -> list[str]:
+    """The values of a cell: several stand behind each other with a break between."""
+    return [value.strip() for value in cell.split(BETWEEN_VALUES)]
 
 
 def _is_piped(line: str) -> bool:
     return "|" in line and not line.startswith(FENCED)
 
 
-def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]], longest: int) -> bool:
     """Whether all rows are as long as the header, cells short, columns different from each other,
     and so the first cells."""
     firsts = {row[0] for row in rows}
@@ -277,20 +274,23 @@ def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         return False
     if len(firsts - {""}) != len(rows):
         return False
-    return all(len(row) == len(columns) and max(map(len, row)) <= CELL for row in rows)
+    if max((len(first) for first in firsts), default=0) > CELL:
+        return False
+    return all(len(row) == len(columns) and max(map(len, row)) <= longest for row in rows)
 
 
 def _cell(source: str, text: str) -> str:
-    """The chunk that a cell links to, or its words."""
+    """The chunk or the name that a cell links to, or its words."""
+    wiki = WIKI_LINK.fullmatch(text.strip())
     link = MARKDOWN_LINK.fullmatch(text.strip())
-    target = _target(source, link[2]) if link else None
+    target = of_wiki(source, wiki) if wiki else link and target_of(source, link[2] or link[3])
     if target:
-        return target
+        return target.to
     words = MARKDOWN_LINK.sub(r"\1", text).replace("\\|", "|").strip(" `*_\t")
     return one_line(words)
 
 
-def _front_matter(text: str) -> tuple[list[tuple[str, str]], list[str], str]:
+def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[str], str]:
     """(relation, value) for each short value, and each of a list, at the top level of the front
     matter; its lines as a block of code, if not all of it became facts; and the text after it."""
     front = FRONT.match(text)
@@ -306,6 +306,7 @@ def _front_matter(text: str) -> tuple[list[tuple[str, str]], list[str], str]:
         for value in values if isinstance(values, list) else [values]:
             relation = relation_name(key)
             words = one_line(clean(value)) if isinstance(value, str) else ""
+            words = _cell(source, words) if "](" in words or "[[" in words else words
             if relation and words and len(words) <= CELL:
                 rows.append((relation, words))
             elif value:

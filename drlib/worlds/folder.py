@@ -15,13 +15,15 @@ import stat
 from contextlib import closing, suppress
 from pathlib import Path
 
-from drlib.worlds.chunking import chunks, suffix_of
+from drlib.worlds.chunking import chunks
+from drlib.worlds.joining import JOINS, held_back, joined
 from drlib.worlds.library import Library
+from drlib.worlds.linking import suffix_of
 from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require_libraries
-from drlib.worlds.store import Part, Skip, Store
+from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import Endpoint
 
-VERSION = "3"  # of what `chunks` makes of a file: part of every stamp
+VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 MAX_TEXT = 5_000_000  # characters kept of its text
@@ -40,15 +42,19 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
     store = Store(index_path, f"folder:{path.resolve()}")
     asked = Endpoint(endpoint, **options)
     try:
-        stamps = _stamps(path)
+        found = _files(path)
     except RecursionError:
         raise ValueError(f"folder:{rest}: its folders lie too deep in one another") from None
+    stamps = {source: state for source, (state, _) in found.items()}
     if not stamps:
         raise ValueError(f"folder:{rest}: put files of type {' '.join(OUTLINES)} into it")
+    stamps[JOINS] = ""
     with closing(Parser()) as parser:
 
         def read(source: str) -> Part:
-            return chunks(source, _text(path, source, parser))
+            if source == JOINS:
+                return joined(store)
+            return held_back(chunks(source, _text(found[source][1], suffix_of(source), parser)))
 
         if endpoint:
             asked.update(store, stamps, read)
@@ -56,13 +62,21 @@ def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **opt
             store.update(stamps, read)
     library = Library(f"folder:{rest}", store, "folder")
     library.extraction = asked.counts
+    library.changes = _of_files(store.changes)
     return library
+
+
+def _of_files(changes: Changes) -> Changes:
+    """`changes` without the source that is no file, and is made anew with every change."""
+    *done, skipped = changes
+    return Changes(*([name for name in some if name != JOINS] for some in done), skipped)
 
 
 def stamp(rest: str) -> str:
     """Ten hex digits that change with the names, sizes and times of the folder's files. ValueError:
     there is no such folder."""
-    text = json.dumps(sorted(_stamps(_existing(rest)).items()))
+    states = {source: state for source, (state, _) in _files(_existing(rest)).items()}
+    text = json.dumps(sorted(states.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -73,12 +87,14 @@ def _existing(rest: str) -> Path:
     return path
 
 
-def _stamps(folder: Path) -> dict[str, str]:
-    """Source -> stamp. Folders that are not entered are sources too, so that they get named."""
-    found: dict[str, str] = {}
+def _files(folder: Path) -> dict[str, tuple[str, Path]]:
+    """Source -> (stamp, path). Folders that are not entered are sources too, so that they get
+    named. A name that is no UTF-8 has its odd bytes written out in its source ("\\udcff.md")."""
+    found: dict[str, tuple[str, Path]] = {}
 
     def cannot_be_listed(error: OSError) -> None:
-        found.setdefault(os.path.relpath(error.filename, folder), VERSION)
+        path = Path(error.filename)
+        found.setdefault(_source(folder, path), (VERSION, path))
 
     for root, folders, files in os.walk(folder, onerror=cannot_be_listed):
         closed = [
@@ -89,22 +105,22 @@ def _stamps(folder: Path) -> dict[str, str]:
         folders[:] = [name for name in folders if name not in closed]
         for name in files:
             with suppress(FileNotFoundError):  # it has just been deleted
-                state = Path(root, name).lstat()
+                path = Path(root, name)
+                state = path.lstat()
                 times = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-                found[_source(folder, root, name)] = f"{VERSION} {times}"
+                found[_source(folder, path)] = f"{VERSION} {times}", path
         for name in closed:
-            found[_source(folder, root, name)] = NOT_ENTERED
+            found[_source(folder, Path(root, name))] = NOT_ENTERED, Path(root, name)
     return found
 
 
-def _source(folder: Path, root: str, name: str) -> str:
-    path = Path(root, name).relative_to(folder).as_posix()
-    return path.encode("utf-8", "backslashreplace").decode()
+def _source(folder: Path, path: Path) -> str:
+    name = path.relative_to(folder).as_posix()
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _text(folder: Path, source: str, parser: Parser) -> str:
+def _text(path: Path, suffix: str, parser: Parser) -> str:
     """A file as Markdown, rst or plain text; `Skip` with the reason why there is none."""
-    path, suffix = folder / source, suffix_of(source)
     try:
         if suffix not in OUTLINES or not stat.S_ISREG(path.lstat().st_mode):
             known = f"no regular file of type {' '.join(OUTLINES)}"

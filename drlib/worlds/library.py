@@ -75,7 +75,8 @@ class Library:
             found = self.store.names(name)[:1]
             if found and found[0].casefold() == name.casefold():
                 return found[0], meant
-        return None, 1
+        others = self.store.names(url) if text.startswith(f"{self.scheme}:") else ()
+        return (others[0], 1) if len(others) == 1 else (None, 1)  # a link by another name
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         """The `k` best pages: those that `query` is a title or another name of, then by BM25."""

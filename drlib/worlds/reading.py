@@ -6,10 +6,9 @@ and without our environment. Archives are checked first and unpacked in memory o
 reads many files with one such child, because its start costs more than most files.
 
 `OUTLINES` are readers for worlds: headings, links and tables stay. Left out: a wall against code
-that takes over a parser in C; OCR, sound, doc, xls, pptx; headers and notes.
+that takes over a parser in C; OCR, sound, doc, xls, ppt; headers and notes.
 """
 
-import codecs
 import importlib.util
 import io
 import json
@@ -22,9 +21,12 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import ModuleType
 from xml.etree import ElementTree
 
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".pptx")  # read as Markdown, for worlds
 MAX_FILE = 20_000_000  # bytes of a file
 KEPT_CHARS = 100_000  # of its text, where the caller does not say
 # What the archives of a file may hold together: members, unpacked bytes, archives in one another.
@@ -39,8 +41,6 @@ EXIT_FAULTS = {
     -signal.SIGXCPU: "too_large",
     -signal.SIGKILL: "too_large",
 }
-# Where text begins a line as a heading, a fence, a rule or a table's rule does.
-LOOKS_LIKE_MARKDOWN = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,}$))")
 
 
 class Unreadable(Exception):
@@ -142,31 +142,6 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def fenced(text: str) -> str:
-    """`text` as a block of code of Markdown, whatever stands in it."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    mark = "`" * max(3, longest + 1)
-    return f"{mark}\n{text}\n{mark}"
-
-
-def codec(charset: str) -> str:
-    """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
-    with suppress(LookupError, ValueError):
-        name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
-        return "" if name in ("idna", "punycode") else name
-    return ""
-
-
-def decode(data: bytes, charset: str = "") -> str:
-    """Bytes as text: by the declared encoding, a byte order mark, as UTF-8, else as Latin-1."""
-    marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    for name in (codec(charset), marked):
-        with suppress(UnicodeError, LookupError):
-            if name:
-                return data.decode(name)
-    return data.decode("latin-1")
-
-
 def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
     """{"title", "text"}, or {"fault": (kind, detail)} whatever happens.
 
@@ -188,20 +163,35 @@ def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
 
 
 def _text(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    text = decode(data, charset)
-    if "\0" in text:
-        raise Unreadable("malformed", "binary bytes, not text")
-    return "", text
+    return "", _decoded(data, charset)
 
 
-def _soup(data: bytes, charset: str):
-    """The page's title, its text as Unicode, and its tree without what no reader sees."""
+def _decoded(data: bytes, charset: str = "") -> str:
+    from drlib.worlds.charsets import decode
+
+    try:
+        return decode(data, charset)
+    except ValueError as error:
+        raise Unreadable("malformed", str(error)) from None
+
+
+def _soup(data: bytes, charset: str, is_ours: bool):
+    """The page's title, its text as Unicode, and its tree without what no reader sees. A page of
+    the web is shown as well as can be; a file that is `is_ours` and no encoding fits is refused."""
     import bs4
 
-    declared = codec(charset)
-    encodings = [declared] if declared else []
-    html = bs4.UnicodeDammit(data, encodings, is_html=True).unicode_markup
-    soup = bs4.BeautifulSoup(html or decode(data), "lxml")
+    from drlib.worlds.charsets import codec
+
+    declared = codec(charset) or codec(
+        bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
+    )
+    try:
+        html = _decoded(data, declared)
+    except Unreadable:
+        if is_ours:
+            raise
+        html = bs4.UnicodeDammit(data, is_html=True).unicode_markup or data.decode("latin-1")
+    soup = bs4.BeautifulSoup(html, "lxml")
     title = soup.title.get_text() if soup.title else ""
     for hidden in soup(["script", "style", "noscript", "template", "title"]):
         hidden.decompose()
@@ -212,48 +202,21 @@ def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
     """The article as trafilatura finds it; where it finds none, all the visible text."""
     import trafilatura
 
-    title, html, soup = _soup(data, charset)
+    title, html, soup = _soup(data, charset, is_ours=False)
     return title, (html and trafilatura.extract(html)) or soup.get_text("\n", strip=True)
 
 
 def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    """All the visible text as Markdown: headings with their ids, links, fences, simple tables.
-    Ours is what follows a zero byte; text that merely looks like such is escaped."""
-    title, _, soup = _soup(data, charset)
-    for link in soup("a", href=True):
-        target = re.sub(r"[\s()<>]", lambda m: f"%{ord(m[0]):02X}", link["href"])
-        words = " ".join(link.get_text().split())
-        link.replace_with("" if words in ("¶", "#") else f"[{words}]\0({target})")
-    for fence in soup("pre"):
-        text = fenced(fence.get_text()).replace("](", "]\0(")
-        fence.replace_with("\n\0" + text.replace("\n", "\n\0") + "\n")
-    for head in soup(re.compile("^h[1-6]$")):
-        words = " ".join(head.get_text().split())
-        name = head.get("id") or head.parent.get("id")
-        anchor = f" {{#{name}}}" if name else ""
-        head.replace_with(f"\n\n\0{'#' * int(head.name[1])} {words}{anchor}\n\n")
-    _tables_to_markdown(soup)
-    for block in soup(["p", "div", "li", "br", "dt", "dd", "section"]):
-        block.append("\n")
-    text = LOOKS_LIKE_MARKDOWN.sub(r"\\", soup.get_text())
-    text = text.replace("](", "]\\(").replace("\0", "")
-    return title, re.sub(r"\n\s*\n", "\n\n", text)
+    from drlib.worlds.outlines import outline
 
-
-def _tables_to_markdown(soup) -> None:
-    for row in soup("tr"):
-        cells = [cell.get_text(" ").replace("|", "/") for cell in row(["th", "td"])]
-        line = "|".join(" ".join(cell.split()) for cell in cells)
-        is_head = row.th and not row.td
-        rule = "\0" + "|---" * len(cells) + "|\n" if is_head else ""
-        row.replace_with(f"\0|{line}|\n{rule}")
-    for table in soup("table"):
-        table.insert_before("\n\n")
-        table.append("\n\n")
+    title, _, soup = _soup(data, charset, is_ours=True)
+    return title, outline(soup)
 
 
 def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
     """The cells of a notebook: Markdown as it is, code fenced, without outputs."""
+    from drlib.worlds.outlines import fenced
+
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(data)["cells"]]
     return "", "\n\n".join(fenced(text) if kind == "code" else text for kind, text in cells)
 
@@ -334,24 +297,47 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     """The values, a row a line with tabs between the cells, empty rows left out."""
+    lines = []
+    for name, rows in _sheets(data, allowed):
+        lines.append(f"=== {name} ===")
+        lines += ["\t".join(map(_shown, row)).rstrip("\t") for row in rows]
+    return "", "\n".join(filter(None, lines))
+
+
+def _sheets(data: bytes, allowed: dict) -> Iterator[tuple[str, Iterator[tuple]]]:
+    """(name, rows) of each sheet of a workbook."""
     sys.modules.setdefault("numpy", None)  # openpyxl would load it: slow, and hungry for memory
     import openpyxl
 
     _archive(data, allowed, office=True).close()
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
-    lines = []
     for sheet in book.worksheets:
-        lines.append(f"=== {sheet.title} ===")
         sheet.reset_dimensions()  # the file's own word for its size may be a lie
-        lines += [
-            "\t".join(map(_shown, row)).rstrip("\t") for row in sheet.iter_rows(values_only=True)
-        ]
-    return "", "\n".join(filter(None, lines))
+        yield sheet.title, sheet.iter_rows(values_only=True)
 
 
 def _shown(value: object) -> str:
     """A cell's value as text."""
     return "" if value is None else str(value)
+
+
+def _as_markdown(kind: str) -> Callable[[bytes, str, dict], tuple[str, str]]:
+    """A reader of a kind of tables or slides that `drlib.worlds.sheets` writes as Markdown."""
+
+    def read(data: bytes, charset: str, allowed: dict) -> tuple[str, str]:
+        from drlib.worlds import sheets
+
+        if kind == ".xlsx":
+            return "", sheets.from_sheets(_sheets(data, allowed))
+        if kind == ".pptx":
+            with _archive(data, allowed, office=True) as archive:
+                return "", sheets.from_slides(archive)
+        text = _decoded(data, charset)
+        if kind in (".json", ".jsonl"):
+            return "", sheets.from_json(text, is_lines=kind == ".jsonl")
+        return "", sheets.from_delimited(text, "\t" if kind == ".tsv" else "")
+
+    return read
 
 
 READERS = {
@@ -364,12 +350,13 @@ READERS = {
     ".zip": _zip,
 }
 OUTLINES = {
-    **dict.fromkeys((".txt", ".md", ".rst"), _text),
+    **dict.fromkeys((".txt", ".md", ".mdx", ".rst"), _text),
     ".html": _outline,
     ".htm": _outline,
     ".ipynb": _notebook,
     ".pdf": _pdf,
     ".docx": _docx,
+    **{kind: _as_markdown(kind) for kind in TABLES},
 }
 
 
@@ -390,5 +377,15 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def _know_neighbours() -> None:
+    """Let a child import the modules beside this file, and nothing else of the package: its own
+    start would cost more than most files."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for name, path in (("drlib", os.path.dirname(here)), ("drlib.worlds", here)):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [path]
+
+
 if __name__ == "__main__":
+    _know_neighbours()
     _serve()

@@ -25,7 +25,15 @@ WORKERS = 8  # requests at once
 LONGEST_PART = 80  # characters of a subject, relation or object
 SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
 KEYS = ("subject", "relation", "object", "evidence")
-OWN = ("link", "section", "heading", "table", "mentioned in", MORE_FACTS)  # the world's relations
+OWN = (
+    "link",
+    "section",
+    "heading",
+    "table",
+    "same as",
+    "mentioned in",
+    MORE_FACTS,
+)  # the world's relations
 PROMPT = (
     "List the facts that the user's text states, as a JSON array of objects with the keys subject, "
     "relation, object and evidence. evidence is copied from the text letter by letter and contains "
@@ -63,7 +71,8 @@ class Endpoint:
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
         """`store.update` with a source of triples for each source, and one of entities' pages,
         because many files may name an entity. What failed in an earlier update is asked again."""
-        more = {f"{SOURCE}{source}": f"{stamp} {self.model}" for source, stamp in stamps.items()}
+        files = {source: stamp for source, stamp in stamps.items() if stamp}
+        more = {f"{SOURCE}{source}": f"{stamp} {self.model}" for source, stamp in files.items()}
         more[ENTITIES] = ""
 
         def read_any(source: str) -> Part:

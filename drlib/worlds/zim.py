@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
-from drlib.worlds.chunking import MARKDOWN_LINK
 from drlib.worlds.folder import TIMEOUT_S
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
+from drlib.worlds.linking import MARKDOWN_LINK
 from drlib.worlds.reading import Parser, Unreadable, require_libraries
 from drlib.worlds.store import Document, Part, Store, one_line
 

@@ -1,0 +1,81 @@
+"""Bytes of a plain text as text: which encoding it is in, or that nobody can say.
+
+A declared encoding, a byte order mark and UTF-8 decide by themselves. What is left is a guess of
+charset-normalizer among the encodings of people's old files (Windows, Shift-JIS, EUC, GB, Big5,
+KOI8, UTF-16 without a mark). The guess counts only when its runner-up gives the same text or reads
+worse: a wrong guess would be pages of nonsense that nobody asked about, so a text that fits two
+encodings is refused, and the reason names both. A few odd letters in an English, German or French
+line are too little for the library; then it is Windows-1252, which Latin-1 is a part of, if they
+are letters or signs there.
+
+Left out: encodings of DOS and of old Macintoshes, and a language that the user could name.
+"""
+
+import codecs
+import re
+from contextlib import suppress
+
+GUESSED = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp874", "koi8_r"),
+    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
+)
+WIDE = ("utf_16_le", "utf_16_be")  # only where there are zero bytes, as between ASCII letters
+FEW = 8  # bytes beyond ASCII: too few for a guess
+SMALL_SHARE = 0.25  # of a text that is otherwise ASCII
+# What is no sign of Western text there, or in Windows-1254 a letter of Turkish.
+ODD_IN_WESTERN = re.compile(r"[^\t\n\f\r -~\w¡-¿‘’‚“”„–—…€•†‡‹›™×÷]|[ÐðÝýÞþ]")
+WITHIN = 0.05  # of chaos or coherence, that make one guess as good as another
+
+
+def codec(charset: str) -> str:
+    """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
+    with suppress(LookupError, ValueError):
+        name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
+        return "" if name in ("idna", "punycode") else name
+    return ""
+
+
+def decode(data: bytes, charset: str = "") -> str:
+    """`data` by the declared encoding, a byte order mark, as UTF-8, else as what it is likely to
+    be. ValueError: binary bytes, or an encoding that cannot be decided; it says what to do.
+    ImportError: charset-normalizer is missing and needed."""
+    marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    for name in (codec(charset), marked):
+        with suppress(UnicodeError, LookupError):
+            text = data.decode(name) if name else "\0"
+            if "\0" not in text:
+                return text
+    western = _few_western_letters(data)
+    return western if western is not None else _guessed(data)
+
+
+def _few_western_letters(data: bytes) -> str | None:
+    """`data` as Windows-1252, if that is plain: little beyond ASCII, and all of it letters."""
+    beyond = sum(byte > 127 for byte in data)
+    if b"\0" in data or beyond > FEW or beyond > max(1, SMALL_SHARE * len(data)):
+        return None
+    with suppress(UnicodeError):
+        text = data.decode("cp1252")
+        return None if ODD_IN_WESTERN.search(text) else text
+    return None
+
+
+def _guessed(data: bytes) -> str:
+    """charset-normalizer's best guess, if it is clearly the best."""
+    try:
+        import charset_normalizer
+    except ImportError:
+        raise ImportError('charset-normalizer missing: pip install "drlib[docs]"') from None
+    names = [*WIDE] if b"\0" in data else [*GUESSED]
+    matches = [*charset_normalizer.from_bytes(data, cp_isolation=names)]
+    read = [(match, str(match)) for match in matches if "\0" not in str(match)]
+    if not read:
+        raise ValueError("binary bytes, not text in an encoding that is known here")
+    best, text = read[0]
+    for other, its_text in read[1:]:
+        as_clear = other.chaos <= best.chaos + WITHIN
+        as_fluent = other.coherence >= best.coherence - WITHIN
+        if its_text != text and as_clear and as_fluent:
+            both = f"{best.encoding} or {other.encoding}"
+            raise ValueError(f"its encoding may be {both}: save it as UTF-8")
+    return text
