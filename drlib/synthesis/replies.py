@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from drlib.checks import require
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.files import append_json_line, iter_json_lines, write_whole
+from drlib.files import append_json_line, resume_json_lines
 
 MAX_FAILED = 5  # prompts in a row, until no other is asked about
 LONGEST_PAUSE_S = 30.0
@@ -172,15 +172,8 @@ class Replies:
         return text, used, fault
 
     def _load(self) -> None:
-        """Take in the lines of earlier runs; half a line, which a killed run leaves, is cut off."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return
-        found = self.path.read_bytes()
-        whole = found[: found.rfind(b"\n") + 1]
-        if whole != found:
-            write_whole(self.path, whole)
-        for number, row in iter_json_lines(self.path):
+        """Take in the lines of earlier runs."""
+        for number, row in resume_json_lines(self.path):
             try:
                 self.spent_calls += row["calls"]
                 self.spent_tokens += row["tokens"]
