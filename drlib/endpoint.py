@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 MAX_REPLY = 1_000_000  # bytes
+PASSING = (408, 409, 425, 429)  # statuses after which, and all from 500 on, another try may go well
 
 
 class EndpointError(Exception):
@@ -28,6 +29,11 @@ class EndpointError(Exception):
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+
+    @property
+    def passing(self) -> bool:
+        """Whether another try may go well: the server was not reached, was late, or is busy."""
+        return self.status is None or self.status in PASSING or self.status >= 500
 
 
 class EndpointTimeout(EndpointError):

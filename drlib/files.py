@@ -91,6 +91,20 @@ def iter_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
             yield number, value
 
 
+def resume_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """`iter_json_lines` of a file that a run adds lines to and may be killed at: half a line at its
+    end is cut off first; no lines, and the folder is made, where there is no file yet."""
+    path = Path(path)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return iter(())
+    found = path.read_bytes()
+    whole = found[: found.rfind(b"\n") + 1]
+    if whole != found:
+        write_whole(path, whole)
+    return iter_json_lines(path)
+
+
 def read_json_lines(path: str | Path) -> list[Any]:
     """The values of all lines that are not blank; ValueError names a line that is no JSON."""
     return [value for _, value in iter_json_lines(path)]

@@ -35,6 +35,10 @@ class Task:
     query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
     conditions: int = 1  # things that it names, each of which narrows the answer
     picture: str = ""  # what it asks about, by its name in a `drlib.tools.pictures.Album`
+    # shares of attempts that were right (`drlib.synthesis.pass_rates`); None: not tried, or nobody
+    # could judge
+    closed_book: float | None = None
+    with_tools: float | None = None
 
     @property
     def skill(self) -> str:

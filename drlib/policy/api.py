@@ -27,7 +27,6 @@ from drlib.format import ToolCall, first_action, parse, render_call
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 
 STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
-PASSING = (408, 409, 425, 429)  # and all from 500 on: another try may go well
 TOO_LONG = ("context length", "context_length", "too long", "maximum input")
 FINISHED = {"stop": "stop", "tool_calls": "stop", "length": "length", "content_filter": "stop"}
 LONGEST_PAUSE_S = 30.0
@@ -196,8 +195,7 @@ def until_it_comes(
             fault, wait_s = str(error), error.retry_after_s
             if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
                 return Completion(finish_reason="context")
-            passing = error.status is None or error.status in PASSING or error.status >= 500
-            if not passing:
+            if not error.passing:
                 raise
         except (LookupError, TypeError, ValueError) as error:
             fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0

@@ -1,0 +1,205 @@
+"""Replies of a language model to many prompts: kept on disk, within a budget, none asked for twice.
+
+Synthesis with a model asks thousands of prompts of a server that is paid for and that fails. Each
+reply is a line of JSON at once, under a digest of the model's name, the messages and the options;
+so the same program, started again after it was killed, asks only for what it has no reply to. The
+budget counts all requests that the file tells of, those of earlier runs among them, and holds
+exactly: a request that could exceed it is not sent.
+
+What is known of a failure decides what follows: one that passes (`EndpointError.passing`) is tried
+again with longer and longer pauses, any other costs that one prompt its reply; a server that fails
+`MAX_FAILED` prompts in a row is not asked any more.
+
+Left out: several processes that write to one file, and requests that were under way when a process
+was killed, which no line tells of (`workers` at most).
+"""
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from drlib.checks import require
+from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.files import append_json_line, resume_json_lines
+
+MAX_FAILED = 5  # prompts in a row, until no other is asked about
+LONGEST_PAUSE_S = 30.0
+OF_ONE_PROMPT = (400, 413, 422)  # statuses that say nothing about the next prompt
+FRAME = 32  # tokens that a chat template adds to a message, at most
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+class Reply(NamedTuple):
+    """What the model says; `failed`: why there is no reply, "" where there is one."""
+
+    text: str
+    failed: str = ""
+
+
+class Replies:
+    """The replies of the model behind `endpoint`, kept in `path`. May be used by several threads.
+
+    Args:
+        calls: requests that may be sent in all, retries and earlier runs with `path` included.
+        tokens: the same for tokens, read and said; None: no limit. A request holds the most that it
+            can cost (a token for each byte of the prompt, `max_tokens` of reply) until the server
+            says what it did cost, and that is what counts where the server never says.
+        attempts: for each prompt, 1 for none but the first. pause_s: before the second; doubled
+            each time, up to 30 s, by up to half at random.
+        workers: prompts at once. options: of every request, such as `{"temperature": 0}`.
+
+    ValueError: an impossible setting, or a line of `path` is none of ours.
+    """
+
+    def __init__(
+        self,
+        endpoint: ChatEndpoint,
+        path: str | Path,
+        *,
+        calls: int,
+        tokens: int | None = None,
+        max_tokens: int = 1024,
+        attempts: int = 5,
+        pause_s: float = 0.5,
+        workers: int = 8,
+        options: dict[str, Any] | None = None,
+    ):
+        least = min(calls, attempts, workers, max_tokens)
+        require(least >= 1, f"{calls=}, {attempts=}, {workers=} and {max_tokens=} start at 1")
+        self.endpoint, self.path = endpoint, Path(path)
+        self.calls, self.tokens, self.max_tokens = calls, tokens, max_tokens
+        self.attempts, self.pause_s, self.workers = attempts, pause_s, workers
+        self.options = dict(options or {})
+        self.spent_calls = self.spent_tokens = 0
+        self._held = 0  # tokens of the requests under way
+        self._failed = 0  # prompts in a row
+        self._changed = threading.Condition()
+        self._asked: dict[str, Future[Reply]] = {}
+        self._load()
+
+    def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """`work` of each item, in order, `workers` at once."""
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="drlib-replies") as pool:
+            return list(pool.map(work, items))
+
+    def ask(self, messages: Sequence[dict[str, str]], **options) -> Reply:
+        """What the model says to `messages`, from the file where it is there. A prompt without a
+        reply is asked again when it comes again."""
+        asked = {"messages": [*messages], "max_tokens": self.max_tokens, **self.options, **options}
+        text = json.dumps([self.endpoint.model, asked], sort_keys=True, ensure_ascii=False)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        with self._changed:
+            known = self._asked.get(digest)
+            if known is None:
+                mine = self._asked[digest] = Future()
+        if known is not None:
+            return known.result()
+        try:
+            reply = self._fetch(digest, asked)
+        except BaseException as error:
+            self._asked.pop(digest)
+            mine.set_exception(error)
+            raise
+        if reply.failed:
+            self._asked.pop(digest)
+        mine.set_result(reply)
+        return reply
+
+    def _fetch(self, digest: str, asked: dict) -> Reply:
+        """The server's reply, which has its line when this returns; `failed` too, if it cost."""
+        most = _most_tokens(asked)
+        text, failed, calls, tokens = None, "", 0, 0
+        fault = None
+        for attempt in range(self.attempts):
+            refusal = self._begin(most)
+            if refusal:
+                failed = refusal
+                break
+            calls += 1
+            text, used, fault = self._try(asked, most)
+            tokens += used
+            failed = str(fault or "")
+            if fault is None or not fault.passing:
+                break
+            if attempt + 1 < self.attempts:
+                longer_s = self.pause_s * 2**attempt * (1 + random.random() / 2)
+                time.sleep(min(max(longer_s, fault.retry_after_s), LONGEST_PAUSE_S))
+        if calls:
+            row = {"asked": digest, "text": text, "failed": failed, "calls": calls}
+            own = fault is not None and fault.status in OF_ONE_PROMPT
+            with self._changed:
+                append_json_line(self.path, row | {"tokens": tokens})
+                self._failed = self._failed + (not own) if fault else 0
+        return Reply(text or "", failed)
+
+    def _begin(self, most: int) -> str:
+        """Take a request of `most` tokens from the budget; why that cannot be, "" for taken."""
+        with self._changed:
+            while True:
+                if self._failed >= MAX_FAILED:
+                    return f"not asked: the endpoint failed {MAX_FAILED} times in a row"
+                if self.spent_calls >= self.calls:
+                    return f"budget: {self.calls} calls are spent"
+                wanted = self.spent_tokens + self._held + most
+                if self.tokens is None or wanted <= self.tokens:
+                    break
+                if not self._held:
+                    return f"budget: {self.tokens} tokens are spent"
+                self._changed.wait()  # what is under way may cost less than it holds
+            self.spent_calls += 1
+            self._held += most
+            return ""
+
+    def _try(self, asked: dict, most: int) -> tuple[str | None, int, EndpointError | None]:
+        """(text, tokens, what went wrong) of one request."""
+        text, used, fault = None, most, None
+        try:
+            text, used = _read(self.endpoint.complete(**asked), most)
+        except EndpointError as error:
+            fault = error
+            used = most if error.status is None else 0  # late: the model may have said all of it
+        finally:
+            with self._changed:
+                self._held -= most
+                self.spent_tokens += used
+                self._changed.notify_all()
+        return text, used, fault
+
+    def _load(self) -> None:
+        """Take in the lines of earlier runs."""
+        for number, row in resume_json_lines(self.path):
+            try:
+                self.spent_calls += row["calls"]
+                self.spent_tokens += row["tokens"]
+                if not row["failed"]:
+                    self._asked[row["asked"]] = Future()
+                    self._asked[row["asked"]].set_result(Reply(str(row["text"])))
+            except (LookupError, TypeError) as error:
+                message = f"{self.path}, line {number} is no reply of ours ({error!r})"
+                raise ValueError(f"{message}: give a file of its own") from error
+
+
+def _most_tokens(asked: dict) -> int:
+    """The most that a request can cost: no token is less than a byte."""
+    said = sum(len(one["content"].encode("utf-8", "replace")) for one in asked["messages"])
+    return said + FRAME * len(asked["messages"]) + asked["max_tokens"]
+
+
+def _read(reply: dict | None, most: int) -> tuple[str, int]:
+    """(text, tokens) of a chat completion. EndpointError: it is none; another try may go well."""
+    try:
+        text = reply["choices"][0]["message"]["content"]
+        usage = reply.get("usage") or {}
+        used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
+    except (LookupError, TypeError, AttributeError):
+        text = None
+    if not isinstance(text, str):
+        raise EndpointError("a malformed reply")
+    counted = all(type(count) is int and count >= 0 for count in used)
+    return text, sum(used) if counted else most
