@@ -2,8 +2,9 @@
 
 WebShaper (arXiv 2507.15061, section 3.3) names two ways in which a multi-hop question is none: a
 *redundant* constant that another constant already leads to, and a *shortcut*, a constant that
-stands next to the target. WebSailor (2507.02592) and WebLeaper drop questions with several answers.
-Here all of it is decided by running the query, on sets or on SQLite, and not by a model.
+stands next to the target. The paper looks at the question's own edges; a fact that the question
+does not use is as short a way, and is looked for here too. WebSailor (2507.02592) and WebLeaper
+drop questions with several answers. Here all of it is decided by running the query, on sets or on SQLite, and not by a model.
 
 `effort` is what a question costs somebody who has only the tools. Left out: whether a search for
 the question's text finds the answer (`drlib.synthesis.quality` measures it), and whether a reader
@@ -11,11 +12,11 @@ knows the answer by heart.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import combinations
 
+from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -29,14 +30,16 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
+    numbers,
     rebuilt,
     subqueries,
     walk,
 )
-from drlib.worlds.graph import Graph, Node, inverse
+from drlib.worlds.graph import Graph, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
 
 TYPE_RELATIONS = {"kind of", "type of"}  # "is a territory" points at no single thing
+MAX_COINCIDENCES = 1  # of a query
 
 
 def answer_of(query: Query, graph: Graph) -> str | None:
@@ -45,27 +48,33 @@ def answer_of(query: Query, graph: Graph) -> str | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def faults(query: Query, graph: Graph, engine: SqlEngine | None = None) -> list[str]:
+def faults(
+    query: Query, graph: Graph, engine: SqlEngine | None = None, strict: bool = True
+) -> list[str]:
     """What is wrong with `query`; [] means verified. By sets, or by `engine`.
 
     "shallow": fewer than two look-ups follow each other. "redundant": a constant named twice, or
     two constants that a fact joins. "shortcut": a constant stands next to the target (other than to
-    say its kind), or one of several conditions has no other answer. "not unique": not exactly one
-    answer. "leak": a name of the answer, or of a single thing on the way to it, holds a name of a
-    constant or the other way round, as whole words without regard to case. "not minimal": without
-    one condition, at any depth, the answers are still the same (`weakened`), or a branch of a union
-    adds nothing.
+    say its kind), or one of several conditions has no other answer. "coincidence": more than one
+    condition hangs on an equal number (`coincidences`). "not unique": not exactly one answer.
+    "near": any fact of the graph joins the answer with a constant (`is_near`). "leak": a name of
+    the answer, or of a single thing on the way to it, says a name of a constant or the other way
+    round (`drlib.synthesis.giveaways`). "not minimal": without one condition, at any depth, the
+    answers are still the same (`weakened`), or a branch of a union adds nothing.
+
+    Not `strict`: without "near", "coincidence" and leaks by a stem. Small worlds are asked so
+    (`drlib.synthesis.conditions`): there nearly all things are near each other.
     """
     ask = engine.answers if engine else lambda part: evaluate_query(part, graph)
-    return list(dict.fromkeys(_faults(query, graph, ask)))
+    return list(dict.fromkeys(_faults(query, graph, ask, strict)))
 
 
-def first_fault(query: Query, graph: Graph) -> str:
+def first_fault(query: Query, graph: Graph, strict: bool = True) -> str:
     """The first fault of `query`, "" for none; the others are not looked for."""
-    return next(_faults(query, graph, lambda part: evaluate_query(part, graph)), "")
+    return next(_faults(query, graph, lambda part: evaluate_query(part, graph), strict), "")
 
 
-def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
+def _faults(query: Query, graph: Graph, ask: Callable, strict: bool) -> Iterator[str]:
     """The faults one by one, cheap checks first; `ask` gives the answers of a query."""
     if depth(query) < 2:
         yield "shallow"
@@ -74,18 +83,56 @@ def _faults(query: Query, graph: Graph, ask: Callable) -> Iterator[str]:
         yield "redundant"
     if target_edges(query):
         yield "shortcut"
+    if strict and coincidences(query, ask) > MAX_COINCIDENCES:
+        yield "coincidence"
     answers = ask(query)
     if len(answers) != 1:
         yield "not unique"
+    if strict and len(answers) == 1 and is_near(query, *answers, graph):
+        yield "near"
     told = [*named, *_exact_numbers(query)]
     hidden = sorted(_singles(query, ask) | answers)
-    if any(leaks(thing, name, graph) for thing in hidden for name in told):
+    if any(leaks(thing, name, graph, stems=strict) for thing in hidden for name in told):
         yield "leak"
     if any(ask(weaker) == answers for weaker in weakened(query)) or _has_idle_branch(query, ask):
         yield "not minimal"
     parts = conditions(query)
     if len(parts) > 1 and any(ask(part) == answers for part in parts):
         yield "shortcut"
+
+
+def is_near(query: Query, answer: str, graph: Graph) -> bool:
+    """Whether the page of a constant, or of a number that is named, shows `answer` or is shown by
+    it: any fact joins the two, other than one that says a kind. Of three look-ups and more also:
+    whether all constants are within two facts, so that none of them is worth so many. What is
+    counted has no page that could be near.
+    """
+    if isinstance(query, Count):
+        return False
+    told = {*constants(query), *_exact_numbers(query)}
+    around = graph.neighbours.get(answer, frozenset())
+    if any(_is_joined(answer, name, graph) for name in told & around):
+        return True
+    far = [name for name in told if around.isdisjoint(graph.neighbours.get(name, ()))]
+    return depth(query) > 2 and bool(told) and not far
+
+
+def _is_joined(answer: str, name: str, graph: Graph) -> bool:
+    """Whether a fact joins both, those that say a kind not counted."""
+    return any(
+        name in graph.values(answer, relation)
+        for relation in graph.relations[answer]
+        if not TYPE_RELATIONS & {relation, inverse(relation)}
+    )
+
+
+def coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> int:
+    """How many conditions of `query` hang on a number that two things happen to share: "whose
+    currency began in the year in which that of Peru ended". `ask` gives the answers of a query."""
+    return sum(
+        isinstance(part, Proj) and not _is_constant(part.of) and bool(numbers(ask(part.of)))
+        for part in walk(query)
+    )
 
 
 def _exact_numbers(query: Query) -> list[str]:
@@ -173,21 +220,6 @@ def constant_edges(query: Query, graph: Graph) -> int:
     """How many pairs of constants a fact joins."""
     near = graph.neighbours
     return sum(b in near.get(a, ()) for a, b in combinations(constants(query), 2))
-
-
-def leaks(answer: str, constant: str, graph: Graph) -> bool:
-    """Whether a name of one holds a name of the other, as whole words."""
-    names = _names(graph.nodes.get(answer) or Node(answer, ""))
-    others = _names(graph.nodes.get(constant) or Node(constant, ""))
-    return any(name in other or other in name for name in names for other in others)
-
-
-@lru_cache(maxsize=1 << 16)
-def _names(node: Node) -> tuple[str, ...]:
-    """Title and aliases as ` words with single spaces `, in one case."""
-    names = (node.title, *node.aliases)
-    words = {re.sub(r"[\W_]+", " ", f" {name.casefold()} ") for name in names}
-    return tuple(sorted(words - {" "}))
 
 
 @lru_cache(maxsize=1 << 12)

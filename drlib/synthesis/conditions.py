@@ -63,6 +63,8 @@ class ConditionQuestions:
                 max_effort=MAX_EFFORT,
                 asked=asked if split else None,
                 wording="brackets",
+                strict=False,  # in so small a world nearly all things are near each other
+                structure=True,
             )
         self.refused = 0  # questions that such searches do not answer
         self._tasks: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))

@@ -11,11 +11,11 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from drlib.synthesis.checks import effort, first_fault
+from drlib.synthesis.checks import coincidences, effort, first_fault
 from drlib.synthesis.expansion import can_be_asked_for, draft
-from drlib.synthesis.queries import Query, canonical, constants, depth, to_text
+from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
 from drlib.synthesis.read_back import grammar_of, word_question
 from drlib.synthesis.sentences import STYLES
@@ -23,11 +23,24 @@ from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
 from drlib.synthesis.wording import TEMPLATES, render_question
 from drlib.task import Task
-from drlib.worlds.graph import Graph
+from drlib.worlds.graph import VALUE, Graph
+from drlib.worlds.triples import OWN
 
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
+COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
+
+
+class _Rules(NamedTuple):
+    """What a question must be like, and the graph that it is asked about: its facts may be some of
+    those of `whole`, by which the question is checked."""
+
+    graph: Graph
+    whole: Graph
+    width: int
+    max_effort: float
+    strict: bool
 
 
 def side_of(answer: str) -> Split:
@@ -49,6 +62,8 @@ def synthesize_questions(
     asked: Collection[str] | None = None,
     at_least: int = 0,
     wording: Wording = "sentences",
+    structure: bool = False,
+    strict: bool = True,
 ) -> list[Task]:
     """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
     the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
@@ -64,6 +79,10 @@ def synthesize_questions(
         at_least: fewer questions than this are no use to the caller.
         wording: "sentences" for readers and large models, each proved to have one meaning
             (`drlib.synthesis.read_back`); "brackets" are the few words that a tiny policy learns.
+        structure: ask about links, sections, headings and tables of a folder's pages as well
+            (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
+        strict: no constant near the answer, no name that hints at it, few equal numbers
+            (`drlib.synthesis.checks.faults`); small worlds have not enough facts for that.
     ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}
@@ -71,7 +90,7 @@ def synthesize_questions(
         raise ValueError(
             f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
         )
-    graph = world.graph
+    graph = _asked_about(world.graph, structure)
     titles = sorted(graph.nodes) if graph is not None and graph.facts else []
     answers = [
         title
@@ -81,11 +100,13 @@ def synthesize_questions(
         and not graph.is_value(title)
         and can_be_asked_for(title, graph)
     ]
-    tally = Tally(answers=len(answers), quota=max(1, int(max_share * n)))
+    rules = _Rules(graph, world.graph, width, max_effort, strict)
+    left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
+    tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
     live = {hops: list(answers) for hops, share in shares.items() if share > 0}
-    tasks = _draw_all(world, live, wanted, rng, width, max_effort, tally, wording)
+    tasks = _draw_all(world, live, wanted, rng, rules, tally, wording)
     if len(tasks) < n:
         why = shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
@@ -94,13 +115,20 @@ def synthesize_questions(
     return tasks
 
 
+def _asked_about(graph: Graph | None, structure: bool) -> Graph | None:
+    """`graph` with the facts that questions may be about."""
+    if graph is None or structure or not any(relation in OWN for _, relation, _ in graph.facts):
+        return graph
+    pages = [node for node in graph.nodes.values() if node.kind != VALUE]
+    return Graph(pages, [fact for fact in graph.facts if fact[1] not in OWN])
+
+
 def _draw_all(
     world,
     live: dict[int, list[str]],
     wanted: list[int],
     rng: random.Random,
-    width: int,
-    max_effort: float,
+    rules: _Rules,
     tally: Tally,
     wording: Wording,
 ) -> list[Task]:
@@ -109,6 +137,7 @@ def _draw_all(
     misses: Counter[tuple[int, str]] = Counter()
     used: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
+    by_coincidence = 0
     while len(tasks) < len(wanted):
         hops = _depth_left(wanted[len(tasks)], live)
         if hops is None:
@@ -117,13 +146,17 @@ def _draw_all(
         answer = live[hops][spot]
         query, reason = None, "max_share"
         if used[answer] < tally.quota:
-            query, reason = _draw_query(answer, world.graph, rng, hops, width, max_effort)
+            query, reason = _draw_query(answer, rng, hops, rules)
+        coincides = query is not None and rules.strict and _coincides(query, rules.graph)
+        if coincides and by_coincidence >= COINCIDENCE_SHARE * len(wanted):
+            query, reason = None, "coincidence"
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
             question = _question(query, world, rng.randrange(TEMPLATES), wording)
             if question:
                 tasks[text] = _task(world, answer, query, text, question)
                 used[answer] += 1
+                by_coincidence += coincides
                 misses[hops, answer] = 0
                 continue
             reason = "no wording"
@@ -141,28 +174,37 @@ def _depth_left(wanted: int, live: Mapping[int, list[str]]) -> int | None:
     return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
 
 
+def _coincides(query: Query, graph: Graph) -> bool:
+    return coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+
+
 def _draw_query(
-    answer: str, graph: Graph, rng: random.Random, hops: int, width: int, max_effort: float
+    answer: str, rng: random.Random, hops: int, rules: _Rules
 ) -> tuple[Query | None, str]:
     """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
     found none)."""
+    graph, strict = rules.graph, rules.strict
     names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
-    query = draft(answer, graph, rng, max(2, hops - bool(names)), width)
+    query = draft(answer, graph, rng, max(2, hops - bool(names)), rules.width, strict)
     if query is None:
         return None, "no draft"
-    fault = first_fault(query, graph)
+    fault = first_fault(query, graph, strict)
     if fault:
         return None, fault
-    if effort(query, graph) > max_effort:
+    if effort(query, graph) > rules.max_effort:
         return None, "max_effort"
     for name in [*names, "deepen"]:
         if name == "deepen" and depth(query) == hops:
             continue
-        harder = OPERATORS[name](query, graph, rng)
-        if harder and depth(harder) <= hops and effort(harder, graph) <= max_effort:
+        harder = OPERATORS[name](query, graph, rng, strict)
+        if harder and depth(harder) <= hops and effort(harder, graph) <= rules.max_effort:
             query = harder
     if depth(query) != hops:
         return None, "too few look-ups"
+    if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
+        fault = first_fault(query, rules.whole, strict)
+        if fault or effort(query, rules.whole) > rules.max_effort:
+            return None, fault or "max_effort"
     return canonical(query), ""
 
 

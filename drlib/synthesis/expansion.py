@@ -14,7 +14,8 @@ import random
 from functools import lru_cache
 from typing import Literal
 
-from drlib.synthesis.checks import constant_edges, leaks, without_one
+from drlib.synthesis.checks import constant_edges, without_one
+from drlib.synthesis.giveaways import tells
 from drlib.synthesis.queries import (
     And,
     Proj,
@@ -23,6 +24,7 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
+    numbers,
     subqueries,
     substitute,
     walk,
@@ -34,6 +36,7 @@ MAX_KNOWN = 40  # conditions of a title that are looked at
 MAX_OPTIONS = 16  # of these, tried in one explanation
 SEVERAL = 10  # things that a vague description may fit
 MAX_CONSTANTS = 8  # that a question names
+NUMBER_WEIGHT = 0.02  # of a number as a clue, where a thing has 1: it leads on by coincidence only
 
 # How a constant is told: (conditions at least, things at most that may fulfil them).
 ALONE = (1, 1)
@@ -63,7 +66,7 @@ def known_by(title: str, graph: Graph) -> tuple[KnownFact, ...]:
                 continue
             fulfil = graph.values(value, inverse(relation))
             leads_on = len(fulfil) > 1 or not graph.is_value(value)
-            if leads_on and len(fulfil) <= HUB and not leaks(title, value, graph):
+            if leads_on and len(fulfil) <= HUB and not tells(title, value, graph):
                 found.append((Proj(inverse(relation), value), fulfil))
     rng = random.Random(f"known-{title}")
     return tuple(rng.sample(found, min(MAX_KNOWN, len(found))))
@@ -83,13 +86,19 @@ def explain(
     least: int,
     most: int,
     few: int = 1,
+    things_first: bool = False,
 ) -> Query | None:
     """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
-    none alone. `banned` constants are not used. None: this draw found none."""
+    none alone. `banned` constants are not used; `things_first`: numbers hardly ever (what has an
+    equal year has little else in common). None: this draw found none."""
     options = [row for row in known_by(title, graph) if row[0].of not in banned]
+    if things_first:
+        tried = _things_first(options, rng)
+    else:
+        tried = rng.sample(options, min(len(options), MAX_OPTIONS))
     chosen: list[KnownFact] = []
     left = None  # what fulfils all of `chosen`
-    for part, fulfil in rng.sample(options, min(len(options), MAX_OPTIONS)):
+    for part, fulfil in tried:
         tells_alone = len(fulfil) <= few
         if tells_alone and (chosen or least > 1):
             continue
@@ -102,6 +111,16 @@ def explain(
         if few < len(rest) and len(rows) < most and narrows:
             chosen, left = rows, rest
     return None
+
+
+def _things_first(options: list[KnownFact], rng: random.Random) -> list[KnownFact]:
+    """`MAX_OPTIONS` of `options` in a random order in which each number has a small weight (the
+    weighted sample of Efraimidis and Spirakis, 2006)."""
+
+    def place(row: KnownFact) -> float:
+        return -(rng.random() ** (1 / (NUMBER_WEIGHT if numbers([row[0].of]) else 1)))
+
+    return sorted(options, key=place)[:MAX_OPTIONS]
 
 
 def _joined(rows: list[KnownFact]) -> Query:
@@ -133,9 +152,15 @@ def layers(query: Query, above: int = 0) -> list[tuple[int, str]]:
 
 
 def expand(
-    query: Query, graph: Graph, rng: random.Random, order: Order = "layer", width: int = 2
+    query: Query,
+    graph: Graph,
+    rng: random.Random,
+    order: Order = "layer",
+    width: int = 2,
+    strict: bool = True,
 ) -> Query | None:
-    """One expansion that keeps the answer; None: this draw found none.
+    """One expansion that keeps the answer; None: this draw found none. `strict`: things rather than
+    numbers take a constant's place.
 
     `layer` replaces all constants that are nearest to the target, `sequential` only the last one;
     `random` adds a true condition to any constant or to the target and replaces nothing.
@@ -151,7 +176,7 @@ def expand(
         names = [name for above, name in rows if above == nearest]
     new = query
     for name in names:
-        told = _told(new, name, graph, rng, banned, width)
+        told = _told(new, name, graph, rng, banned, width, strict)
         if told is None:
             return None
         new = substitute(new, name, told)
@@ -174,7 +199,13 @@ def _with_one_more(
 
 
 def _told(
-    query: Query, name: str, graph: Graph, rng: random.Random, banned: frozenset[str], width: int
+    query: Query,
+    name: str,
+    graph: Graph,
+    rng: random.Random,
+    banned: frozenset[str],
+    width: int,
+    strict: bool,
 ) -> Query | None:
     """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
     answers = evaluate_query(query, graph)
@@ -183,7 +214,7 @@ def _told(
         return evaluate_query(substitute(query, name, part), graph) == answers
 
     for least, few in rng.choice(WAYS):
-        told = explain(name, graph, rng, banned, least, width, few)
+        told = explain(name, graph, rng, banned, least, width, few, strict)
         if told is None or not keeps_the_answer(told):
             continue
         weaker = without_one(told) if isinstance(told, And) else ()
@@ -192,13 +223,22 @@ def _told(
     return None
 
 
-def draft(answer: str, graph: Graph, rng: random.Random, hops: int, width: int = 3) -> Query | None:
-    """A query of `hops` look-ups for `answer`, not checked; None: this draw found none."""
+def draft(
+    answer: str,
+    graph: Graph,
+    rng: random.Random,
+    hops: int,
+    width: int = 3,
+    strict: bool = True,
+) -> Query | None:
+    """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
+    of things rather than of numbers."""
     least = rng.randint(2, width)
-    query = explain(answer, graph, rng, frozenset((answer,)), least, width)
+    banned = frozenset((answer,))
+    query = explain(answer, graph, rng, banned, least, width, things_first=strict)
     while query is not None and depth(query) < hops:
         whole_layer = depth(query) == 1 or rng.random() < LAYER_SHARE
-        query = expand(query, graph, rng, "layer" if whole_layer else "sequential")
+        query = expand(query, graph, rng, "layer" if whole_layer else "sequential", strict=strict)
     if query is None or len(constants(query)) > MAX_CONSTANTS:
         return None
     return query

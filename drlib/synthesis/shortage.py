@@ -28,12 +28,14 @@ DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults o
 @dataclass
 class Tally:
     """`answers`: pages that can be asked for; `quota`: questions that one of them may have;
+    `structure_left_out`: facts of links, sections and the like that were not asked about;
     `reasons`: why draws gave no question (a key of `DRAW_OUTCOMES`, or a fault of
     `drlib.synthesis.checks`) -> how many did."""
 
     answers: int
     quota: int
     reasons: Counter[str] = field(default_factory=Counter)
+    structure_left_out: int = 0
 
 
 def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
@@ -51,6 +53,11 @@ def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
             *_about_draws(tasks, tally),
             _about_facts(graph),
         ]
+    if tally.structure_left_out:
+        lines.append(
+            f"Of these {len(graph.facts)} facts {tally.structure_left_out} are the folder's own "
+            "(links, sections, headings, tables), and not asked about unless structure=True."
+        )
     skipped = getattr(getattr(world, "changes", None), "skipped", None)
     if skipped:
         lines.append(f"Files left out: {len(skipped)} (world.changes.skipped says why).")
@@ -107,6 +114,8 @@ def _remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
     if graph is None or not graph.facts or getattr(world, "scheme", "") == "folder":
         todo += _folder_remedies(graph)
     knobs = [name for name in ("max_share", "max_effort") if tally.reasons[name]]
+    if tally.structure_left_out:
+        todo.append("ask about links and sections too (structure=True)")
     if tally.answers:
         todo.append(f"allow more: {', '.join([*knobs, 'width'])}")
     if tasks:

@@ -37,16 +37,19 @@ from drlib.worlds.graph import Graph, inverse
 
 CONSTANTS_TRIED = 3  # by an operator, of one question
 DRAWS_A_STAGE = 20  # of a round, until a stage is left out
-OPERATORS: dict[str, Callable[[Query, Graph, random.Random], Query | None]] = {}
+OPERATORS: dict[str, Callable[..., Query | None]] = {}
 
 
 def operator(make: Callable) -> Callable:
     """`make(constant, graph, rng, banned)`, which says a constant in another way, as an operator
-    (query, graph, rng) -> the harder query that passes all checks, or None: this draw found none.
+    (query, graph, rng, strict=True) -> the harder query that passes all checks, or None: this draw
+    found none.
     """
 
     @wraps(make)
-    def upgrade(query: Query, graph: Graph, rng: random.Random) -> Query | None:
+    def upgrade(
+        query: Query, graph: Graph, rng: random.Random, strict: bool = True
+    ) -> Query | None:
         banned = met(query, graph)
         named = constants(query)
         for name in rng.sample(named, min(CONSTANTS_TRIED, len(named))):
@@ -58,7 +61,7 @@ def operator(make: Callable) -> Callable:
             if told is None:
                 continue
             new = substitute(query, old, told)
-            if is_better(new, query, graph):
+            if is_better(new, query, graph, strict):
                 return new
         return None
 
@@ -73,9 +76,11 @@ def _range_for(condition: Query, numbers_: Range) -> Range | None:
     return replace(numbers_, relation=inverse(condition.relation))
 
 
-def is_better(new: Query, query: Query, graph: Graph) -> bool:
+def is_better(new: Query, query: Query, graph: Graph, strict: bool = True) -> bool:
     """Whether `new` has the answer of `query`, no fault, and costs a solver more pages."""
-    if evaluate_query(new, graph) != evaluate_query(query, graph) or first_fault(new, graph):
+    if evaluate_query(new, graph) != evaluate_query(query, graph):
+        return False
+    if first_fault(new, graph, strict):
         return False
     return effort(query, graph) < effort(new, graph) < math.inf
 
