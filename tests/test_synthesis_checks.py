@@ -10,16 +10,18 @@ import pytest
 
 from drlib.synthesis.checks import (
     answer_of,
+    coincidences,
     conditions,
     constant_edges,
     effort,
     faults,
     first_fault,
-    leaks,
+    is_near,
     page_parts,
     target_edges,
     weakened,
 )
+from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -102,7 +104,7 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
     ("query", "right"),
     [
         # one look-up is none; the founding year alone tells
-        (And((Proj("currency of", "Krona"), OLD)), {"shallow", "shortcut", "not minimal"}),
+        (And((Proj("currency of", "Krona"), OLD)), {"shallow", "shortcut", "near", "not minimal"}),
         # two answers, one of them named; no answer
         (And((MONEY, TONGUE)), {"not unique", "leak"}),
         (And((MONEY, Proj("place", Proj("place of", "Dland")))), {"not unique", "leak"}),
@@ -128,10 +130,10 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
             {"not minimal", "leak"},
         ),
         # a constant, or a union of them, beside the target
-        (And((Proj("language of", "Danish"), MONEY, SPOKEN)), {"shortcut"}),
+        (And((Proj("language of", "Danish"), MONEY, SPOKEN)), {"shortcut", "near"}),
         (
             And((Proj("language of", Or(("Danish", "Norse"))), MONEY, SPOKEN)),
-            {"shortcut", "not minimal"},
+            {"shortcut", "near", "not minimal"},
         ),  # nobody speaks Norse
         (And(("Bland", MONEY)), {"shortcut", "leak", "not minimal"}),
         (Diff(And((TONGUE, SPOKEN)), Proj("currency of", "Peso")), {"shortcut", "redundant"}),
@@ -157,7 +159,7 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
             And(
                 (MONEY, TONGUE, SPOKEN, Proj("kind of", Proj("kind", Proj("place", "Bland City"))))
             ),
-            {"leak", "not minimal"},
+            {"leak", "near", "not minimal"},
         ),
     ],
 )
@@ -183,11 +185,74 @@ def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
         Node("!", "x"),
     ]
     graph = Graph(nodes, [])
-    leaking = {title for title in graph.nodes if leaks("Niger", title, graph)}
+    leaking = {title for title in graph.nodes if leaks("Niger", title, graph, stems=False)}
     assert leaking == {"Niger", "niger river", "The Republic", "Ne_Win"}
-    assert {t for t in graph.nodes if leaks(t, "Niger", graph)} == leaking
+    assert {t for t in graph.nodes if leaks(t, "Niger", graph, stems=False)} == leaking
+    assert {t for t in graph.nodes if leaks(t, "Niger", graph)} == leaking | {"Nigeria"}
     assert leaks("5", "Section 5", graph) and not leaks("5", "15", graph)
     assert not leaks("€", "!", graph)  # signs are no words
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "hint"),
+    [
+        ("Israel", "Israeli New Shekel", True),
+        ("Norway", "Norwegian Krone", True),
+        ("Python", "pythonic", True),
+        ("Bosnia & Herzegovina", "Bosnia-Herzegovina Convertible Mark (1992–1998)", True),
+        ("Côte d’Or", "Cote d'Or wine", True),
+        ("South Africa", "South Sudan", False),  # a plain word and one of no common stem
+        ("Republic", "Dominican Republic", False),  # nothing but a plain word
+        ("Mali", "Maldives", False),  # three letters
+        ("Montserrat", "Montenegro", False),  # four letters of ten
+        ("France", "Swiss Franc", False),
+        ("Number 1234", "Number 1235", False),  # digits have no stem
+        ("Costa Rica", "Costa Verde", False),  # one word of two
+    ],
+)
+def test_hints_are_stems_of_all_words_that_say_something(one, other, hint):
+    graph = Graph([Node(one, "x"), Node(other, "y")], [])
+    assert leaks(one, other, graph) == leaks(other, one, graph)
+    if not leaks(one, other, graph, stems=False):
+        assert leaks(one, other, graph) == hint
+
+
+def test_a_fact_that_the_question_does_not_use_is_a_shortcut_too():
+    """Fort trades in pesos, as Dland does. That Fort's twin lies in Bland is not asked about."""
+    query = And((MONEY, TONGUE, Proj("language of", Proj("speech", "Fort"))))
+    assert "near" not in both(query) and evaluate_query(query, GRAPH) == {"Bland"}
+    nearer = Graph(GRAPH.nodes.values(), [*GRAPH.facts, ("Bland", "twin", "Fort")])
+    assert evaluate_query(query, nearer) == {"Bland"} and "near" in both(query, nearer)
+    assert "near" not in faults(query, nearer, strict=False)
+    # a kind may join them, and so may a fact about something else
+    kind = Graph(GRAPH.nodes.values(), [*GRAPH.facts, ("Bland", "kind", "Fort")])
+    assert "near" not in both(query, kind)
+
+
+def test_of_three_look_ups_one_constant_at_least_is_three_facts_away():
+    nodes = [Node(t, "x") for t in "abcdef"]
+    chain = [("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d")]
+    query = Proj("r of", Proj("r of", Proj("r of", "d")))
+    assert not is_near(query, "a", Graph(nodes, chain))
+    short = Graph(nodes, [*chain, ("d", "s", "b")])  # a - b - d
+    assert is_near(query, "a", short)
+    two = And((query, Proj("r of", Proj("s", "e"))))
+    assert not is_near(two, "a", Graph(nodes, [*short.facts, ("e", "s", "f")]))  # e is far away
+    assert not is_near(Proj("r of", Proj("r of", "c")), "a", short)  # two look-ups may be so near
+    assert not is_near(Count(query), "1", short)
+
+
+def test_a_number_that_two_things_share_is_a_coincidence():
+    def count(query):
+        return coincidences(query, lambda part: evaluate_query(part, GRAPH))
+
+    same_year = Proj("since of", Proj("since", "Aland"))
+    assert count(same_year) == 1 and count(And((same_year, same_year))) == 2
+    assert count(Proj("since of", "1921")) == 0 == count(MONEY)  # a year that is said; a thing
+    twice = And((same_year, Proj("since of", Proj("since", Proj("place", "Aland City")))))
+    assert "coincidence" in both(twice)
+    assert "coincidence" not in both(And((same_year, MONEY)))
+    assert "coincidence" not in faults(twice, GRAPH, strict=False)
 
 
 def test_weakened_leaves_out_one_condition():

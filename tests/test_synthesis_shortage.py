@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_synthesis_shortage.py
 """
 
 import json
+import math
 import posixpath
 import re
 import warnings
@@ -16,7 +17,7 @@ import pytest
 
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.checks import faults
-from drlib.synthesis.queries import from_text
+from drlib.synthesis.queries import Proj, from_text, walk
 from drlib.worlds import Graph, Node, load_world
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -81,7 +82,7 @@ def asked_for(folder, n=200, **options):
     """(world, questions, what the warning said)"""
     world = load_world(f"folder:{folder}")
     with pytest.warns(UserWarning) as caught:
-        tasks = synthesize_questions(world, n, seed=0, depth=3, **options)
+        tasks = synthesize_questions(world, n, seed=0, depth=3, **{"structure": True} | options)
     (warning,) = caught
     assert warning.filename == __file__  # it points at the caller
     return world, tasks, str(warning.message)
@@ -93,23 +94,36 @@ def readme_snippet():
     return snippet
 
 
+def notes_with_front_matter(folder):
+    for number, path in enumerate(sorted(notes(folder).glob("*.md"))):
+        front = f"---\nauthor: Author {number % 3}\nseason: Season {number % 4}\n"
+        path.write_text(f"{front}tags: [{'ab'[number % 2]} kind]\n---\n{path.read_text()}")
+    return folder
+
+
+@pytest.mark.parametrize("structure", [False, True])
 @pytest.mark.parametrize("make", [notes, docs_tree, plain_texts])
-def test_the_readmes_snippet_runs_on_small_folders(make, tmp_path, monkeypatch, capsys):
+def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, monkeypatch, capsys):
+    """As it stands, where the warning names structure=True if that would help, and with it."""
     make(tmp_path / "notes")
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        exec(compile(readme_snippet(), "snippet", "exec"), {})
+        snippet = re.sub(r"depth=3(, structure=\w+)?", f"depth=3, {structure=}", readme_snippet())
+        assert f"{structure=}" in snippet
+        exec(compile(snippet, "snippet", "exec"), {})
     (warning,) = [w for w in caught if w.category is UserWarning]
     found = int(re.search(r"gives (?:only )?(\d+) of 200", str(warning.message))[1])
     assert len(capsys.readouterr().out.splitlines()) == min(found, 3)
-    if make is plain_texts:
+    advised = "structure=True" in str(warning.message)
+    assert advised == (make is not plain_texts and not structure)
+    if make is plain_texts or not structure:
         assert found == 0
     else:
         assert json.loads((tmp_path / "quality_report.json").read_text())["questions"] == found
 
 
-@pytest.mark.parametrize("make, least", [(notes, 10), (docs_tree, 14)])
+@pytest.mark.parametrize("make, least", [(notes, 9), (docs_tree, 14)])
 def test_what_was_found_is_returned_verified(make, least, tmp_path):
     world, tasks, said = asked_for(make(tmp_path))
     assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
@@ -158,15 +172,36 @@ def test_what_the_warning_advises_helps(tmp_path):
     assert len(most) > len(more)
 
 
+def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path):
+    """Beside front matter, links are facts too: without `structure` no question is about them, but
+    by all of them no constant is near. (What an author wrote no page lists: infinite effort.)"""
+    world, tasks, said = asked_for(
+        notes_with_front_matter(tmp_path), structure=False, max_effort=math.inf
+    )
+    used = {
+        part.relation for task in tasks for part in walk(from_text(task.query)) if is_step(part)
+    }
+    assert used and used <= {"author", "author of", "season", "season of", "tags", "tags of"}
+    assert "are the folder's own" in said and "(structure=True)" in said
+    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    _, with_links, said = asked_for(tmp_path)
+    used = {part.relation for t in with_links for part in walk(from_text(t.query)) if is_step(part)}
+    assert used & {"link", "link of"} and "structure=True" not in said
+
+
+def is_step(part):
+    return isinstance(part, Proj)
+
+
 def test_a_caller_that_must_have_them_gets_an_error_with_the_remedy(tmp_path):
     world = load_world(f"folder:{notes(tmp_path)}")
     with pytest.raises(ValueError, match=r"(?s)only \d+ of 200.*What helps: .*\n200 questions are"):
-        synthesize_questions(world, 200, 0, at_least=200)
+        synthesize_questions(world, 200, 0, at_least=200, structure=True)
     with pytest.warns(UserWarning, match="of 200"):
-        assert len(synthesize_questions(world, 200, 0, at_least=5)) >= 5
+        assert len(synthesize_questions(world, 200, 0, at_least=5, structure=True)) >= 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(synthesize_questions(world, 2, 0, at_least=2)) == 2
+        assert len(synthesize_questions(world, 2, 0, at_least=2, structure=True)) == 2
 
 
 def test_a_world_without_a_graph_says_what_to_do():

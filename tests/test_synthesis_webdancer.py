@@ -173,7 +173,7 @@ def test_typed_questions_are_verified_on_the_links(cldr):
         else:
             found = links[first] & links[second]
         assert answer == str(len(found)) if kind == "count" else {answer} == found
-        assert {*faults(query, graph)} <= {"shallow", "shortcut"}
+        assert {*faults(query, graph)} <= {"shallow", "shortcut", "near"}
         assert all(says(question, name) for name in constants(query))
     assert made == crawl_questions(graph, 12, random.Random(0))
 

@@ -135,7 +135,7 @@ def questions(make, subgraphs, graph):
 
 
 def test_a_cycle_is_asked_as_two_paths_that_meet(graph, subgraphs):
-    made = list(questions(cyclic_question, subgraphs[:8], graph))
+    made = list(questions(cyclic_question, subgraphs, graph))
     assert len(made) >= 3
     for focus, query in made:
         assert answers(query, graph) == {focus}  # brute force over all nodes

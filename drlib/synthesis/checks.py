@@ -4,7 +4,8 @@ WebShaper (arXiv 2507.15061, section 3.3) names two ways in which a multi-hop qu
 *redundant* constant that another constant already leads to, and a *shortcut*, a constant that
 stands next to the target. The paper looks at the question's own edges; a fact that the question
 does not use is as short a way, and is looked for here too. WebSailor (2507.02592) and WebLeaper
-drop questions with several answers. Here all of it is decided by running the query, on sets or on SQLite, and not by a model.
+drop questions with several answers. Here all of it is decided by running the query, on sets or on
+SQLite, and not by a model.
 
 `effort` is what a question costs somebody who has only the tools. Left out: whether a search for
 the question's text finds the answer (`drlib.synthesis.quality` measures it), and whether a reader

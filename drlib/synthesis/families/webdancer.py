@@ -134,7 +134,7 @@ def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
         kind = CRAWL_TYPES[len(found) % len(CRAWL_TYPES)]
         query = _crawl_query(kind, rng.choice(shared), graph, rng)
         # links are what is asked for, so few clicks and constants beside the answer are no faults
-        if query is not None and {*faults(query, graph)} <= {"shallow", "shortcut"}:
+        if query is not None and {*faults(query, graph)} <= {"shallow", "shortcut", "near"}:
             found[query] = {
                 "question": render_question(query, graph, rng.randrange(TEMPLATES)),
                 "answer": answer_of(query, graph),
