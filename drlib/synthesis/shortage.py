@@ -5,15 +5,16 @@ has them all. So the account goes from the pages (how many can be asked for) ove
 came of them) to the facts (which of them several pages share), and ends with what to do.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drlib.task import Task
-from drlib.worlds.graph import Graph
+from drlib.worlds.graph import VALUE, Graph, inverse
 
 SHOWN = 4  # reasons and relations that are named, most frequent first
 FOLDER_RELATIONS = ("link", "section", "heading")  # what every folder with headings and links has
+LONGEST_REASON = 120  # characters of why a file is left out
 RARE = 0.01  # a reason of fewer draws is not worth a word
 DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults of the query
     "no draft": "no few facts that tell the page from all others",
@@ -40,8 +41,8 @@ def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
     graph = world.graph
     if graph is None or not graph.facts:
         lines = [
-            f"world {world.name!r} has no graph: nothing joins its pages, so it gives 0 of {n} "
-            "questions."
+            f"world {world.name!r} has no graph: it has not one fact, and nothing joins its pages, "
+            f"so it gives 0 of {n} questions."
         ]
     else:
         lines = [
@@ -52,7 +53,7 @@ def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
         ]
     skipped = getattr(getattr(world, "changes", None), "skipped", None)
     if skipped:
-        lines.append(f"Files left out: {len(skipped)} (world.changes.skipped says why).")
+        lines.append(_about_files(skipped))
     return "\n".join([*lines, _remedies(world, tasks, tally)])
 
 
@@ -96,7 +97,38 @@ def _about_facts(graph: Graph) -> str:
         named.append(f"{count} {relation} ({shared} shared)")
     more = len(counts) - SHOWN
     named += [f"{more} other relations"] if more > 0 else []
-    return f"Facts, and those whose value several pages have: {', '.join(named)}."
+    text = f"Facts, and those whose value several pages have: {', '.join(named)}."
+    kinds = {kind: len(titles) for kind, titles in graph.kinds.items() if kind != VALUE}
+    most = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+    things = [f"{kinds[kind]} {kind}" for kind in most[:SHOWN]]
+    things += [f"{len(most) - SHOWN} other kinds"] if len(most) > SHOWN else []
+    return f"{text} They are about, by kind: {', '.join(things)}. {_about_clues(graph)}"
+
+
+def _about_clues(graph: Graph) -> str:
+    """The relations that can be clues: some value of them is that of several things."""
+    counts = {
+        relation: sum(len(some) for some in holders.values() if len(some) > 1)
+        for relation, holders in graph.adjacent.items()
+    }
+    clues = sorted((r for r in counts if counts[r]), key=lambda r: (-counts[r], r))
+    if not clues:
+        return "So nothing can be asked: no two of them have a value in common."
+    named = [inverse(relation) for relation in clues[:SHOWN]]
+    more = f" and {len(clues) - SHOWN} more" if len(clues) > SHOWN else ""
+    return f"So questions can go by: {', '.join(named)}{more}."
+
+
+def _about_files(skipped: Mapping[str, str]) -> str:
+    """How many files are left out, by reason, and the first of each."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, reason in sorted(skipped.items()):
+        found[reason.split("; ")[0][:LONGEST_REASON]].append(name)
+    most = sorted(found.items(), key=lambda row: (-len(row[1]), row[0]))
+    named = [f"{len(names)} ({names[0]!r:.80}: {reason})" for reason, names in most[:SHOWN]]
+    more = [f"{len(most) - SHOWN} other reasons"] if len(most) > SHOWN else []
+    listed = ", ".join([*named, *more])
+    return f"Files left out: {len(skipped)} (world.changes.skipped says why): {listed}."
 
 
 def _remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
@@ -118,8 +150,8 @@ def _folder_remedies(graph: Graph | None) -> list[str]:
     todo = []
     if not relations:
         todo.append(
-            "write the pages as Markdown, rst or HTML with links or tables (plain text, PDF and "
-            "docx give pages without facts)"
+            "write the pages as Markdown, rst or HTML with links or tables, or put a csv, xlsx or "
+            "json table beside them (plain text, PDF and docx give pages without facts)"
         )
     elif "link" not in relations:
         todo.append("link the pages to each other, as in [soil](soil.md)")

@@ -1,8 +1,9 @@
-"""A user's own folder as a world: md, txt, rst, html, pdf, ipynb and docx, cut into chunks.
+"""A user's own folder as a world: texts, pages, PDFs, notebooks and tables, cut into chunks.
 
 `drlib.worlds.chunking` says what a chunk is and which facts need no model. With an
 OpenAI-compatible endpoint (`drlib.worlds.triples`) there is also what a model finds in the texts,
-as far as it quotes them.
+as far as it quotes them. `drlib.worlds.joining` makes the files one world: links by name, and
+values that name a page or a row.
 
 The folder is never written to: the index lies at `index_path` or in memory. Left out: symbolic
 links and hidden folders.
@@ -27,7 +28,8 @@ VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 MAX_TEXT = 5_000_000  # characters kept of its text
-PLAIN = (".md", ".rst", ".txt")  # read without a library
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".heic", ".svg")
+PLAIN = (".md", ".mdx", ".rst", ".txt")  # read without a library
 
 
 def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **options) -> Library:
@@ -122,6 +124,8 @@ def _source(folder: Path, path: Path) -> str:
 def _text(path: Path, suffix: str, parser: Parser) -> str:
     """A file as Markdown, rst or plain text; `Skip` with the reason why there is none."""
     try:
+        if suffix in PICTURES:
+            raise Skip("a picture: words in it are not read, write them into a text")
         if suffix not in OUTLINES or not stat.S_ISREG(path.lstat().st_mode):
             known = f"no regular file of type {' '.join(OUTLINES)}"
             raise Skip(f"{known}; links are not followed, hidden and closed folders not entered")

@@ -229,6 +229,13 @@ def _pdf(data: bytes, _charset: str, _allowed: dict) -> tuple[str, str]:
     return title, "\n\n".join(page.extract_text() for page in reader.pages)
 
 
+def _pdf_with_text(data: bytes, charset: str, allowed: dict) -> tuple[str, str]:
+    title, text = _pdf(data, charset, allowed)
+    if not text.strip():
+        raise Unreadable("refused", "no text in it, its pages are pictures: run OCR over it first")
+    return title, text
+
+
 def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.ZipFile:
     """An opened archive of few, small members inside it; of `office`, with XML free of entities."""
     archive = zipfile.ZipFile(io.BytesIO(data))
@@ -354,7 +361,7 @@ OUTLINES = {
     ".html": _outline,
     ".htm": _outline,
     ".ipynb": _notebook,
-    ".pdf": _pdf,
+    ".pdf": _pdf_with_text,
     ".docx": _docx,
     **{kind: _as_markdown(kind) for kind in TABLES},
 }
