@@ -93,6 +93,14 @@ def test_links_by_name_lead_to_the_one_page_of_that_name(link, target, tmp_path)
         assert world.page(url).title == target and target in world.links("start.md")
 
 
+def test_a_page_of_mdx_begins_with_its_heading():
+    part = chunks(
+        "a.mdx", "---\ntag: x\n---\nimport X from '@x';\nexport const y = 1;\n\n# A\n\nimport b"
+    )
+    assert [d.title for d in part.documents] == ["a.mdx"]
+    assert part.documents[0].text == "A\n\nimport b"
+
+
 def test_labels_of_rst(tmp_path):
     text = (
         ".. _lab:\n\nTop\n===\n\n.. _low one:\n\nLow\n---\n\n:ref:`the top <lab>` :ref:`low one`\n"
@@ -140,6 +148,7 @@ WORLD = {
     "|Note G|Countess of Lovelace|1843|\n",
     "born.csv": "name,birth year,city\nAda Lovelace,1815,London\nJohn Doe,1900,Paris\n",
     "cities.csv": "city,country\nLondon,England\nParis,France\n",
+    "book.md": "---\nhero: 'born.csv: Ada Lovelace'\n---\n",
     "seine.csv": "river town,river\nParis,Seine\n",
 }
 
@@ -150,6 +159,7 @@ def test_rows_pages_and_values_of_one_name_are_one_thing(tmp_path):
     assert graph.values("machines.md: Engine One", "Inventor") == {"people/babbage.md"}
     assert graph.values("machines.md: Note G", "Inventor") == {ada}
     assert graph.values(ada, "city") == {london} and graph.values(ada, "birth year") == {"1815"}
+    assert graph.values("book.md", "hero") == {ada}  # by the title of her row
     assert graph.values(ada, "friend") == {"people/babbage.md"}
     assert graph.values(london, "country") == {"England"}  # two hops further than Note G
     assert graph.values("born.csv: Ada Lovelace", "same as") == {ada}
