@@ -88,6 +88,7 @@ IN_EXTRA = {
     "openpyxl": "docs",
     "trafilatura": "docs",
     "bs4": "docs",
+    "charset_normalizer": "docs",
     "libzim": "zim",
     "bm25s": "search",
     "ray": "cluster",
@@ -102,6 +103,7 @@ DISTRIBUTIONS = {
     "traitlets": "ipykernel",
     "bs4": "beautifulsoup4",
     "prometheus_client": "prometheus-client",
+    "charset_normalizer": "charset-normalizer",
 }
 
 

@@ -49,6 +49,7 @@ HEADING = re.compile(r"(#{1,6})[ \t]+([^{]*[^{#\s])[ \t#]*(?:\{#([^\s{}]*)\})?\s
 UNDERLINE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*")
 NO_HEADINGS = tuple("|>- \t\0")  # how a line begins that is none, though a rule follows it
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
+MDX_IMPORT = re.compile(r"(?m)\A(?:[ \t]*\n|(?:import|export)[ \t].*(?:\n|\Z))+")
 RST_DOC = re.compile(r":doc:`(?:([^`<>\n]{1,200}) <)?([^`<>\s]{1,300})>?`")
 RST_REF = re.compile(r":ref:`(?:([^`<>\n]{1,200}) <)?([^`<>\n]{1,200})>?`")
 RST_LABEL = re.compile(r"\.\. _`?([^`:\n]{1,200})`?:\s*")
@@ -68,6 +69,8 @@ def chunks(source: str, text: str) -> Part:
         rows, kept, text = _front_matter(source, text)
         file.names += [value for relation, value in rows if relation.casefold() in NAMING]
         file.facts += [(source, *row) for row in rows]
+        if suffix_of(source) == ".mdx":
+            text = MDX_IMPORT.sub("", text)  # a heading is to be the first thing
         first, *others = _sections(text, is_rst=suffix_of(source) == ".rst")
         file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
         for section in others:

@@ -22,7 +22,8 @@ from collections.abc import Iterable
 
 from drlib.worlds.chunking import NAMING
 from drlib.worlds.graph import Fact, Node
-from drlib.worlds.linking import WIKI_LINK, names_in
+from drlib.worlds.linking import WIKI_LINK, names_in, suffix_of
+from drlib.worlds.reading import TABLES
 from drlib.worlds.sheets import HAS_LETTER
 from drlib.worlds.store import Part, Store
 from drlib.worlds.triples import OWN
@@ -171,8 +172,11 @@ class _Names:
         return rows[0] if rows else _only(() if pages else self._sections.get(folded))
 
     def _pages(self, folded: str) -> set[str]:
-        """Those that a name means: what a page calls itself counts more than its file's name."""
-        return self._called.get(folded) or self._stems.get(folded) or set()
+        """Those that a name means: what a page calls itself counts more than its file's name, and
+        the name of a table says what its rows are rather than what it is."""
+        stems = self._stems.get(folded, ())
+        called = self._called.get(folded)
+        return called or {title for title in stems if suffix_of(title) not in TABLES}
 
     def doubles(self) -> Iterable[tuple[str, str]]:
         """(row or entity, the thing of the same name), for all but these things."""

@@ -113,6 +113,8 @@ def of_wiki(source: str, match: re.Match) -> Address | None:
     """What a wiki link in `source` means: a name, or a section of the same file."""
     name, heading = match[1].strip().rstrip("\\"), match[2]
     anchor = f"#{slug(heading.rpartition('#')[2].strip())}" if heading else ""
+    if match[0].startswith("!") and suffix_of(name) not in ("", *OUTLINES):
+        return None  # a picture, shown
     if not name:
         return Address(f"{source}{anchor}", False) if anchor else None
     return Address(f"{name}{anchor}", True)

@@ -49,7 +49,7 @@ class Unreadable(Exception):
 
 def require_libraries() -> None:
     """ImportError that names the remedy when a parsing library is missing."""
-    wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl")
+    wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl", "charset_normalizer")
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'{", ".join(missing)} missing: pip install "drlib[docs]"')
