@@ -27,7 +27,7 @@ from drlib.synthesis.queries import (
     to_text,
 )
 from drlib.synthesis.replies import MAX_FAILED, Replies
-from drlib.synthesis.rewriting import Rewriter, _hidden_names, _read_query, _same_question
+from drlib.synthesis.rewriting import Rewriter, hidden_names, read_query, same_question
 from drlib.synthesis.wording import render_question
 from drlib.task import Task
 from tests.rewriting_examples import (
@@ -332,19 +332,19 @@ def test_the_same_question_is_the_same_on_every_graph():
     rng, same = random.Random(3), 0
     for _ in range(3000):
         a, b = (any_query(GRAPH, rng, 2) for _ in range(2))
-        if _same_question(a, b):
+        if same_question(a, b):
             same += canonical(a) != canonical(b)
             assert evaluate_query(a, GRAPH) == evaluate_query(b, GRAPH)
-        assert _same_question(a, canonical(a))
+        assert same_question(a, canonical(a))
     union = Proj("river", Or(("Alba", "Cove")))
     spread = Or((Proj("river", "Cove"), Proj("river", "Alba")))
-    assert _same_question(union, spread) and _same_question(
+    assert same_question(union, spread) and same_question(
         Proj("length", union), Proj("length", spread)
     )
     cut = And((Diff(RIN, NORD), SUND))
-    assert _same_question(cut, Diff(And((SUND, RIN)), NORD))
-    assert _same_question(Diff(Diff(RIN, NORD), SAVA), Diff(RIN, Or((SAVA, NORD))))
-    assert _same_question(
+    assert same_question(cut, Diff(And((SUND, RIN)), NORD))
+    assert same_question(Diff(Diff(RIN, NORD), SAVA), Diff(RIN, Or((SAVA, NORD))))
+    assert same_question(
         And((Diff(RIN, NORD), Diff(SUND, SAVA))), Diff(And((RIN, SUND)), Or((NORD, SAVA)))
     )
     for a, b in [
@@ -353,11 +353,11 @@ def test_the_same_question_is_the_same_on_every_graph():
         (Proj("river", And(("Alba", "Cove"))), And((Proj("river", "Alba"), Proj("river", "Cove")))),
         (Count(RIN), RIN),
     ]:
-        assert not _same_question(a, b)
+        assert not same_question(a, b)
 
 
 def test_every_form_has_the_answers_of_its_query():
-    """`_same_question` compares forms: each must mean what the query means."""
+    """`same_question` compares forms: each must mean what the query means."""
     from drlib.synthesis.rewriting import _settled
 
     rng, changed = random.Random(5), 0
@@ -371,18 +371,18 @@ def test_every_form_has_the_answers_of_its_query():
 
 
 def test_names_are_found_by_title_in_any_case_and_by_the_alias_of_one_thing():
-    assert _read_query('["proj", "river", "borg"]', GRAPH) == Proj("river", "Borg")
-    assert _read_query('Here: ["proj", "length", "SAU"].', GRAPH) == Proj("length", "Sava")
+    assert read_query('["proj", "river", "borg"]', GRAPH) == Proj("river", "Borg")
+    assert read_query('Here: ["proj", "length", "SAU"].', GRAPH) == Proj("length", "Sava")
     thought = '<think>["proj", "river", "Alba"]?</think>["proj", "region", "Burg"]'
-    assert _read_query(thought, GRAPH) == Proj("region", "Borg")
+    assert read_query(thought, GRAPH) == Proj("region", "Borg")
 
 
 def test_hidden_names_are_those_that_the_question_does_not_tell():
     chain = TASKS["chain"]
-    assert _hidden_names(chain, QUERIES["chain"], GRAPH) == ["940", "Sau", "Sava"]
+    assert hidden_names(chain, QUERIES["chain"], GRAPH) == ["940", "Sau", "Sava"]
     told = Task("t", "Is Sava the one?", "940", "search", "w", query=chain.query)
-    assert _hidden_names(told, QUERIES["chain"], GRAPH) == ["940", "Sau"]
-    assert _hidden_names(TASKS["both"], QUERIES["both"], GRAPH) == ["Borg", "Burg"]
+    assert hidden_names(told, QUERIES["chain"], GRAPH) == ["940", "Sau"]
+    assert hidden_names(TASKS["both"], QUERIES["both"], GRAPH) == ["Borg", "Burg"]
 
 
 def test_the_templates_of_all_queries_differ():

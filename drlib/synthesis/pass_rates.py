@@ -76,7 +76,7 @@ def by_heart(replies: Replies) -> Attempt:
     return attempt
 
 
-def _pass_rates(
+def pass_rates(
     tasks: Sequence[Task], attempt: Attempt, n: int, path: str | Path | None = None
 ) -> list[float | None]:
     """The share of `n` attempts at each task that are right, None where nobody could judge one.
@@ -115,15 +115,15 @@ def rated(
     """The tasks with their rates. What is solved closed book more often than `easy` is not tried
     with tools, which is what costs. folder: keeps what was tried; one for each pair of solvers."""
     files = [None if folder is None else Path(folder) / f"{of}.jsonl" for of in ("closed", "tools")]
-    rates = _pass_rates(tasks, closed_book, n, files[0])
+    rates = pass_rates(tasks, closed_book, n, files[0])
     found = [replace(task, closed_book=rate) for task, rate in zip(tasks, rates)]
     hard = [i for i, rate in enumerate(rates) if rate is not None and rate <= easy]
-    for i, rate in zip(hard, _pass_rates([found[i] for i in hard], with_tools, n, files[1])):
+    for i, rate in zip(hard, pass_rates([found[i] for i in hard], with_tools, n, files[1])):
         found[i] = replace(found[i], with_tools=rate)
     return found
 
 
-def _gate(task: Task, easy: float = 0.0) -> str:
+def gate(task: Task, easy: float = 0.0) -> str:
     """Why a rated task is out, "" for kept. easy: the closed-book rate that is still hard enough.
 
     ValueError: `easy` is no rate.
@@ -142,7 +142,7 @@ def gated(tasks: Iterable[Task], easy: float = 0.0) -> tuple[list[Task], dict[st
     """The rated tasks that both gates keep, and how many came to what end."""
     kept, counts = [], Counter()
     for task in tasks:
-        why = _gate(task, easy)
+        why = gate(task, easy)
         counts[why or "kept"] += 1
         kept += [] if why else [task]
     return kept, dict(counts.most_common())

@@ -3,12 +3,12 @@
 The templates of `drlib.synthesis.wording` lose nothing and sound like it. WebShaper (arXiv
 2507.15061) and WebSailor (2507.02592) let a model write the question and believe it. Here a second
 call must undo the first: the model that sees only the new text and the world's relations writes the
-query down, and where that is not the task's query (`_same_question`), the text has changed the
+query down, and where that is not the task's query (`same_question`), the text has changed the
 question and the old one stays. Before that, `flaw` refuses what loses a name, tells one that is to
 be found, or changes a number, which costs no call.
 
 The first call never sees the answer, nor what stands between. The second never sees the question,
-so that it cannot agree out of politeness. What comes of each task has a reason (`.counts`)
+so that it cannot agree out of politeness. What comes of each task has a reason (`Rewriting.counts`)
 and no task is lost.
 
 Left out: a text that two readers read in two ways, one of them ours; the kind of thing that is
@@ -72,7 +72,7 @@ Relations (what has it: what it then has):
 KINDS_SHOWN = 4  # of a relation's ends
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """What came of a task. `reason`: why it has its old question, "" for a new one; `text`: what
     the model said last; `detail`: the reason with names and numbers."""
 
@@ -82,10 +82,10 @@ class _Outcome(NamedTuple):
     detail: str = ""
 
 
-class _Rewriting(NamedTuple):
+class Rewriting(NamedTuple):
     """The outcome of each task, in order."""
 
-    outcomes: list[_Outcome]
+    outcomes: list[Outcome]
 
     @property
     def tasks(self) -> list[Task]:
@@ -113,32 +113,32 @@ class Rewriter:
         self.graph: Graph = world.graph
         self.writer, self.reader, self.tries = writer, reader or writer, tries
         self._names = _Names(self.graph)
-        self._relations = _described_relations(self.graph)
+        self._relations = describe_relations(self.graph)
 
-    def rewrite(self, tasks: Sequence[Task]) -> _Rewriting:
+    def rewrite(self, tasks: Sequence[Task]) -> Rewriting:
         """Every task, in order, with its new question or its old one."""
-        return _Rewriting(self.writer.each(self.rewritten, tasks))
+        return Rewriting(self.writer.each(self.rewritten, tasks))
 
-    def rewritten(self, task: Task) -> _Outcome:
+    def rewritten(self, task: Task) -> Outcome:
         """What comes of one task."""
         if not task.query:
-            return _Outcome(task, "no query", detail="the task has no query to read back")
+            return Outcome(task, "no query", detail="the task has no query to read back")
         query = from_text(task.query)
-        outcome = _Outcome(task)
+        outcome = Outcome(task)
         for number in range(self.tries):
             outcome = self._once(task, query, number)
             if not outcome.reason or outcome.reason.startswith(("budget", "not asked")):
                 break
         return outcome
 
-    def _once(self, task: Task, query: Query, number: int) -> _Outcome:
+    def _once(self, task: Task, query: Query, number: int) -> Outcome:
         said = self.writer.ask(_to_word(task.question, query, self._relations), seed=number)
         if said.failed:
             return _refused(task, "", said.failed)
         text = _plain(said.text)
         if not text:
             return _refused(task, text, "it is empty")
-        hidden = _hidden_names(task, query, self.graph)
+        hidden = hidden_names(task, query, self.graph)
         wrong = flaw(text, task.question, constants(query), hidden)
         if wrong:
             return _refused(task, text, wrong)
@@ -146,15 +146,15 @@ class Rewriter:
         if read.failed:
             return _refused(task, text, read.failed)
         try:
-            back = _read_query(read.text, self.graph, self._names)
+            back = read_query(read.text, self.graph, self._names)
         except ValueError as error:
-            return _Outcome(task, "it cannot be read back", text, str(error))
-        if not _same_question(back, query):
-            return _Outcome(task, "it asks something else", text, to_text(back))
-        return _Outcome(replace(task, question=text), "", text)
+            return Outcome(task, "it cannot be read back", text, str(error))
+        if not same_question(back, query):
+            return Outcome(task, "it asks something else", text, to_text(back))
+        return Outcome(replace(task, question=text), "", text)
 
 
-def _hidden_names(task: Task, query: Query, graph: Graph) -> list[str]:
+def hidden_names(task: Task, query: Query, graph: Graph) -> list[str]:
     """The names that a question must not tell: of the answer, and of each single thing on the way
     to it; without those that it tells already."""
     found = {task.answer, *task.aliases}
@@ -166,7 +166,7 @@ def _hidden_names(task: Task, query: Query, graph: Graph) -> list[str]:
     return sorted(name for name in found if name and not says(task.question, name))
 
 
-def _described_relations(graph: Graph) -> dict[str, str]:
+def describe_relations(graph: Graph) -> dict[str, str]:
     """Each relation and between what kinds of things it stands, as `name (kinds: kinds)`."""
     ends = defaultdict(lambda: (set(), set()))
     for subject, relation, value in graph.facts:
@@ -180,7 +180,7 @@ def _described_relations(graph: Graph) -> dict[str, str]:
     return {name: f'"{name}" ({some(a)}: {some(b)})' for name, (a, b) in sorted(ends.items())}
 
 
-def _read_query(said: str, graph: Graph, names: "_Names | None" = None) -> Query:
+def read_query(said: str, graph: Graph, names: "_Names | None" = None) -> Query:
     """The query in a model's reply, its names as the graph's titles.
 
     ValueError: there is none, or a relation or a name that the graph does not have.
@@ -197,7 +197,7 @@ def _read_query(said: str, graph: Graph, names: "_Names | None" = None) -> Query
     return _renamed(query, names or _Names(graph))
 
 
-def _same_question(a: Query, b: Query) -> bool:
+def same_question(a: Query, b: Query) -> bool:
     """Whether two queries ask the same by the rules of sets alone, whatever the facts are: order,
     nesting and repetition (`canonical`), R(A or B) = R(A) or R(B), (A - B) - C = A - (B or C), and
     (A - B) and C = (A and C) - B."""
@@ -205,7 +205,7 @@ def _same_question(a: Query, b: Query) -> bool:
 
 
 def _settled(query: Query) -> Query:
-    """One form for queries that `_same_question` takes for the same."""
+    """One form for queries that `same_question` takes for the same."""
     query = canonical(rebuilt(query, _settled))
     match query:
         case Proj(relation, Or(parts)):
@@ -273,7 +273,7 @@ def _plain(said: str) -> str:
     return text[1:-1].strip() if re.fullmatch(r'"[^"]*"', text) else text
 
 
-def _refused(task: Task, text: str, why: str) -> _Outcome:
+def _refused(task: Task, text: str, why: str) -> Outcome:
     """The old question; `why` without names and numbers is what is counted."""
     reason = re.sub(r"""'.*'|".*"|\d+(\.\d+)?""", "..", why)
-    return _Outcome(task, reason, text, why)
+    return Outcome(task, reason, text, why)
