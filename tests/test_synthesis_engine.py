@@ -154,7 +154,7 @@ def test_an_invented_world_by_brute_force(seed):
     titles = [f"Thing {chr(97 + i)}{i}" for i in range(26)]
     facts = [(rng.choice(titles), rng.choice("rst"), rng.choice(titles)) for _ in range(70)]
     graph = Graph([Node(title, "thing") for title in titles], facts)
-    world = SimpleNamespace(graph=graph, name="invented", version="v")
+    world = SimpleNamespace(graph=graph, name="invented", scheme="", version="v")
     for task in synthesize_questions(world, 12, seed, hops={2: 1}, max_share=0.5):
         query = from_text(task.query)
         right = [title for title in titles if fulfils(title, query, graph)]

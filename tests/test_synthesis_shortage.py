@@ -171,7 +171,7 @@ def test_a_caller_that_must_have_them_gets_an_error_with_the_remedy(tmp_path):
 
 def test_a_world_without_a_graph_says_what_to_do():
     for graph in (None, Graph([Node("Lonely", "page")], [])):
-        bare = SimpleNamespace(name="heap", graph=graph, version="v")
+        bare = SimpleNamespace(name="heap", graph=graph, scheme="", version="v")
         message = r"(?s)'heap' has no graph.*links or tables.*endpoint="
         with pytest.warns(UserWarning, match=message):
             assert synthesize_questions(bare, 3, 0) == []
@@ -183,7 +183,7 @@ def test_a_world_that_is_too_small_says_how_many_there_are():
     nodes = [Node(t, "x") for t in ("Ash", "Birch", "Cedar", "Park", "Wood")]
     facts = [("Ash", "Park"), ("Birch", "Park"), ("Birch", "Wood"), ("Cedar", "Wood")]
     tiny = Graph(nodes, [(tree, "in", place) for tree, place in facts])
-    world = SimpleNamespace(name="tiny", graph=tiny, version="v")
+    world = SimpleNamespace(name="tiny", graph=tiny, scheme="", version="v")
     with pytest.raises(ValueError, match="tiny gives only 1 of 5 questions"):
         synthesize_questions(world, 5, 0, at_least=5)
     with pytest.raises(ValueError, match=r"(?s)only \d+ of 400 .*max_effort"):

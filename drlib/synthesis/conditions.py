@@ -62,6 +62,7 @@ class ConditionQuestions:
                 max_share=max(MAX_SHARE, 2 / drawn),
                 max_effort=MAX_EFFORT,
                 asked=asked if split else None,
+                wording="brackets",
             )
         self.refused = 0  # questions that such searches do not answer
         self._tasks: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))

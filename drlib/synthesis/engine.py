@@ -11,11 +11,14 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 from drlib.synthesis.checks import effort, first_fault
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.queries import Query, canonical, constants, depth, to_text
 from drlib.synthesis.questions import Split, short_digest
+from drlib.synthesis.read_back import grammar_of, word_question
+from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
 from drlib.synthesis.wording import TEMPLATES, render_question
@@ -23,6 +26,7 @@ from drlib.task import Task
 from drlib.worlds.graph import Graph
 
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
+Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 
 
@@ -44,6 +48,7 @@ def synthesize_questions(
     hops: Mapping[int, float] | None = None,
     asked: Collection[str] | None = None,
     at_least: int = 0,
+    wording: Wording = "sentences",
 ) -> list[Task]:
     """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
     the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
@@ -57,6 +62,8 @@ def synthesize_questions(
             one depth has run out, the others take its place.
         asked: titles that may be asked for (say, the train answers of another split); None: all.
         at_least: fewer questions than this are no use to the caller.
+        wording: "sentences" for readers and large models, each proved to have one meaning
+            (`drlib.synthesis.read_back`); "brackets" are the few words that a tiny policy learns.
     ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}
@@ -78,7 +85,7 @@ def synthesize_questions(
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
     live = {hops: list(answers) for hops, share in shares.items() if share > 0}
-    tasks = _draw_all(world, live, wanted, rng, width, max_effort, tally)
+    tasks = _draw_all(world, live, wanted, rng, width, max_effort, tally, wording)
     if len(tasks) < n:
         why = shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
@@ -95,6 +102,7 @@ def _draw_all(
     width: int,
     max_effort: float,
     tally: Tally,
+    wording: Wording,
 ) -> list[Task]:
     """A question of each of the `wanted` depths, until no answer is left. `live`: depth -> the
     answers that may still give one, used up here; `tally` counts the draws that gave nothing."""
@@ -112,10 +120,13 @@ def _draw_all(
             query, reason = _draw_query(answer, world.graph, rng, hops, width, max_effort)
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
-            tasks[text] = _task(world, answer, query, text, rng.randrange(TEMPLATES))
-            used[answer] += 1
-            misses[hops, answer] = 0
-            continue
+            question = _question(query, world, rng.randrange(TEMPLATES), wording)
+            if question:
+                tasks[text] = _task(world, answer, query, text, question)
+                used[answer] += 1
+                misses[hops, answer] = 0
+                continue
+            reason = "no wording"
         tally.reasons[reason or "asked before"] += 1
         misses[hops, answer] += 1
         if used[answer] >= tally.quota or misses[hops, answer] >= MISSES_AN_ANSWER:
@@ -155,10 +166,17 @@ def _draw_query(
     return canonical(query), ""
 
 
-def _task(world, answer: str, query: Query, text: str, template: int) -> Task:
+def _question(query: Query, world, number: int, wording: Wording) -> str:
+    """`query` in words, in one of several styles; "" if no wording is proved to mean it alone."""
+    if wording == "brackets":
+        return render_question(query, world.graph, number)
+    grammar = grammar_of(world.graph, world.scheme)
+    return word_question(query, grammar, STYLES[number % len(STYLES)]) or ""
+
+
+def _task(world, answer: str, query: Query, text: str, question: str) -> Task:
     hops = depth(query)
     name = f"search-h{hops}-{short_digest(f'{world.version}|{text}')}"
-    question = render_question(query, world.graph, template)
     aliases = world.graph.nodes[answer].aliases
     return Task(
         name,

@@ -21,6 +21,7 @@ DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults o
     "max_effort": "a question with more pages to read than max_effort",
     "max_share": "an answer that has its share of the questions",
     "asked before": "a question that is there already",
+    "no wording": "a query that no sentence says in one meaning",
 }
 
 

@@ -1,0 +1,224 @@
+"""How facts are said: for each relation of a world a few phrases that end in the thing they name.
+
+A relation joins a thing with a value: a territory with its currency. English says it from both
+ends, about one thing or about several: "uses the euro", "territories whose currency is the euro",
+"the currency used in Estonia". A `Phrase` has these forms, each with {x} where the other end
+stands. Those of `cldr` and `pydocs` are written by hand (phrases.yaml); those of any other
+relation, such as a column of somebody's table, are derived from its name and from how many values
+things have.
+
+What only a source can decide is said: CLDR calls a language widely spoken from 5% of the people
+on, so its phrase has that number, and questions begin with "According to Unicode CLDR". Names are
+said as what they are: "the Georgian language", "the Norwegian Krone", "the Cayman Islands".
+
+Articles and plurals are inflect's. Left out: languages other than English.
+"""
+
+from collections.abc import Mapping
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from drlib.worlds.graph import VALUE, Graph, inverse
+
+
+class Phrase(NamedTuple):
+    """The forms of a relation; {x} is the other end of the fact.
+
+    noun: what a value is called. of_thing and of_things: what a thing does that has the value {x},
+    said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
+    the same of the value, where {x} is the thing. same and sames: of things that have a value in
+    common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
+    """
+
+    noun: str
+    of_thing: str
+    of_things: str
+    of_value: str
+    of_values: str
+    same: str
+    sames: str
+    during: str = ""
+    durings: str = ""
+
+
+@lru_cache(maxsize=1)
+def written_phrases() -> Mapping[str, Mapping[str, Phrase]]:
+    """World -> relation -> phrase: those of phrases.yaml."""
+    rows = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
+    return {
+        world: {relation: _phrase(**row) for relation, row in relations.items()}
+        for world, relations in rows.items()
+    }
+
+
+def _phrase(
+    noun: str,
+    of_thing: str,
+    of_things: str,
+    of_value: str,
+    of_values: str,
+    same: str | list[str],
+) -> Phrase:
+    """A row of phrases.yaml, with what follows from it."""
+    one, many = (f"has {same}", f"with {same}") if isinstance(same, str) else same
+    during, durings = "", ""
+    if of_thing.endswith(" in {x}"):
+        during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
+    return Phrase(noun, of_thing, of_things, of_value, of_values, one, many, during, durings)
+
+
+SOURCES = {"cldr": "According to Unicode CLDR"}
+# How a name of a kind is said; {x} is the name.
+NAMES = {
+    "currency": "the {x}",
+    "language": "the {x} language",
+    "script": "the {x}",
+    "time zone": "the time zone {x}",
+    "class": "the class {x}",
+    "exception": "the exception {x}",
+    "function": "the function {x}",
+    "method": "the method {x}",
+    "module": "the module {x}",
+    "page": 'the page "{x}"',
+    "section": 'the section "{x}"',
+}
+# Territories that take an article by their last word, or by their whole name.
+WITH_ARTICLE = ("Islands", "Republic", "Territory", "Territories", "States", "Kingdom", "Emirates")
+TAKE_AN_ARTICLE = (
+    "Bahamas",
+    "Caribbean Netherlands",
+    "Comoros",
+    "Gambia",
+    "Isle of Man",
+    "Maldives",
+    "Netherlands",
+    "Philippines",
+    "Seychelles",
+)
+
+
+class Phrasebook:
+    """The phrases of one world, and the words for its kinds and names."""
+
+    def __init__(self, graph: Graph, scheme: str = ""):
+        self.graph = graph
+        self.source = SOURCES.get(scheme, "")
+        self._written = written_phrases().get(scheme, {})
+
+    @cached_property
+    def phrases(self) -> Mapping[str, Phrase]:
+        """Relation (no inverse) -> its phrase."""
+        relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
+        return {name: self._written.get(name) or self._derived(name) for name in relations}
+
+    def _derived(self, relation: str) -> Phrase:
+        rows = self.graph.adjacent[relation]
+        if max(map(len, rows.values())) > 1:
+            common = f"{with_article(relation)} in common with {{x}}"
+            whose = f"whose {plural(relation)} include {{x}}"
+        else:
+            common = f"the same {relation} as {{x}}"
+            whose = f"whose {relation} is {{x}}"
+        return Phrase(
+            self._noun(relation),
+            f"has as its {relation} {{x}}",
+            whose,
+            f"is {with_article(relation)} of {{x}}",
+            f"named as {relation} of {{x}}",
+            f"has {common}",
+            f"with {common}",
+            f"has {with_article(relation)} {{x}}",
+            f"with {with_article(relation)} {{x}}",
+        )
+
+    def _noun(self, relation: str) -> str:
+        """What a value of a relation is called: by the one kind of them, or by the relation."""
+        titles = self.graph.adjacent[f"{relation} of"]
+        kinds = {self.graph.nodes[title].kind for title in titles}
+        return kinds.pop() if len(kinds) == 1 and VALUE not in kinds else relation
+
+    def noun(self, titles: frozenset[str], relation: str = "") -> str:
+        """A noun for `titles`, which are what `relation` (with or without " of") leads to; where
+        there are none, for all that it leads to."""
+        titles = titles or frozenset(self.graph.adjacent.get(inverse(relation), ()))
+        nodes = [self.graph.nodes.get(title) for title in titles]
+        kinds = sorted({node.kind if node else VALUE for node in nodes})
+        if kinds and VALUE not in kinds and len(kinds) <= 2:
+            return " or ".join(kinds)
+        phrase = self.phrases.get(relation)
+        return phrase.noun if phrase else "thing"
+
+    def name(self, title: str) -> str:
+        """`title` with what tells its kind."""
+        node = self.graph.nodes.get(title)
+        if node is None or node.kind == VALUE:
+            is_number = title.lstrip("-").isdigit()
+            return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
+        if node.kind == "territory":
+            takes_it = title in TAKE_AN_ARTICLE or title.split()[-1] in WITH_ARTICLE
+            return f"the {title}" if takes_it else title
+        if node.kind == "language" and title.endswith(" (language)"):
+            title = title.removesuffix(" (language)")
+        return NAMES.get(node.kind, "{x}").format(x=self._shown(title))
+
+    def _shown(self, title: str) -> str:
+        """The short name of what has an address for its title, where nothing else is called so."""
+        node = self.graph.nodes.get(title)
+        if node is None or "#" not in title or not node.aliases:
+            return title
+        short = node.aliases[0]
+        return short if self._holders.get(short, 0) == 1 else title
+
+    @cached_property
+    def _holders(self) -> dict[str, int]:
+        """Name -> how many nodes have it as their title or an alias."""
+        found: dict[str, int] = {}
+        for node in self.graph.nodes.values():
+            for name in {node.title, *node.aliases}:
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    def said(self, title: str) -> str:
+        """`title` as a sentence says it, so that it means nothing else here."""
+        name = self.name(title)
+        return name if self.titles.get(name) in (title, None) else f'"{title}"'
+
+    @cached_property
+    def titles(self) -> Mapping[str, str]:
+        """What a sentence says -> the title that it means. Of two that would be said alike the
+        second is said by its whole title."""
+        found: dict[str, str] = {}
+        for title in self.graph.nodes:
+            name = self.name(title)
+            found[f'"{title}"' if name in found else name] = title
+        return found
+
+    @cached_property
+    def nouns(self) -> tuple[str, ...]:
+        """All nouns that a sentence may use, longest first."""
+        kinds = [kind for kind in self.graph.kinds if kind != VALUE]
+        pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
+        values = [phrase.noun for phrase in self.phrases.values()]
+        return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
+
+
+@cache
+def _english():
+    import inflect  # two seconds, which programs that word nothing do not have to wait for
+
+    return inflect.engine()
+
+
+@lru_cache(maxsize=4096)
+def with_article(noun: str) -> str:
+    """`noun` with "a" or "an" before it."""
+    return _english().a(noun)
+
+
+@lru_cache(maxsize=4096)
+def plural(noun: str) -> str:
+    """`currency` -> `currencies`; of "class or exception" both."""
+    return " or ".join(_english().plural_noun(word) or word for word in noun.split(" or "))

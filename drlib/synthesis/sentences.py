@@ -1,0 +1,294 @@
+"""A query as sentences that a person would say, and no brackets.
+
+What a query nests, a sentence says in relative clauses, at most two inside one another and the
+second only at the sentence's end. What does not fit is found first, in a sentence of its own, and
+named after it:
+
+    Find the languages official in Mali and written in the Latin script. Finally, which territory
+    has the same currency as Togo and officially uses one of those languages?
+
+So no clause can be attached to the wrong noun, and `drlib.synthesis.read_back` reads every question
+back to its query. The words come from `drlib.synthesis.phrases`.
+
+Left out: names that stand for others (`drlib.synthesis.wording` has them, for obfuscated questions)
+and the short wordings that small policies learn.
+"""
+
+from typing import Literal, NamedTuple
+
+from drlib.synthesis.phrases import Phrasebook, plural, with_article
+from drlib.synthesis.queries import (
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    canonical,
+    evaluate_query,
+)
+from drlib.worlds.graph import inverse
+
+Style = Literal["which", "what", "name", "steps"]
+STYLES: tuple[Style, ...] = ("which", "what", "name", "steps")
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+FIRST, NEXT, LAST = "Find ", "Then find ", "Finally, "
+YEAR_RANKS = ("earliest", "latest")
+RANKS = ("smallest", "largest")
+
+
+class Step(NamedTuple):
+    """What is found first: its noun, whether it is one thing, and the sentence's noun phrase."""
+
+    noun: str
+    is_one: bool
+    text: str
+
+
+def say(query: Query, book: Phrasebook, style: Style = "which") -> str:
+    """`query` as a question of one to nine sentences. `steps` finds everything that is described
+    in a sentence of its own; the other styles only what would nest too deep. "" for a question of
+    more than eight steps.
+    """
+    speaker = _Speaker(book, spare=0 if style == "steps" else 1)
+    asked = speaker.asked(canonical(query), style)
+    if len(speaker.steps) > len(ORDINALS):
+        return ""
+    sentences = [
+        f"{NEXT if number else FIRST}{step.text}." for number, step in enumerate(speaker.steps)
+    ]
+    sentences.append(_led(LAST, asked) if sentences else asked)
+    if book.source:
+        sentences[0] = _led(f"{book.source}, ", sentences[0])
+    return speaker.resolved(" ".join(sentences))
+
+
+def _led(lead: str, sentence: str) -> str:
+    """`sentence` with words before it."""
+    return f"{lead}{sentence[0].lower()}{sentence[1:]}"
+
+
+class _Speaker:
+    """Says the parts of one question; `steps` are the sentences that come first.
+
+    `spare`: how many clauses a described thing may open at the end of a sentence, beyond those that
+    it may anywhere.
+    """
+
+    def __init__(self, book: Phrasebook, spare: int):
+        self.book = book
+        self.steps: list[Step] = []
+        self._spare = spare
+        self._found: dict[Query, int] = {}  # query -> its step
+
+    # ------------------------------------------------------------------------------ the question
+
+    def asked(self, query: Query, style: Style) -> str:
+        """The last sentence."""
+        if isinstance(query, Count):
+            group = self.group(query.of, 2 * self._spare)
+            if style == "which" and not isinstance(query.of, str):
+                return f"How many {group.removeprefix('the ')} are there?"
+            return f"What is the number of {group.removeprefix('the ')}?"
+        if isinstance(query, Extreme | str) or style == "what":
+            return f"What is {self.described(query)}?"
+        noun = self.noun(query)
+        if style == "name":
+            return f"Name the {noun} {self.conditions(query, is_verb=True, that='that ')}."
+        return f"Which {noun} {self.conditions(query, is_verb=True)}?"
+
+    def described(self, query: Query) -> str:
+        """A noun phrase for all that `query` is, at the end of a sentence."""
+        if isinstance(query, str | Extreme | Count):
+            return self.operand(query, 2 * self._spare)
+        return f"the {self.noun(query)} {self.which(query, is_one=True)}"
+
+    def which(self, query: Query, is_one: bool) -> str:
+        """The conditions of one thing, or of any number of things."""
+        several = isinstance(query, And) or (
+            isinstance(query, Diff) and isinstance(query.left, And)
+        )
+        if is_one and several:
+            return self.conditions(query, is_verb=True, that="that ")
+        return self.conditions(query)
+
+    def noun(self, query: Query) -> str:
+        """What the answers of `query` are called."""
+        inner = query
+        while isinstance(inner, And | Diff | Extreme):
+            parts = inner.parts if isinstance(inner, And) else ()
+            inner = parts[0] if parts else inner.left if isinstance(inner, Diff) else inner.of
+        relation = inner.relation if isinstance(inner, Proj) else ""
+        return self.book.noun(evaluate_query(query, self.book.graph), relation)
+
+    def conditions(self, query: Query, is_verb: bool = False, that: str = "") -> str:
+        """What the things of `query` fulfil, joined: the one that nests deepest comes last."""
+        excluded = None
+        if isinstance(query, Diff):
+            query, excluded = query.left, query.right
+        parts = query.parts if isinstance(query, And) else (query,)
+        parts = sorted(parts, key=_depth)
+        text = ""
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts) and excluded is None
+            room = self._spare * (2 if is_last else 1)
+            said = that + self.condition(part, room, is_verb)
+            closes = ", and " if number > 1 and _depth(parts[number - 2]) > 1 else " and "
+            text += said if number == 1 else closes + said
+        if excluded is None:
+            return text
+        if isinstance(excluded, str):
+            return f"{text}, {'and is not' if is_verb else 'other than'} {self.said(excluded)}"
+        others = excluded.parts if isinstance(excluded, And) else (excluded,)
+        clauses = " and ".join(self.condition(part, 0, False) for part in others)
+        return f"{text}, but {'is ' if is_verb else ''}not one {clauses}"
+
+    def condition(self, query: Query, room: int, is_verb: bool) -> str:
+        """One condition, as a verb of one thing or a clause about any number of things."""
+        if isinstance(query, Proj):
+            return self.fact(query, room, is_verb)
+        if isinstance(query, Range):
+            return self.span(query, is_verb)
+        if (
+            isinstance(query, Or)
+            and not _is_name(query)
+            and all(isinstance(part, Proj | Range) for part in query.parts)
+        ):
+            said = [self.condition(part, 0, is_verb) for part in query.parts]
+            return f"either {' or '.join(said)}"
+        return f"{'is' if is_verb else 'being'} {self.operand(query, 0)}"
+
+    def fact(self, query: Proj, room: int, is_verb: bool) -> str:
+        """What a projection says of its things."""
+        relation = query.relation.removesuffix(" of")
+        phrase = self.book.phrases[relation]
+        if relation == query.relation:
+            form = phrase.of_value if is_verb else phrase.of_values
+            return form.format(x=self.operand(query.of, room))
+        shared = _shared(query)
+        if shared is not None:
+            form = phrase.same if is_verb else phrase.sames
+            return form.format(x=self.operand(shared, room))
+        form = phrase.of_thing if is_verb else phrase.of_things
+        return form.format(x=self.operand(query.of, room))
+
+    def span(self, query: Range, is_verb: bool) -> str:
+        phrase = self.book.phrases[query.relation]
+        form = phrase.during if is_verb else phrase.durings
+        if form:
+            return form.format(x=span(query.low, query.high, "in"))
+        numbers = span(query.low, query.high, "of")
+        return f"{'has' if is_verb else 'with'} {with_article(query.relation)} {numbers}"
+
+    # ---------------------------------------------------------------------------- what is named
+
+    def said(self, title: str) -> str:
+        return self.book.said(title)
+
+    def operand(self, query: Query, room: int) -> str:
+        """A noun phrase: a name, a description of at most `room` clauses, or what a step found."""
+        if isinstance(query, str):
+            return self.said(query)
+        if _is_name(query):
+            return " or ".join(map(self.said, query.parts))
+        if query not in self._found and _fits(query, room):
+            if isinstance(query, Count):
+                return f"the number of {self.group(query.of, room).removeprefix('the ')}"
+            if isinstance(query, Extreme):
+                return self.extreme(query, room)
+            noun = self.noun(query)
+            is_one = len(evaluate_query(query, self.book.graph)) == 1
+            begins = f"the {noun}" if is_one else with_article(noun)
+            return f"{begins} {self.condition(query, room - 1, False)}"
+        return self.reference(query, "member")
+
+    def group(self, query: Query, room: int) -> str:
+        """A noun phrase for all of the things of `query`, in the plural."""
+        if isinstance(query, str):
+            return self.said(query)
+        if query not in self._found and _fits(query, room) and isinstance(query, Proj):
+            return f"the {plural(self.noun(query))} {self.condition(query, room - 1, False)}"
+        return self.reference(query, "group")
+
+    def extreme(self, query: Extreme, room: int) -> str:
+        ranks = YEAR_RANKS if query.relation.endswith("year") else RANKS
+        group = self.group(query.of, room)
+        rank = ranks[query.most]
+        return f"the {self.noun(query)} with the {rank} {query.relation} among {group}"
+
+    def reference(self, query: Query, how: str) -> str:
+        """A mark that `resolved` turns into words, once all steps are known."""
+        if query not in self._found:
+            text, is_one, noun = self._step(query)
+            self._found[query] = len(self.steps)
+            self.steps.append(Step(noun, is_one, text))
+        return f"\0{self._found[query]}{how[0]}\0"
+
+    def _step(self, query: Query) -> tuple[str, bool, str]:
+        is_one = len(evaluate_query(query, self.book.graph)) == 1
+        noun = self.noun(query)
+        if isinstance(query, Extreme):
+            return self.extreme(query, 1), is_one, noun
+        if isinstance(query, Count):
+            return f"the number of {self.group(query.of, 1).removeprefix('the ')}", True, "number"
+        if isinstance(query, Or) and not all(isinstance(p, Proj | Range) for p in query.parts):
+            said = " or ".join(self.operand(part, 0) for part in query.parts)
+            return f"each {noun} that is {said}", False, noun
+        said = f"the {noun if is_one else plural(noun)} {self.which(query, is_one)}"
+        return said, is_one, noun
+
+    def resolved(self, text: str) -> str:
+        """`text` with words for what steps found: "that language", "one of those languages", or by
+        the step where two found things of one noun."""
+        nouns = [step.noun for step in self.steps]
+        for number, step in enumerate(self.steps):
+            noun = step.noun if step.is_one else plural(step.noun)
+            if nouns.count(step.noun) == 1:
+                group = f"{'that' if step.is_one else 'those'} {noun}"
+            else:
+                group = f"the {noun} of the {ORDINALS[number]} step"
+            member = group if step.is_one else f"one of {group}"
+            text = text.replace(f"\0{number}m\0", member).replace(f"\0{number}g\0", group)
+        return text
+
+
+def span(low: int, high: int, one: str) -> str:
+    """The whole numbers low..high in words; `one` stands before a single number."""
+    if low == high:
+        return f"{one} {low}"
+    if 1000 <= low <= 2100 and low % 10 == 0 and high == low + 9:
+        return f"in the {low}s"
+    return f"between {low} and {high}"
+
+
+def _shared(query: Proj) -> Query | None:
+    """Y, where `query` asks for what has a value in common with Y; else None."""
+    of = query.of
+    if isinstance(of, Proj) and query.relation == inverse(of.relation):
+        return of.of if query.relation.endswith(" of") else None
+    return None
+
+
+def _is_name(query: Query) -> bool:
+    return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
+
+
+def _depth(query: Query) -> int:
+    """How many clauses the condition `query` opens inside one another when said in full."""
+    if isinstance(query, str) or _is_name(query):
+        return 0
+    if isinstance(query, Range):
+        return 1
+    if isinstance(query, Proj):
+        shared = _shared(query)
+        return 1 + _depth(query.of if shared is None else shared)
+    return 9  # said in a step
+
+
+def _fits(query: Query, room: int) -> bool:
+    """Whether a noun phrase of at most `room` clauses says it."""
+    if isinstance(query, Count | Extreme):
+        return room > 0 and isinstance(query.of, Proj) and _depth(query.of) == 1
+    return isinstance(query, Proj) and _depth(query) <= room
