@@ -152,8 +152,8 @@ SAID = [
     (
         uses(Extreme("introduction year", Proj("former currency", "Ukraine"), True)),
         "which",
-        "which territory uses the currency with the latest introduction year among the currencies"
-        " formerly used in Ukraine?",
+        "which territory uses the currency with the latest year of introduction among the"
+        " currencies formerly used in Ukraine?",
     ),
     (
         Proj("widely spoken language", "U.S. Outlying Islands"),

@@ -31,6 +31,7 @@ class Phrase(NamedTuple):
     said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
     the same of the value, where {x} is the thing. same and sames: of things that have a value in
     common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
+    label: what is smallest, largest, earliest or latest ("the earliest year of introduction").
     """
 
     noun: str
@@ -40,8 +41,9 @@ class Phrase(NamedTuple):
     of_values: str
     same: str
     sames: str
-    during: str = ""
-    durings: str = ""
+    during: str
+    durings: str
+    label: str
 
 
 @lru_cache(maxsize=1)
@@ -49,25 +51,29 @@ def written_phrases() -> Mapping[str, Mapping[str, Phrase]]:
     """World -> relation -> phrase: those of phrases.yaml."""
     rows = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
     return {
-        world: {relation: _phrase(**row) for relation, row in relations.items()}
+        world: {relation: _phrase(relation, **row) for relation, row in relations.items()}
         for world, relations in rows.items()
     }
 
 
 def _phrase(
+    relation: str,
     noun: str,
     of_thing: str,
     of_things: str,
     of_value: str,
     of_values: str,
     same: str | list[str],
+    label: str = "",
 ) -> Phrase:
     """A row of phrases.yaml, with what follows from it."""
     one, many = (f"has {same}", f"with {same}") if isinstance(same, str) else same
-    during, durings = "", ""
+    during = f"has {with_article(relation)} {{x}}"
+    durings = f"with {with_article(relation)} {{x}}"
     if of_thing.endswith(" in {x}"):
         during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
-    return Phrase(noun, of_thing, of_things, of_value, of_values, one, many, during, durings)
+    label = label or relation
+    return Phrase(noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
 
 
 SOURCES = {"cldr": "According to Unicode CLDR"}
@@ -132,6 +138,7 @@ class Phrasebook:
             f"with {common}",
             f"has {with_article(relation)} {{x}}",
             f"with {with_article(relation)} {{x}}",
+            relation,
         )
 
     def _noun(self, relation: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from drlib.synthesis.phrases import Phrasebook, plural, with_article
+from drlib.synthesis.phrases import Phrasebook, plural
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -85,11 +85,7 @@ class Grammar:
             for text, forms in ((verb, self.verbs), (clause, self.clauses)):
                 before, after = text.split("{x}")
                 forms[before.split(" ", 1)[0]].append(Form(before, after, made))
-        for is_verb, text, has in (
-            (True, phrase.during, "has"),
-            (False, phrase.durings, "with"),
-        ):
-            text = text or f"{has} {with_article(relation)} {{x}}"
+        for is_verb, text in ((True, phrase.during), (False, phrase.durings)):
             before, after = text.split("{x}")
             self.spans[is_verb].append((relation, before, after))
 
@@ -330,10 +326,10 @@ class _Reader:
 
     def _extreme(self, at: int) -> list[Reading]:
         found = []
-        for relation in self.grammar.book.phrases:
+        for relation, phrase in self.grammar.book.phrases.items():
             ranks = YEAR_RANKS if relation.endswith("year") else RANKS
             for most, rank in enumerate(ranks):
-                words = f"with the {rank} {relation} among "
+                words = f"with the {rank} {phrase.label} among "
                 if self.text.startswith(words, at):
                     groups = self.group(at + len(words), "the ")
                     found += [(Extreme(relation, q, bool(most)), end) for q, end in groups]

@@ -177,10 +177,8 @@ class _Speaker:
     def span(self, query: Range, is_verb: bool) -> str:
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
-        if form:
-            return form.format(x=span(query.low, query.high, "in"))
-        numbers = span(query.low, query.high, "of")
-        return f"{'has' if is_verb else 'with'} {with_article(query.relation)} {numbers}"
+        is_dated = with_article(query.relation) not in form
+        return form.format(x=span(query.low, query.high, "in" if is_dated else "of"))
 
     # ---------------------------------------------------------------------------- what is named
 
@@ -216,7 +214,8 @@ class _Speaker:
         ranks = YEAR_RANKS if query.relation.endswith("year") else RANKS
         group = self.group(query.of, room)
         rank = ranks[query.most]
-        return f"the {self.noun(query)} with the {rank} {query.relation} among {group}"
+        label = self.book.phrases[query.relation].label
+        return f"the {self.noun(query)} with the {rank} {label} among {group}"
 
     def reference(self, query: Query, how: str) -> str:
         """A mark that `resolved` turns into words, once all steps are known."""
