@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
     from tests import (
         mutants_contexts,
         mutants_flat,
+        mutants_language,
         mutants_loop,
         mutants_open,
         mutants_pictures,
@@ -72,6 +73,7 @@ def all_mutants() -> list[Mutant]:
         mutants_switches,
         mutants_steering,
         mutants_questions,
+        mutants_language,
         mutants_replay,
         mutants_real,
         mutants_open,

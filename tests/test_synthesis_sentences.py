@@ -28,7 +28,7 @@ from drlib.synthesis.read_back import (
     read_question,
     word_question,
 )
-from drlib.synthesis.sentences import STYLES, say
+from drlib.synthesis.sentences import STYLES, say, span
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -180,6 +180,13 @@ def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
     assert read_question(text, grammar) == canonical(two)
 
 
+def test_other_names_take_the_places_of_titles(grammar):
+    query = And((uses(Or(("Euro", "US Dollar"))), speaks("French")))
+    names = {Or(("Euro", "US Dollar")): "a coin of two metals", "French": "the tongue of Molière"}
+    text = say(query, grammar.book, "which", names)
+    assert text.endswith("uses a coin of two metals and officially uses the tongue of Molière?")
+
+
 def test_columns_of_a_table_get_phrases_from_their_names():
     nodes = [Node("Ada", "person"), Node("Ben", "person"), Node("Blue", "team")]
     facts = [
@@ -226,6 +233,24 @@ def test_names_are_said_as_what_they_are(title, said, grammar):
 def test_no_two_names_are_said_alike(grammar):
     said = Counter(map(grammar.book.said, grammar.book.graph.nodes))
     assert said.most_common(1)[0][1] == 1
+    alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
+    book = Phrasebook(Graph(alike, []))
+    assert [book.said(node.title) for node in alike] == ["the Nauru language", '"Nauru (language)"']
+    assert [book.titles[book.said(node.title)] for node in alike] == ["Nauru", "Nauru (language)"]
+
+
+@pytest.mark.parametrize(
+    "low, high, said",
+    [
+        (1990, 1999, "in the 1990s"),
+        (1990, 1995, "between 1990 and 1995"),
+        (1991, 1999, "between 1991 and 1999"),
+        (1990, 1990, "in 1990"),
+        (0, 9, "between 0 and 9"),
+    ],
+)
+def test_a_decade_is_a_whole_one(low, high, said):
+    assert span(low, high, "in") == said
 
 
 def test_articles_and_plurals():

@@ -10,10 +10,10 @@ named after it:
 So no clause can be attached to the wrong noun, and `drlib.synthesis.read_back` reads every question
 back to its query. The words come from `drlib.synthesis.phrases`.
 
-Left out: names that stand for others (`drlib.synthesis.wording` has them, for obfuscated questions)
-and the short wordings that small policies learn.
+Left out: the short wordings that small policies learn (`drlib.synthesis.wording`).
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from drlib.synthesis.phrases import Phrasebook, plural, with_article
@@ -47,12 +47,20 @@ class Step(NamedTuple):
     text: str
 
 
-def say(query: Query, book: Phrasebook, style: Style = "which") -> str:
+def say(
+    query: Query,
+    book: Phrasebook,
+    style: Style = "which",
+    names: Mapping[Query, str] | None = None,
+) -> str:
     """`query` as a question of one to nine sentences. `steps` finds everything that is described
     in a sentence of its own; the other styles only what would nest too deep. "" for a question of
     more than eight steps.
+
+    names: texts for constants or unions of constants that stand in for their titles
+    (`drlib.synthesis.families.websailor`); such a question cannot be read back.
     """
-    speaker = _Speaker(book, spare=0 if style == "steps" else 1)
+    speaker = _Speaker(book, 0 if style == "steps" else 1, names or {})
     asked = speaker.asked(canonical(query), style)
     if len(speaker.steps) > len(ORDINALS):
         return ""
@@ -77,8 +85,9 @@ class _Speaker:
     it may anywhere.
     """
 
-    def __init__(self, book: Phrasebook, spare: int):
+    def __init__(self, book: Phrasebook, spare: int, names: Mapping[Query, str]):
         self.book = book
+        self._names = names
         self.steps: list[Step] = []
         self._spare = spare
         self._found: dict[Query, int] = {}  # query -> its step
@@ -183,14 +192,14 @@ class _Speaker:
     # ---------------------------------------------------------------------------- what is named
 
     def said(self, title: str) -> str:
-        return self.book.said(title)
+        return self._names.get(title) or self.book.said(title)
 
     def operand(self, query: Query, room: int) -> str:
         """A noun phrase: a name, a description of at most `room` clauses, or what a step found."""
         if isinstance(query, str):
             return self.said(query)
         if _is_name(query):
-            return " or ".join(map(self.said, query.parts))
+            return self._names.get(query) or " or ".join(map(self.said, query.parts))
         if query not in self._found and _fits(query, room):
             if isinstance(query, Count):
                 return f"the number of {self.group(query.of, room).removeprefix('the ')}"
