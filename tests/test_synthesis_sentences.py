@@ -3,12 +3,14 @@
 import random
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from query_examples import any_query, small_graph, unique_queries
 
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.phrases import Phrasebook, plural, with_article
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -18,6 +20,7 @@ from drlib.synthesis.queries import (
     Proj,
     Range,
     canonical,
+    evaluate_query,
     from_text,
     walk,
 )
@@ -26,7 +29,6 @@ from drlib.synthesis.read_back import (
     grammar_of,
     in_one_form,
     read_question,
-    word_question,
 )
 from drlib.synthesis.sentences import STYLES, say, span
 from drlib.worlds import load_world
@@ -202,7 +204,7 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     text = 'What is the person that has as its skill "Rust" and that has the same team as Ben?'
     assert say(query, book, "what") == text
     assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
-        'What is the team named as team of the person whose skills include "Rust"?'
+        'What is the team of the person whose skills include "Rust"?'
     )
     assert say(Range("entry year", 2010, 2019), book, "what") == (
         "What is the person with an entry year in the 2010s?"
@@ -273,7 +275,7 @@ def test_articles_and_plurals():
 def test_every_question_is_read_back_in_every_style(name, n):
     world = load_world(name)
     grammar = grammar_of(world.graph, world.scheme)
-    for task in synthesize_questions(world, n, 3):
+    for task in synthesize_questions(world, n, 3, wording="sentences"):
         query = from_text(task.query)
         assert read_question(task.question, grammar) == in_one_form(query), task.question
         for style in STYLES:
@@ -313,6 +315,12 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     assert tried > 20
 
 
+def test_the_readme_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", readme)
+    assert evaluate_query(read_question(text, grammar), cldr.graph) == {answer}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -330,8 +338,8 @@ def test_what_is_no_question_of_ours(text, grammar):
 
 
 def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
-    (sentences,) = synthesize_questions(cldr, 1, 0)
-    (brackets,) = synthesize_questions(cldr, 1, 0, wording="brackets")
+    (sentences,) = synthesize_questions(cldr, 1, 0, wording="sentences")
+    (brackets,) = synthesize_questions(cldr, 1, 0)
     assert sentences.query == brackets.query and sentences.id == brackets.id
     assert sentences.question.startswith("According to Unicode CLDR, ")
     assert "(" in brackets.question and "According" not in brackets.question

@@ -15,9 +15,10 @@ from typing import Literal
 
 from drlib.synthesis.checks import effort, first_fault
 from drlib.synthesis.expansion import can_be_asked_for, draft
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, to_text
 from drlib.synthesis.questions import Split, short_digest
-from drlib.synthesis.read_back import grammar_of, word_question
+from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
@@ -48,7 +49,7 @@ def synthesize_questions(
     hops: Mapping[int, float] | None = None,
     asked: Collection[str] | None = None,
     at_least: int = 0,
-    wording: Wording = "sentences",
+    wording: Wording = "brackets",
 ) -> list[Task]:
     """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
     the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
@@ -62,8 +63,8 @@ def synthesize_questions(
             one depth has run out, the others take its place.
         asked: titles that may be asked for (say, the train answers of another split); None: all.
         at_least: fewer questions than this are no use to the caller.
-        wording: "sentences" for readers and large models, each proved to have one meaning
-            (`drlib.synthesis.read_back`); "brackets" are the few words that a tiny policy learns.
+        wording: "brackets", the few words that a tiny policy learns; or "sentences" for readers and
+            large models, each proved to have one meaning (`drlib.synthesis.proven`).
     ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}

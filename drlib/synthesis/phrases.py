@@ -14,6 +14,7 @@ said as what they are: "the Georgian language", "the Norwegian Krone", "the Caym
 Articles and plurals are inflect's. Left out: languages other than English.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -120,32 +121,43 @@ class Phrasebook:
         relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
         return {name: self._written.get(name) or self._derived(name) for name in relations}
 
+    def is_derived(self, relation: str) -> bool:
+        """Whether its phrase was made from its name, which is then the noun for its values too."""
+        return relation not in self._written and relation in self.phrases
+
     def _derived(self, relation: str) -> Phrase:
+        word = self._word(relation)
         rows = self.graph.adjacent[relation]
         if max(map(len, rows.values())) > 1:
-            common = f"{with_article(relation)} in common with {{x}}"
-            whose = f"whose {plural(relation)} include {{x}}"
+            common = f"{with_article(word)} in common with {{x}}"
+            whose = f"whose {plural(word)} include {{x}}"
         else:
-            common = f"the same {relation} as {{x}}"
-            whose = f"whose {relation} is {{x}}"
+            common = f"the same {word} as {{x}}"
+            whose = f"whose {word} is {{x}}"
+        label = f"{word} year" if self._has_years(relation) and "year" not in word else word
         return Phrase(
-            self._noun(relation),
-            f"has as its {relation} {{x}}",
+            word,
+            f"has as its {word} {{x}}",
             whose,
-            f"is {with_article(relation)} of {{x}}",
-            f"named as {relation} of {{x}}",
+            f"is the {word} of {{x}}",
+            f"named as {word} of {{x}}",
             f"has {common}",
             f"with {common}",
-            f"has {with_article(relation)} {{x}}",
-            f"with {with_article(relation)} {{x}}",
-            relation,
+            f"has {with_article(label)} {{x}}",
+            f"with {with_article(label)} {{x}}",
+            label,
         )
 
-    def _noun(self, relation: str) -> str:
-        """What a value of a relation is called: by the one kind of them, or by the relation."""
-        titles = self.graph.adjacent[f"{relation} of"]
-        kinds = {self.graph.nodes[title].kind for title in titles}
-        return kinds.pop() if len(kinds) == 1 and VALUE not in kinds else relation
+    def _word(self, relation: str) -> str:
+        """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
+        relation is called so."""
+        small = relation[:1].lower() + relation[1:]
+        is_name = not relation[1:].islower() or small in self.graph.adjacent
+        return relation if is_name else small
+
+    def _has_years(self, relation: str) -> bool:
+        values = self.graph.adjacent[f"{relation} of"]
+        return all(re.fullmatch("1[0-9]{3}|20[0-9]{2}", value) for value in values)
 
     def noun(self, titles: frozenset[str], relation: str = "") -> str:
         """A noun for `titles`, which are what `relation` (with or without " of") leads to; where
@@ -172,20 +184,26 @@ class Phrasebook:
         return NAMES.get(node.kind, "{x}").format(x=self._shown(title))
 
     def _shown(self, title: str) -> str:
-        """The short name of what has an address for its title, where nothing else is called so."""
-        node = self.graph.nodes.get(title)
-        if node is None or "#" not in title or not node.aliases:
-            return title
-        short = node.aliases[0]
-        return short if self._holders.get(short, 0) == 1 else title
+        """The short name of what has an address for its title, where nothing else is called so: of
+        a page or section its heading, of a row of a table its first cell."""
+        node = self.graph.nodes[title]
+        headings = self.graph.values(title, "heading")
+        short = ""
+        if len(headings) == 1:
+            (short,) = headings
+        elif node.aliases and title.endswith(f": {node.aliases[0]}"):
+            short = node.aliases[0]
+        return short if self._holders.get(short) == 1 else title
 
     @cached_property
     def _holders(self) -> dict[str, int]:
-        """Name -> how many nodes have it as their title or an alias."""
+        """Name -> how many nodes with a page have it as their title, alias or heading."""
         found: dict[str, int] = {}
         for node in self.graph.nodes.values():
-            for name in {node.title, *node.aliases}:
-                found[name] = found.get(name, 0) + 1
+            if node.kind != VALUE:
+                headings = self.graph.values(node.title, "heading")
+                for name in {node.title, *node.aliases, *headings}:
+                    found[name] = found.get(name, 0) + 1
         return found
 
     def said(self, title: str) -> str:

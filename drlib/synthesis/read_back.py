@@ -31,11 +31,7 @@ from drlib.synthesis.sentences import (
     LAST,
     NEXT,
     ORDINALS,
-    RANKS,
-    STYLES,
-    YEAR_RANKS,
-    Style,
-    say,
+    ranks_of,
 )
 from drlib.worlds.graph import Graph
 
@@ -69,6 +65,11 @@ class Grammar:
         for relation, phrase in book.phrases.items():
             self._add(relation, phrase)
         self.lengths = sorted({len(said) for said in book.titles}, reverse=True)
+        self.relations: dict[str, list[str]] = defaultdict(list)
+        for relation in filter(book.is_derived, book.phrases):
+            noun = book.phrases[relation].noun
+            for form in (noun, plural(noun)):
+                self.relations[form].append(relation)
         self.nouns = sorted(
             {form for noun in book.nouns for form in (noun, plural(noun))},
             key=lambda noun: (-len(noun), noun),
@@ -117,17 +118,6 @@ def grammar_of(graph: Graph, scheme: str) -> Grammar:
     return Grammar(Phrasebook(graph, scheme))
 
 
-def word_question(query: Query, grammar: Grammar, style: Style) -> str | None:
-    """`query` in sentences that are proved to mean it and nothing else, in `style` if that one can
-    be proved; None: no style can."""
-    wanted = in_one_form(query)
-    for tried in (style, *(other for other in STYLES if other != style)):
-        text = say(query, grammar.book, tried)
-        if text and {in_one_form(found) for found in _readings(text, grammar)} == {wanted}:
-            return text
-    return None
-
-
 def _readings(text: str, grammar: Grammar) -> Iterator[Query]:
     source = f"{grammar.book.source}, "
     if grammar.book.source:
@@ -171,15 +161,10 @@ class _Reader:
         def rest(words: str) -> int | None:
             return at + len(words) if begins.startswith(words) else None
 
-        start = rest("how many ")
-        if start is not None:
-            for query, stop in self.group(start, ""):
-                if self.text[stop:] == " are there?":
-                    yield Count(query)
-        start = rest("what is the number of ")
-        if start is not None:
-            for query, stop in self.group(start, ""):
-                if self.text[stop:] == "?":
+        for words, ending in (("how many ", " are there?"), ("what is the number of ", "?")):
+            start = rest(words)
+            for query, stop in self.group(start, "") if start is not None else ():
+                if self.text[stop:] == ending:
                     yield Count(query)
         start = rest("what is ")
         if start is not None:
@@ -198,6 +183,14 @@ class _Reader:
         nouns = self.grammar.nouns
         return [at + len(n) + 1 for n in nouns if self.text.startswith(f"{n} ", at)]
 
+    def _of(self, start: int, end: int) -> list[Reading]:
+        """ "harbour of the boat": a noun that is a relation's name stands from `start` to `end`."""
+        relations = self.grammar.relations.get(self.text[start : end - 1], ())
+        if not relations or not self.text.startswith("of ", end):
+            return []
+        things = self.operand(end + 3)
+        return [(Proj(relation, of), stop) for relation in relations for of, stop in things]
+
     def nouns_of_step(self, at: int) -> list[str]:
         """What later sentences may call the thing or things of the step that begins here."""
         for begins in ("the ", "each "):
@@ -212,6 +205,7 @@ class _Reader:
         found = []
         if self.text.startswith("the ", at):
             for start in self._after_noun(at + 4):
+                found += self._of(at + 4, start)
                 found += self.conditions(start, False, "")
                 found += self.conditions(start, True, "that ")
         return found
@@ -306,6 +300,7 @@ class _Reader:
         for begins in ("the ", "a ", "an ", "each "):
             if self.text.startswith(begins, at):
                 for start in self._after_noun(at + len(begins)):
+                    found += self._of(at + len(begins), start)
                     found += self._condition(start, False, "")
                     found += self._extreme(start)
                     if begins == "each " and self.text.startswith("that is ", start):
@@ -327,8 +322,7 @@ class _Reader:
     def _extreme(self, at: int) -> list[Reading]:
         found = []
         for relation, phrase in self.grammar.book.phrases.items():
-            ranks = YEAR_RANKS if relation.endswith("year") else RANKS
-            for most, rank in enumerate(ranks):
+            for most, rank in enumerate(ranks_of(phrase.label)):
                 words = f"with the {rank} {phrase.label} among "
                 if self.text.startswith(words, at):
                     groups = self.group(at + len(words), "the ")
@@ -342,6 +336,7 @@ class _Reader:
             found += self._references(at, "", drop="the ")
         if self.text.startswith(article, at):
             for start in self._after_noun(at + len(article)):
+                found += self._of(at + len(article), start)
                 found += self._condition(start, False, "")
         return found
 

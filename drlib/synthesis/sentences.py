@@ -112,6 +112,8 @@ class _Speaker:
         """A noun phrase for all that `query` is, at the end of a sentence."""
         if isinstance(query, str | Extreme | Count):
             return self.operand(query, 2 * self._spare)
+        if isinstance(query, Proj):
+            return "the {} {}".format(*self.noun_and_clause(query, 2 * self._spare))
         return f"the {self.noun(query)} {self.which(query, is_one=True)}"
 
     def which(self, query: Query, is_one: bool) -> str:
@@ -186,7 +188,9 @@ class _Speaker:
     def span(self, query: Range, is_verb: bool) -> str:
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
-        is_dated = with_article(query.relation) not in form
+        is_dated = (
+            with_article(phrase.label) not in form and with_article(query.relation) not in form
+        )
         return form.format(x=span(query.low, query.high, "in" if is_dated else "of"))
 
     # ---------------------------------------------------------------------------- what is named
@@ -205,25 +209,31 @@ class _Speaker:
                 return f"the number of {self.group(query.of, room).removeprefix('the ')}"
             if isinstance(query, Extreme):
                 return self.extreme(query, room)
-            noun = self.noun(query)
             is_one = len(evaluate_query(query, self.book.graph)) == 1
-            begins = f"the {noun}" if is_one else with_article(noun)
-            return f"{begins} {self.condition(query, room - 1, False)}"
+            noun, clause = self.noun_and_clause(query, room - 1)
+            return f"{f'the {noun}' if is_one else with_article(noun)} {clause}"
         return self.reference(query, "member")
+
+    def noun_and_clause(self, query: Proj, room: int) -> tuple[str, str]:
+        """A noun and the one condition of what is described: ("currency", "used in Denmark"), or,
+        where the relation's own name is a noun, ("harbour", "of the boat")."""
+        if self.book.is_derived(query.relation):
+            return self.book.phrases[query.relation].noun, f"of {self.operand(query.of, room)}"
+        return self.noun(query), self.condition(query, room, False)
 
     def group(self, query: Query, room: int) -> str:
         """A noun phrase for all of the things of `query`, in the plural."""
         if isinstance(query, str):
             return self.said(query)
         if query not in self._found and _fits(query, room) and isinstance(query, Proj):
-            return f"the {plural(self.noun(query))} {self.condition(query, room - 1, False)}"
+            noun, clause = self.noun_and_clause(query, room - 1)
+            return f"the {plural(noun)} {clause}"
         return self.reference(query, "group")
 
     def extreme(self, query: Extreme, room: int) -> str:
-        ranks = YEAR_RANKS if query.relation.endswith("year") else RANKS
-        group = self.group(query.of, room)
-        rank = ranks[query.most]
         label = self.book.phrases[query.relation].label
+        rank = ranks_of(label)[query.most]
+        group = self.group(query.of, room)
         return f"the {self.noun(query)} with the {rank} {label} among {group}"
 
     def reference(self, query: Query, how: str) -> str:
@@ -244,8 +254,11 @@ class _Speaker:
         if isinstance(query, Or) and not all(isinstance(p, Proj | Range) for p in query.parts):
             said = " or ".join(self.operand(part, 0) for part in query.parts)
             return f"each {noun} that is {said}", False, noun
-        said = f"the {noun if is_one else plural(noun)} {self.which(query, is_one)}"
-        return said, is_one, noun
+        if isinstance(query, Proj):
+            noun, clause = self.noun_and_clause(query, 2 * self._spare)
+        else:
+            clause = self.which(query, is_one)
+        return f"the {noun if is_one else plural(noun)} {clause}", is_one, noun
 
     def resolved(self, text: str) -> str:
         """`text` with words for what steps found: "that language", "one of those languages", or by
@@ -260,6 +273,11 @@ class _Speaker:
             member = group if step.is_one else f"one of {group}"
             text = text.replace(f"\0{number}m\0", member).replace(f"\0{number}g\0", group)
         return text
+
+
+def ranks_of(label: str) -> tuple[str, str]:
+    """The words for the smallest and the largest of what is compared."""
+    return YEAR_RANKS if "year" in label.split() else RANKS
 
 
 def span(low: int, high: int, one: str) -> str:
