@@ -32,6 +32,7 @@ from drlib.synthesis.read_back import (
 )
 from drlib.synthesis.sentences import STYLES, say, span
 from drlib.worlds import load_world
+from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
 
 SMALL = Grammar(Phrasebook(small_graph()))
@@ -253,6 +254,13 @@ def test_no_two_names_are_said_alike(grammar):
 )
 def test_a_decade_is_a_whole_one(low, high, said):
     assert span(low, high, "in") == said
+
+
+def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar):
+    phrase = grammar.book.phrases["widely spoken language"]
+    share = f"at least {SPOKEN_PERCENT:g}% of the people"
+    forms = (phrase.of_thing, phrase.of_things, phrase.of_value, phrase.of_values, phrase.sames)
+    assert all(share in form for form in forms)
 
 
 def test_articles_and_plurals():
