@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "sentences: the latest for the earliest",
         SENTENCES,
-        "        rank = ranks[query.most]\n",
-        "        rank = ranks[not query.most]\n",
+        "        rank = ranks_of(label)[query.most]\n",
+        "        rank = ranks_of(label)[not query.most]\n",
         (WORDS,),
         "the opposite is asked for",
     ),

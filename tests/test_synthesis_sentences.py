@@ -3,12 +3,14 @@
 import random
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from query_examples import any_query, small_graph, unique_queries
 
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.phrases import Phrasebook, plural, with_article
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -18,6 +20,7 @@ from drlib.synthesis.queries import (
     Proj,
     Range,
     canonical,
+    evaluate_query,
     from_text,
     walk,
 )
@@ -26,10 +29,10 @@ from drlib.synthesis.read_back import (
     grammar_of,
     in_one_form,
     read_question,
-    word_question,
 )
 from drlib.synthesis.sentences import STYLES, say, span
 from drlib.worlds import load_world
+from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
 
 SMALL = Grammar(Phrasebook(small_graph()))
@@ -253,6 +256,13 @@ def test_a_decade_is_a_whole_one(low, high, said):
     assert span(low, high, "in") == said
 
 
+def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar):
+    phrase = grammar.book.phrases["widely spoken language"]
+    share = f"at least {SPOKEN_PERCENT:g}% of the people"
+    forms = (phrase.of_thing, phrase.of_things, phrase.of_value, phrase.of_values, phrase.sames)
+    assert all(share in form for form in forms)
+
+
 def test_articles_and_plurals():
     assert [with_article(noun) for noun in ("hour", "university", "exception")] == [
         "an hour",
@@ -311,6 +321,12 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
             parts = [in_one_form(part) for part in walk(from_text(task.query))]
             assert query in parts and query != in_one_form(from_text(task.query))
     assert tried > 20
+
+
+def test_the_readme_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", readme)
+    assert evaluate_query(read_question(text, grammar), cldr.graph) == {answer}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 
 from drlib.synthesis.checks import coincidences, effort, first_fault
 from drlib.synthesis.expansion import can_be_asked_for, draft
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
-from drlib.synthesis.read_back import grammar_of, word_question
+from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
@@ -78,7 +79,7 @@ def synthesize_questions(
         asked: titles that may be asked for (say, the train answers of another split); None: all.
         at_least: fewer questions than this are no use to the caller.
         wording: "sentences" for readers and large models, each proved to have one meaning
-            (`drlib.synthesis.read_back`); "brackets" are the few words that a tiny policy learns.
+            (`drlib.synthesis.proven`); "brackets" are the few words that a tiny policy learns.
         structure: ask about links, sections, headings and tables of a folder's pages as well
             (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
         strict: no constant near the answer, no name that hints at it, few equal numbers

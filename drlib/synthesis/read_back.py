@@ -31,10 +31,7 @@ from drlib.synthesis.sentences import (
     LAST,
     NEXT,
     ORDINALS,
-    STYLES,
-    Style,
     ranks_of,
-    say,
 )
 from drlib.worlds.graph import Graph
 
@@ -119,17 +116,6 @@ def in_one_form(query: Query) -> Query:
 def grammar_of(graph: Graph, scheme: str) -> Grammar:
     """The grammar of a world, by its `graph` and `scheme`; made once."""
     return Grammar(Phrasebook(graph, scheme))
-
-
-def word_question(query: Query, grammar: Grammar, style: Style) -> str | None:
-    """`query` in sentences that are proved to mean it and nothing else, in `style` if that one can
-    be proved; None: no style can."""
-    wanted = in_one_form(query)
-    for tried in (style, *(other for other in STYLES if other != style)):
-        text = say(query, grammar.book, tried)
-        if text and {in_one_form(found) for found in _readings(text, grammar)} == {wanted}:
-            return text
-    return None
 
 
 def _readings(text: str, grammar: Grammar) -> Iterator[Query]:
