@@ -132,8 +132,8 @@ FOLDERS = {
     one_file: (0, "has not one fact.*write the pages as Markdown"),
     empty: (0, "put files of type .*csv.*into it"),
     many_notes: (5, ""),
-    docusaurus: (5, ""),
-    zettelkasten: (5, ""),
+    docusaurus: (0, r"ask about links and sections too \(structure=True\)"),
+    zettelkasten: (0, r"ask about links and sections too \(structure=True\)"),
     spreadsheets: (5, ""),
     mixed_encodings: (0, "save it as UTF-8"),
     pdfs: (0, "PDF and docx give pages without facts"),
@@ -157,6 +157,15 @@ def test_a_folder_gives_questions_or_says_what_is_missing(make, tmp_path):
     assert len(tasks) >= least and (len(tasks) == 5 or said)
     if sentence:
         assert re.search(f"(?s){sentence}", said), said
+    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+
+
+@pytest.mark.parametrize("make", [docusaurus, zettelkasten], ids=lambda make: make.__name__)
+def test_pages_that_only_links_join_are_asked_about_where_that_is_wanted(make, tmp_path):
+    make(tmp_path)
+    world = load_world(f"folder:{tmp_path}")
+    tasks = synthesize_questions(world, 5, 0, structure=True)
+    assert len(tasks) == 5
     assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
 
 
