@@ -6,6 +6,7 @@
     drlib plan --profile gpu8                        what it needs      python -m drlib.training
     drlib sweep clips                                settings x seeds  python -m drlib.lab sweep
     drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
+    drlib crawl URL FOLDER                           a site as a world  python -m drlib.tools.crawl
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
     drlib sandbox probe                              generated code     python -m drlib.sandbox
 
@@ -37,6 +38,7 @@ COMMANDS = {
     "plan": Command("drlib.training.plan", "what a run needs of memory, time and disk"),
     "sweep": Command("drlib.lab.__main__", "several settings against a control", ("sweep",)),
     "ask": Command("drlib.ask.__main__", "research one question, in the terminal"),
+    "crawl": Command("drlib.tools.crawl", "a web site as a folder of Markdown, which is a world"),
     "report": Command("drlib.analysis.__main__", "one page about trajectories of any model"),
     "sandbox": Command("drlib.sandbox.__main__", "what this machine can isolate; serve calls"),
 }

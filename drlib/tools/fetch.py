@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address, ip_network
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -209,6 +209,16 @@ def _seconds_asked_for(wait: str) -> float | None:
         return None
 
 
+class Fetched(NamedTuple):
+    """A page as its server sent it: its address after redirects, the suffix that its content type
+    stands for (".html"), the declared encoding or "", and the bytes."""
+
+    url: str
+    suffix: str
+    charset: str
+    body: bytes
+
+
 class PageReader:
     """Backend: {"url": an http(s) address} -> {"url" (after redirects), "title", "text"}.
 
@@ -240,14 +250,25 @@ class PageReader:
             raise ToolFault(kind, str(fault), fault.retry_after_s) from None
 
     def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
-        url = web_address(arguments.get("url"))
+        page = self.fetch(arguments.get("url"), deadline - time.monotonic())
+        rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
+        parsed = files.parse_apart(page.suffix, page.body, rest, page.charset)
+        return {"url": page.url, **parsed}
+
+    def fetch(
+        self, address: Any, timeout_s: float, permits: Callable[[str], bool] = lambda url: True
+    ) -> "Fetched":
+        """The page as it was sent, in `timeout_s` seconds with its redirects. `permits`: whether an
+        address may be asked for; each redirect's is asked about too. Raises `ToolFault`."""
+        deadline = time.monotonic() + timeout_s
+        url = web_address(address)
         accept = {"Accept": "text/html,text/*,application/json,application/pdf"}
         for _ in range(MAX_REDIRECTS + 1):
+            if not permits(str(url)):
+                raise ToolFault("refused", f"{url} is not permitted")
             status, headers, body = exchange(url, deadline, accept, _inspect, look_up=self._look_up)
             if status not in REDIRECTS:
-                suffix, charset = _type(headers)
-                rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
-                return {"url": str(url), **files.parse_apart(suffix, body, rest, charset)}
+                return Fetched(str(url), *_type(headers), body)
             url = web_address(_location(headers), url)
         raise ToolFault("refused", f"more than {MAX_REDIRECTS} redirects")
 

@@ -1,0 +1,305 @@
+"""A web site as a folder of Markdown, which is a world: `load_world("folder:OUT")`.
+
+    drlib crawl https://docs.example.org/guide/ site --pages 200
+
+A crawl reads what its start links to, breadth first, as a guest: what robots.txt closes is not
+asked for, nor anything outside the start's folder on its host; one request at a time, `delay_s` or
+the site's own Crawl-delay apart; "Retry-After" is waited for. Each page is fetched by the guarded
+reader (`drlib.tools.fetch`), so no redirect leads into this machine's network, and is kept in
+`OUT/.crawl`: a crawl that was killed, or is to have more pages, asks for nothing twice. At the end
+the pages become files. Links between them become links between files; a file whose page is as it
+was is not touched, so that the world's index reads only what is new.
+
+Left out: scripts, forms, sitemaps, `<base>`, pages that changed since they were fetched (delete
+`.crawl` to fetch them again).
+"""
+
+import argparse
+import hashlib
+import json
+import posixpath
+import re
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.robotparser import RobotFileParser
+
+from drlib.checks import require
+from drlib.files import append_json_line, resume_json_lines, write_whole
+from drlib.tools.backends import ToolFault
+from drlib.tools.fetch import Fetched, PageReader, web_address
+from drlib.worlds.reading import Parser, Unreadable
+
+AGENT = "drlib"  # by which robots.txt knows us
+ATTEMPTS = 3  # for a page, while its faults may pass
+LONGEST_WAIT_S = 60.0
+MAX_FAILED = 5  # pages in a row, until the site is left alone
+MAX_CHARS = 1_000_000  # of a page's text
+KEPT = ".crawl"
+LINK = re.compile(r"(?<!\\)\]\(([^()\s<>]{1,2000})\)")
+FENCE = re.compile(r"`{3,}$")
+
+
+class Crawl:
+    """A crawl from `start` into `folder`.
+
+    Args:
+        pages: that the folder may hold, those of earlier runs included.
+        delay_s: between two requests, at least; the site may ask for more.
+        timeout_s: for one page. reader: by which pages are fetched.
+
+    ValueError: `start` is no web address, `folder` holds another crawl or other files, or an
+    impossible setting.
+    """
+
+    def __init__(
+        self,
+        start: str,
+        folder: str | Path,
+        *,
+        pages: int = 200,
+        delay_s: float = 1.0,
+        timeout_s: float = 30.0,
+        reader: PageReader | None = None,
+    ):
+        require(pages >= 1 and delay_s >= 0, f"{pages=} starts at 1, {delay_s=} at 0")
+        try:
+            self.start = urldefrag(str(web_address(start))).url
+        except ToolFault as fault:
+            raise ValueError(f"{fault}: give the address of a page") from None
+        self.folder, self.pages = Path(folder), pages
+        self.delay_s, self.timeout_s = delay_s, timeout_s
+        self._reader = reader or PageReader()
+        self._within = self.start[: self.start.rindex("/") + 1]
+        if urlsplit(self.start).path in ("", "/"):
+            self._within = self.start.rstrip("/") + "/"
+        self._parser = Parser()
+        self._robots = RobotFileParser()
+        self._rows: dict[str, dict] = {}  # address as it was asked for -> what came
+        self._next = 0.0  # when the next request may be sent
+        self._load()
+
+    def run(self, told: Callable[[str], None] = lambda line: None) -> Counter[str]:
+        """Fetch, then write the files. How many addresses came to what end; `told` hears of each.
+
+        ConnectionError: the site's robots.txt cannot be read, pages fail one after another, or not
+        one was kept; what was fetched is kept, and its files are written.
+        """
+        ends = Counter()
+        try:
+            self._read_robots()
+            with closing(self._parser):
+                for url, row in self._fetch_all():
+                    ends[row["fault"].partition(":")[0] or "fetched"] += 1
+                    told(f"{row['fault'] or 'fetched'}  {url}")
+        finally:
+            ends["files written"] = self._write_files()
+        first = self._rows[self.start]
+        if not any(row["kept"] for row in self._rows.values()):
+            raise ConnectionError(f"no page was kept of {self.start}: {first['fault']}")
+        return ends
+
+    def _load(self) -> None:
+        """Take in the lines of earlier runs."""
+        path = self.folder / KEPT / "pages.jsonl"
+        if not path.exists():
+            others = [*self.folder.glob("*")]
+            require(not others, f"{self.folder} holds files that no crawl wrote: give another one")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_json_line(path, {"start": self.start})
+        for number, row in resume_json_lines(path):
+            if number == 1:
+                began = row.get("start")
+                other = f"{self.folder} holds a crawl that began at {began}: give another folder"
+                require(began == self.start, other)
+            elif not row["may_pass"] and (row["kept"] or row["url"] != self.start):
+                self._rows[row["url"]] = row
+
+    def _read_robots(self) -> None:
+        address = urljoin(self.start, "/robots.txt")
+        try:
+            lines = self._patiently(address, lambda url: True).body.decode("utf-8", "replace")
+        except ToolFault as fault:
+            if fault.transient:  # RFC 9309, 2.3.1.4: then nothing may be asked for
+                raise ConnectionError(f"{address} cannot be read ({fault}): try later") from None
+            lines = ""  # there is none
+        self._robots.parse(lines.splitlines())
+        self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))
+        self._next = time.monotonic() + self.delay_s
+
+    def _permits(self, url: str) -> bool:
+        within = url.startswith(self._within) or f"{url}/" == self._within
+        return within and self._robots.can_fetch(AGENT, url)
+
+    def _fetch_all(self) -> Iterator[tuple[str, dict]]:
+        """Each address that is new, with its row; those that were fetched before lead on too."""
+        waiting, seen, failed = deque([self.start]), {self.start}, 0
+        while waiting and sum(bool(row["kept"]) for row in self._rows.values()) < self.pages:
+            url = waiting.popleft()
+            row = self._rows.get(url)
+            if row is None:
+                row = self._row(url)
+                self._rows[url] = row
+                append_json_line(self.folder / KEPT / "pages.jsonl", row)
+                failed = failed + 1 if row["may_pass"] else 0
+                yield url, row
+                if failed == MAX_FAILED:
+                    raise ConnectionError(f"{failed} pages in a row failed ({row['fault']})")
+            new = [link for link in row["links"] if link not in seen and self._permits(link)]
+            seen.update(new)
+            waiting.extend(new)
+
+    def _row(self, url: str) -> dict:
+        """What came of `url`; its text is kept."""
+        row = {"url": url, "to": url, "kept": "", "title": "", "links": [], "fault": ""}
+        row["may_pass"] = False
+        try:
+            page = self._patiently(url, self._permits)
+            row["to"] = urldefrag(page.url).url
+            if any(other["kept"] and other["to"] == row["to"] for other in self._rows.values()):
+                return row  # a redirect to what is there
+            title, name, data = self._text(page)
+            write_whole(self.folder / KEPT / name, data)
+        except (ToolFault, Unreadable) as fault:
+            row["fault"] = str(fault) if isinstance(fault, ToolFault) else ": ".join(fault.args)
+            row["may_pass"] = isinstance(fault, ToolFault) and fault.transient
+            return row
+        found = _links(data.decode()) if name.endswith(".md") else []
+        links = dict.fromkeys(_absolute(row["to"], link) for link in found)
+        return row | {"kept": name, "title": title, "links": [link for link in links if link]}
+
+    def _patiently(self, url: str, permits: Callable[[str], bool]) -> Fetched:
+        """The page, each request in its turn; faults that may pass are waited for."""
+        for attempt in range(1, ATTEMPTS + 1):
+            time.sleep(max(0.0, self._next - time.monotonic()))
+            wait_s = self.delay_s
+            try:
+                return self._reader.fetch(url, self.timeout_s, permits)
+            except ToolFault as fault:
+                wait_s = max(wait_s * 2**attempt, fault.retry_after_s or 0.0)
+                if not fault.transient or attempt == ATTEMPTS:
+                    wait_s = self.delay_s
+                    raise
+            finally:
+                self._next = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _text(self, page: Fetched) -> tuple[str, str, bytes]:
+        """(title, name of the file that keeps it, what that holds): Markdown of HTML, other types
+        as they are, because the folder's world reads them itself."""
+        name = hashlib.sha256(page.url.encode()).hexdigest()[:16]
+        if page.suffix != ".html":
+            return "", name + page.suffix, page.body
+        found = self._parser.parse(
+            ".html", page.body, self.timeout_s, page.charset, outline=True, chars=MAX_CHARS
+        )
+        return found["title"], f"{name}.md", found["text"].encode()
+
+    def _write_files(self) -> int:
+        """The pages as files of the folder, links between them relative; how many were written."""
+        kept = [row for row in self._rows.values() if row["kept"]]
+        files = {row["to"]: _file_of(row["to"], row["kept"]) for row in kept}
+        files |= {row["url"]: files[row["to"]] for row in self._rows.values() if row["to"] in files}
+        written = 0
+        for row in kept:
+            data = (self.folder / KEPT / row["kept"]).read_bytes()
+            if row["kept"].endswith(".md"):
+                data = _with_files(data.decode(), row, files).encode()
+            path = self.folder / files[row["to"]]
+            if not path.exists() or path.read_bytes() != data:
+                write_whole(path, data)
+                written += 1
+        return written
+
+
+def _absolute(url: str, link: str) -> str:
+    """Where a link of the page at `url` leads, without its anchor; "" outside the web."""
+    try:
+        return urldefrag(str(web_address(urljoin(url, link)))).url
+    except (ToolFault, ValueError):
+        return ""
+
+
+def _links(text: str) -> list[str]:
+    return [match[1] for line in _outside_fences(text) for match in LINK.finditer(line)]
+
+
+def _outside_fences(text: str) -> Iterator[str]:
+    """The lines of Markdown; "" in place of each of a fence."""
+    mark = ""
+    for line in text.split("\n"):
+        ends = FENCE.match(line)
+        if ends and (not mark or line == mark):
+            mark = "" if mark else line
+            yield ""
+        else:
+            yield "" if mark else line
+
+
+def _file_of(url: str, kept: str) -> str:
+    """The file for the page at `url`: its path, made harmless, and a digest of what follows "?"."""
+    parts = urlsplit(url)
+    suffix = posixpath.splitext(kept)[1]
+    path = "/".join(
+        re.sub(r"[^\w.\- ]", "_", part).strip(". ")[:100]
+        for part in unquote(parts.path).split("/")
+        if part.strip(". ")
+    )
+    if parts.path.endswith("/") or not path:
+        path = posixpath.join(path, "index")
+    stem, last = posixpath.splitext(path)
+    path = stem if last.lower() in (".html", ".htm", ".php", suffix) else path
+    if parts.query:
+        path += f"-{hashlib.sha256(parts.query.encode()).hexdigest()[:8]}"
+    return path + suffix
+
+
+def _with_files(text: str, row: dict, files: dict[str, str]) -> str:
+    """A page's Markdown with links to files where there are such, and its title as heading."""
+    here = posixpath.dirname(files[row["to"]])
+
+    def lead(match: re.Match) -> str:
+        url, anchor = urldefrag(urljoin(row["to"], match[1]))
+        to = files.get(_absolute(row["to"], url))
+        shown = posixpath.relpath(to, here or ".") if to else url
+        return f"]({shown}#{anchor})" if anchor else f"]({shown})"
+
+    lines = [
+        LINK.sub(lead, outside) if outside else line
+        for line, outside in zip(text.split("\n"), _outside_fences(text), strict=True)
+    ]
+    if row["title"] and not any(line.startswith("# ") for line in lines):
+        lines = [f"# {row['title']}", "", *lines]
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="drlib crawl", description="A web site as a folder of Markdown, which is a world."
+    )
+    parser.add_argument("url", help="where it begins; only its folder on its host is read")
+    parser.add_argument("out", help="the folder that is written")
+    parser.add_argument("--pages", type=int, default=200, help="at most (200)")
+    parser.add_argument("--delay", type=float, default=1.0, help="seconds between requests (1)")
+    parser.add_argument(
+        "--private", action="store_true", help="the site may be on your own network"
+    )
+    args = parser.parse_args(argv)
+    try:
+        reader = PageReader(allow_private=args.private)
+        crawl = Crawl(args.url, args.out, pages=args.pages, delay_s=args.delay, reader=reader)
+        ends = crawl.run(lambda line: print(line, file=sys.stderr))
+    except (ValueError, ImportError, ConnectionError) as fault:
+        print(f"drlib crawl: {fault}", file=sys.stderr)
+        return 1
+    print(json.dumps(dict(ends)))
+    print(f'the world: load_world("folder:{args.out}")')
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The faults of a crawl: drlib/tools/crawl.py (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+CRAWL = "drlib/tools/crawl.py"
+TESTS = "tests/test_tools_crawl.py"
+WORLD = f"{TESTS}::test_a_site_becomes_a_world_and_nothing_else_is_asked_for"
+
+MUTANTS = [
+    Mutant(
+        "crawl: robots.txt is read and not kept to",
+        CRAWL,
+        "        return within and self._robots.can_fetch(AGENT, url)\n",
+        "        return within\n",
+        (WORLD,),
+        "a closed page is asked for",
+    ),
+    Mutant(
+        "crawl: the whole host is the site",
+        CRAWL,
+        '        self._within = self.start[: self.start.rindex("/") + 1]\n',
+        '        self._within = urljoin(self.start, "/")\n',
+        (WORLD,),
+        "a page beside the start's folder is asked for",
+    ),
+    Mutant(
+        "crawl: the site's own delay is not taken",
+        CRAWL,
+        "        self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))\n",
+        "        self.delay_s = self.delay_s\n",
+        (f"{TESTS}::test_the_delay_that_the_site_asks_for_holds",),
+        "two requests within a second",
+    ),
+    Mutant(
+        "crawl: a second run knows nothing of the first",
+        CRAWL,
+        '                self._rows[row["url"]] = row\n\n',
+        "                continue\n\n",
+        (f"{TESTS}::test_a_crawl_goes_on_and_touches_only_what_is_new",),
+        "pages are asked for twice",
+    ),
+]
