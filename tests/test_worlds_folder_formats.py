@@ -1,5 +1,6 @@
 """A folder as a world: texts in other encodings, and files that are tables or slides."""
 
+import csv
 import json
 from datetime import datetime
 
@@ -133,3 +134,12 @@ def test_tables_of_all_kinds_are_things_with_facts(tmp_path):
     assert world.search("Italy of")[0].title.startswith(("talk.pptx", "towns.csv"))
     assert world.graph.nodes["towns.csv: Oslo"].kind == "town"
     assert world.find("talk.pptx#slide-2-the-end")
+
+
+def test_a_short_table_leaves_the_process_s_limit_of_a_csv_field_alone():
+    before = csv.field_size_limit()
+    assert "| a |" in from_delimited("a,b\n1,2\n")
+    assert csv.field_size_limit() == before
+    long = "x" * (before + 10)
+    assert long in from_delimited(f"a,b\n1,{long}\n")
+    csv.field_size_limit(before)
