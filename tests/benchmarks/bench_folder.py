@@ -103,7 +103,9 @@ def main():
         queries = rng.sample(words, min(200, len(words)))
         hits, report["200_searches"] = timed(lambda: [world.search(query, 5) for query in queries])
         report["200_searches"]["with_hits"] = sum(map(bool, hits))
-        tasks, report["500_questions"] = timed(synthesize_questions, world, 500, 0, at_least=500)
+        tasks, report["500_questions"] = timed(
+            synthesize_questions, world, 500, 0, at_least=500, structure=True
+        )
         engines = {"sets": None, "sql": SqlEngine(graph)}
         report["500_questions"]["faulty"] = {
             name: sum(bool(faults(from_text(task.query), graph, engine)) for task in tasks)
