@@ -61,6 +61,13 @@ class Config(RLSettings):
         "cpt",
         *ROLLOUTS,
     )
+    question_wording: Literal["brackets", "sentences"] = setting(
+        "brackets",
+        "how the engine's questions are said: in few words, or as people would say them",
+        "world",
+        "cpt",
+        *ROLLOUTS,
+    )
     skills: Literal["react", "memory"] = setting(
         "react",
         'what the policy learns ("memory": reports, summaries, trails too, drlib.synthesis.skills)',

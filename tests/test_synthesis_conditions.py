@@ -111,6 +111,22 @@ def test_the_same_seed_draws_the_same_and_no_answer_is_a_good_guess(world, sides
     assert len(shares) >= 15 and max(shares.values()) < 0.15
 
 
+def test_both_wordings_say_the_same_questions_and_sentences_have_words_of_the_tokenizer(
+    world, sides
+):
+    for split, some in sides.items():
+        said = ConditionQuestions(world, split, wording="sentences")
+        pairs = list(zip(said.all(), some.all(), strict=True))
+        assert all((a.id, a.query, a.answer) == (b.id, b.query, b.answer) for a, b in pairs)
+        assert all("(" not in a.question and "(" in b.question for a, b in pairs)
+    texts = data.world_texts(world) + data.engine_texts(world, "sentences")
+    titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
+    tokenizer = train_tokenizer(texts, 1400, names=titles, phrases=data.PHRASES)
+    for task, _ in pairs:
+        words = len(task.question.split())
+        assert len(tokenizer(task.question).input_ids) < 1.6 * words, task.question
+
+
 def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_answer(world):
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = data.world_texts(world) + data.engine_texts(world)
@@ -123,6 +139,6 @@ def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_an
         assert not any("<answer>" in text for text in texts)
         return [query for text in texts for query in re.findall(r'"query": \["(.*?)"\]', text)]
 
-    assert not any(";" in query for query in queries(False))
-    together = [query.count(";") for query in queries(True) if ";" in query]
+    assert not any(";" in query for query in queries(None))
+    together = [query.count(";") for query in queries("brackets") if ";" in query]
     assert len(together) > 20 and set(together) == {1}

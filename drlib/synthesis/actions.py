@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from drlib.chat import ChatIds
 from drlib.synthesis.conditions import DRAWN_AT_ONCE, ConditionQuestions
+from drlib.synthesis.engine import Wording
 from drlib.synthesis.lookups import facts_of
 from drlib.synthesis.oracle import Oracle
 from drlib.synthesis.questions import SearchQuestions, python_task
@@ -128,10 +129,12 @@ class InventedTools:
 class ActionData:
     """Endless documents with names of the words of `names`; a search shows `results` hits.
 
-    conditions: whether the logs are of questions of two conditions, too.
+    conditions: how questions of two conditions are said, of which some logs are; None: of none.
     """
 
-    def __init__(self, names: Names, chat: ChatIds, results: int = 2, conditions: bool = False):
+    def __init__(
+        self, names: Names, chat: ChatIds, results: int = 2, conditions: Wording | None = None
+    ):
         self.names = names
         self.chat = chat
         self.results = results
@@ -144,8 +147,10 @@ class ActionData:
             world = fictional_world(rng.getrandbits(60), self.names)
             questions = SearchQuestions(world, None, CPT_MAX_HOPS)
             several = []
-            if self.conditions:
-                asked = ConditionQuestions(world, None, self.results, drawn=DRAWN_AT_ONCE)
+            if self.conditions is not None:
+                asked = ConditionQuestions(
+                    world, None, self.results, drawn=DRAWN_AT_ONCE, wording=self.conditions
+                )
                 several = asked.all("c2")
             for _ in range(DOCUMENTS_PER_WORLD):
                 kind = rng.choices(list(shares), list(shares.values()))[0]

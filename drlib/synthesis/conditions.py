@@ -16,7 +16,7 @@ import random
 import warnings
 from collections import defaultdict
 
-from drlib.synthesis.engine import side_of, synthesize_questions
+from drlib.synthesis.engine import Wording, side_of, synthesize_questions
 from drlib.synthesis.lookups import solves
 from drlib.synthesis.questions import Split, split_answers
 from drlib.task import Task
@@ -38,7 +38,8 @@ def _side(title: str, of_value: dict[str, Split]) -> Split:
 
 class ConditionQuestions:
     """The engine's questions of a world, by their conditions and answers, all of which searches of
-    `results` pages answer in `max_calls`; `drawn`: how many the engine is asked for."""
+    `results` pages answer in `max_calls`; `drawn`: how many the engine is asked for. In either
+    `wording` they are the same questions."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class ConditionQuestions:
         max_calls: int = 6,
         drawn: int = DRAWN,
         seed: int | str = 0,
+        wording: Wording = "brackets",
     ):
         of_value = split_answers(world) if split else {}
         asked = {title for title in world.entities if _side(title, of_value) == split}
@@ -62,7 +64,7 @@ class ConditionQuestions:
                 max_share=max(MAX_SHARE, 2 / drawn),
                 max_effort=MAX_EFFORT,
                 asked=asked if split else None,
-                wording="brackets",
+                wording=wording,
                 strict=False,  # in so small a world nearly all things are near each other
                 structure=True,
             )

@@ -19,6 +19,7 @@ from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines
 from drlib.sandbox import Sandbox
 from drlib.synthesis.conditions import CONDITIONS, DRAWN, DRAWN_AT_ONCE, ConditionQuestions
+from drlib.synthesis.engine import Wording
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import (
     AGAIN,
@@ -137,13 +138,13 @@ def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
     return texts * 20 + [*errors] * 4
 
 
-def engine_texts(world: SmallWorld) -> list[str]:
+def engine_texts(world: SmallWorld, wording: Wording = "brackets") -> list[str]:
     """How the engine words its questions of invented worlds, and what a hand thinks about them."""
     names = Names.of(world)
     texts = []
     for seed in range(INVENTED):
         invented = fictional_world(f"wordings-{seed}", names)
-        asked = ConditionQuestions(invented, None, drawn=DRAWN_AT_ONCE, seed=seed)
+        asked = ConditionQuestions(invented, None, drawn=DRAWN_AT_ONCE, seed=seed, wording=wording)
         texts += [task.question for task in asked.all()]
     relations = sorted({r for e in world.entities.values() for r in e.facts})
     return texts + [t.format(r=r, v="X") for t in (*HOLDER, *FOUND) for r in relations] * 4
@@ -182,7 +183,7 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     names = Names.of(world)
     if config.questions == "engine":
         counts |= _count_conditions(world)
-        texts += engine_texts(world)
+        texts += engine_texts(world, config.question_wording)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     phrases = (*PHRASES, f"]({world.scheme}:")
     if config.skills == "memory":
@@ -207,7 +208,14 @@ def engine_questions(
     if config.questions == "chains":
         return None
     drawn = DRAWN if split else DRAWN_AT_ONCE
-    return ConditionQuestions(world, split, config.search_results, config.max_calls, drawn)
+    return ConditionQuestions(
+        world,
+        split,
+        config.search_results,
+        config.max_calls,
+        drawn,
+        wording=config.question_wording,
+    )
 
 
 def demonstration_tasks(

@@ -145,7 +145,8 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     shares = config.cpt_fas_share, config.cpt_has_share
     if sum(shares) > 1:
         raise ValueError(f"cpt_fas_share and cpt_has_share are more than all documents: {shares}")
-    actions = ActionData(names, chat, config.search_results, config.questions == "engine")
+    conditions = None if config.questions == "chains" else config.question_wording
+    actions = ActionData(names, chat, config.search_results, conditions)
     skills = SkillData(names, chat, config.search_results)
 
     def with_skills(key: str) -> Iterator[Sample]:
