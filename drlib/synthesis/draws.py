@@ -7,6 +7,10 @@ Every question is a query that was executed: it has its one answer, the text doe
 a solver reads at most `MAX_EFFORT` pages. Faults that a family has by its nature (a cycle names
 the thing where it closes) are `allowed` and stand in the data set's report.
 
+What a query asks is said in sentences that are proved to mean it
+(`drlib.synthesis.proven.word_question`), and in the older brackets where no sentence says it; a
+question that says its facts vaguely is always in brackets, for nothing could read it back.
+
 Left out, with the reason, are the recipes in `NOT_TAKEN`: they ask about something else than a
 world's facts, or make no questions.
 """
@@ -16,10 +20,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from drlib.synthesis.checks import effort, faults, first_fault
-from drlib.synthesis.engine import synthesize_questions
+from drlib.synthesis.engine import Wording, asked_about, synthesize_questions
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.families.webdancer import e2hqa
 from drlib.synthesis.families.websailor import hard_question
@@ -29,6 +34,7 @@ from drlib.synthesis.families.websailor_v2 import (
     dense_subgraph,
     focuses,
 )
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     Query,
     canonical,
@@ -38,7 +44,10 @@ from drlib.synthesis.queries import (
     to_text,
 )
 from drlib.synthesis.questions import short_digest
+from drlib.synthesis.read_back import grammar_of
+from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.wording import TEMPLATES, render_question, says
+from drlib.registry import nearest
 from drlib.task import Task
 from drlib.worlds.graph import Graph
 
@@ -66,28 +75,36 @@ class Family(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`note`: why there are fewer than were asked for; "" where there are not."""
+    """`questions`: each with how it is worded; `note`: why there are fewer than were asked for,
+    "" where there are not."""
 
-    tasks: list[Task]
+    questions: list[tuple[Task, Wording]]
     note: str
 
 
-def draw_block(family: str, world, n: int, seed: int, block: int, hops: int) -> Block:
+def draw_block(
+    family: str, world, n: int, seed: int, block: int, hops: int, structure: bool = False
+) -> Block:
     """Up to `n` verified questions of at most `hops` look-ups that follow each other, all
-    different in their query. ValueError: the family is not known."""
+    different in their query. `structure`: about links, sections and the like of a folder's pages as
+    well, as in `synthesize_questions`. ValueError: the family is not known."""
     if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}: known are {', '.join(FAMILIES)}")
+        raise ValueError(f"unknown family {family!r}: {nearest(family, FAMILIES)}")
     draws, _, allowed = FAMILIES[family]
     if draws is None:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            tasks = synthesize_questions(world, n, f"{seed}-{block}", depth=hops)
-        told = [str(one.message) for one in said]
-        return Block(tasks, "\n".join(told) if len(tasks) < n else "")
+            tasks = synthesize_questions(
+                world, n, f"{seed}-{block}", depth=hops, structure=structure
+            )
+        told = "\n".join(str(one.message) for one in said) if len(tasks) < n else ""
+        return Block([(task, "sentences") for task in tasks], told)
+    graph = asked_about(world.graph, structure)
+    if graph is None or not graph.facts or not _askable(graph):
+        return Block([], "no page can be asked for: no two facts tell one from the others")
     rng = random.Random(f"{family}-{seed}-{block}")
-    if not _askable(world.graph):
-        return Block([], "no page can be asked for")
-    return _collected(draws(world, rng, hops), world, n, rng, hops, allowed)
+    asked = SimpleNamespace(graph=graph, search=world.search)
+    return _collected(draws(asked, rng, hops), world, n, rng, hops, allowed)
 
 
 def _collected(
@@ -99,42 +116,54 @@ def _collected(
     allowed: frozenset[str],
 ) -> Block:
     """The first `n` different questions of `draws` that hold, until `MISSES` in a row do not."""
-    tasks: dict[str, Task] = {}
+    questions: dict[str, tuple[Task, Wording]] = {}
     reasons: Counter[str] = Counter()
     misses = 0
     for found in draws:
         reason = "no draft"
         if found is not None:
-            answer, query, text = found
+            answer, query, vague = found
             query = canonical(query)
-            text = text or render_question(query, world.graph, rng.randrange(TEMPLATES))
-            reason = _reason_against(answer, query, text, world.graph, hops, allowed)
-            if to_text(query) in tasks:
+            reason = _fault_of(answer, query, world.graph, hops, allowed)
+            if to_text(query) in questions:
                 reason = "asked before"
+        if not reason:
+            text, wording = (vague, "brackets") if vague else _worded(query, world, rng)
+            if any(says(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
+                reason = "told"
         if reason:
             reasons[reason] += 1
             misses += 1
         else:
-            tasks[to_text(query)] = _task(world, answer, query, text)
+            questions[to_text(query)] = _task(world, answer, query, text), wording
             misses = 0
-        if len(tasks) == n or misses == MISSES:
+        if len(questions) == n or misses == MISSES:
             break
-    if len(tasks) == n:
-        return Block([*tasks.values()], "")
+    if len(questions) == n:
+        return Block([*questions.values()], "")
     told = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
-    return Block([*tasks.values()], f"only {len(tasks)} of {n} in a block; draws met: {told}")
+    note = f"a block gave {len(questions)} of {n}; draws met: {told or 'nothing at all'}"
+    return Block([*questions.values()], note)
 
 
-def _reason_against(
-    answer: str, query: Query, text: str, graph: Graph, hops: int, allowed: frozenset[str]
+def _worded(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
+    """`query` in sentences where they can say it."""
+    number = rng.randrange(TEMPLATES)
+    grammar = grammar_of(world.graph, world.scheme)
+    text = word_question(query, grammar, STYLES[number % len(STYLES)])
+    if text:
+        return text, "sentences"
+    return render_question(query, world.graph, number), "brackets"
+
+
+def _fault_of(
+    answer: str, query: Query, graph: Graph, hops: int, allowed: frozenset[str]
 ) -> str:
     """Why this is no question for the data set; "" for nothing."""
     if depth(query) > hops:
         return "too deep"
     if evaluate_query(query, graph) != {answer}:
         return "not unique"
-    if any(says(text, name) for name in (answer, *graph.nodes[answer].aliases)):
-        return "told"
     if effort(query, graph) > MAX_EFFORT:
         return "max_effort"
     return next((fault for fault in faults(query, graph) if fault not in allowed), "")

@@ -47,6 +47,8 @@ QUESTION_FAULTS = (
     "not minimal",
     "shortcut",
     "leak",
+    "near",
+    "coincidence",
     "redundant",
     "shallow",
     "wrong answer",

@@ -15,7 +15,7 @@ needs may list a test answer among hundreds of others.
 """
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,11 +37,11 @@ class Rests:
 
 @dataclass
 class GraphSplit:
-    """Places of the questions on each side; `dropped`: why the rest went -> how many."""
+    """Places of the questions on each side; `dropped`: place of each other one -> why it went."""
 
     train: list[int]
     test: list[int]
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
 
 
 def graph_split(rests: Sequence[Rests], share: float, seed: int) -> GraphSplit:
@@ -69,7 +69,7 @@ def graph_split(rests: Sequence[Rests], share: float, seed: int) -> GraphSplit:
             for place in places - test:
                 lost.setdefault(place, reason)
     train = [place for place in range(len(rests)) if place not in test and place not in lost]
-    return GraphSplit(train, sorted(test), dict(sorted(Counter(lost.values()).items())))
+    return GraphSplit(train, sorted(test), dict(sorted(lost.items())))
 
 
 class _Index:
