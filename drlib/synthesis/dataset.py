@@ -30,8 +30,9 @@ from drlib.synthesis.draws import FAMILIES, draw_block
 from drlib.synthesis.evidence import facts_used, quote
 from drlib.synthesis.quality import contaminated, near_duplicates
 from drlib.synthesis.queries import constants, from_text
-from drlib.synthesis.splitting import Rests, graph_split
+from drlib.synthesis.splitting import Rests, graph_split, neighbourhood
 from drlib.task import Task, normalise_answer
+from drlib.worlds.graph import Graph
 
 BLOCK = 100  # questions of a block, at most
 SPARE = 1.3  # what is drawn for each question that is wanted, in the first round
@@ -151,15 +152,11 @@ def _gives(rows: Sequence[dict], number: int, wish: Wish) -> bool:
 # ------------------------------------------------------------------------------------- pieces
 
 
-def _piece(
-    family: str, number: int, wish: Wish, world, folder: Path
-) -> tuple[list[dict], str]:
+def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[list[dict], str]:
     """The rows of a block, and why it is not full; read where its file is there."""
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
-        block = draw_block(
-            family, world, wish.block, wish.seed, number, wish.hops, wish.structure
-        )
+        block = draw_block(family, world, wish.block, wish.seed, number, wish.hops, wish.structure)
         rows = [_row(task, wording, family, number, world) for task, wording in block.questions]
         write_json_lines(path, [{"note": block.note}, *rows])
     head, *rows = read_json_lines(path)
@@ -168,9 +165,8 @@ def _piece(
 
 def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
     query = from_text(task.query)
-    evidence = []
-    for fact in sorted(facts_used(query, world.graph)):
-        evidence.append(quote(fact, world)._asdict() | {"fact": [*fact]})
+    facts = sorted(facts_used(query, world.graph))
+    evidence = [quote(fact, world)._asdict() | {"fact": [*fact]} for fact in facts]
     return {
         "id": task.id,
         "question": task.question,
@@ -209,7 +205,7 @@ def task_of(row: dict) -> Task:
 # ----------------------------------------------------------------------------------- assembly
 
 
-def assemble(pieces: dict[str, list[dict]], wish: Wish, graph) -> Assembly:
+def assemble(pieces: dict[str, list[dict]], wish: Wish, graph: Graph) -> Assembly:
     """The data set that the rows of the families give. The families take turns, so that what is
     dropped for a question before it is dropped from all of them alike."""
     turns = zip_longest(*pieces.values())
@@ -224,7 +220,7 @@ def assemble(pieces: dict[str, list[dict]], wish: Wish, graph) -> Assembly:
         dropped += _counted(rows, reason)
         dropped -= _counted(kept, reason)
         rows = kept
-    split = graph_split([_rests(row) for row in rows], wish.test_share, wish.seed)
+    split = graph_split([_rests(row, graph) for row in rows], wish.test_share, wish.seed)
     for place, reason in split.dropped.items():
         dropped[rows[place]["family"], reason] += 1
     test = [rows[place] for place in split.test][: round(wish.test_share * wish.n)]
@@ -274,8 +270,9 @@ def _within_quota(rows: list[dict], quota: int) -> list[dict]:
     return kept
 
 
-def _rests(row: dict) -> Rests:
-    named = constants(from_text(row["query"]))
+def _rests(row: dict, graph: Graph) -> Rests:
+    named = frozenset(constants(from_text(row["query"])))
     facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
     ends = {end for subject, _, value in facts for end in (subject, value)}
-    return Rests(row["answer"], tuple(row["aliases"]), frozenset({*named, *ends}), facts)
+    around = neighbourhood(row["answer"], graph)
+    return Rests(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)

@@ -23,6 +23,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from drlib.registry import nearest
 from drlib.synthesis.checks import effort, faults, first_fault
 from drlib.synthesis.engine import Wording, asked_about, synthesize_questions
 from drlib.synthesis.expansion import can_be_asked_for, draft
@@ -47,7 +48,6 @@ from drlib.synthesis.questions import short_digest
 from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.wording import TEMPLATES, render_question, says
-from drlib.registry import nearest
 from drlib.task import Task
 from drlib.worlds.graph import Graph
 
@@ -156,9 +156,7 @@ def _worded(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
     return render_question(query, world.graph, number), "brackets"
 
 
-def _fault_of(
-    answer: str, query: Query, graph: Graph, hops: int, allowed: frozenset[str]
-) -> str:
+def _fault_of(answer: str, query: Query, graph: Graph, hops: int, allowed: frozenset[str]) -> str:
     """Why this is no question for the data set; "" for nothing."""
     if depth(query) > hops:
         return "too deep"

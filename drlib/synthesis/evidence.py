@@ -29,9 +29,9 @@ from drlib.worlds.library import next_part, read_facts
 
 
 class Quote(NamedTuple):
-    """`text` stands in the page that the world serves at `address`; `chunk` is its title."""
+    """`quote` stands in the page that the world serves at `address`; `chunk` is its title."""
 
-    text: str
+    quote: str
     address: str
     chunk: str
 

@@ -4,7 +4,8 @@ Questions that differ in their answers can still teach each other's: a training 
 over the page of a test answer, or rests on the very fact that a test question asks to find. So a
 test set is made of *answers*: they are drawn one after the other until their questions are the
 wanted share of what is left. A training question is dropped that has an answer of the same name,
-names a test answer or has it on its way, or rests on a fact on which a test question rests.
+names a test answer or has it on its way, names or asks for anything that a fact joins to a test
+answer, or rests on a fact on which a test question rests.
 
 On a dense graph that costs most of the training questions if the test answers lie anywhere. So each
 step draws `CHOICES` answers and takes the one that costs the fewest for each of its questions: the
@@ -19,20 +20,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from drlib.synthesis.checks import TYPE_RELATIONS
 from drlib.task import normalise_answer
+from drlib.worlds.graph import Graph, inverse
 
 CHOICES = 16
 
 
 @dataclass(frozen=True)
 class Rests:
-    """What a question rests on: its answer and the other names of that, the titles that it names or
-    has on its way, and the facts by which it is answered."""
+    """What a question rests on: its answer and the other names of that, the titles that it names,
+    those and the ones that it has on its way, the facts by which it is answered, and the titles
+    `around` its answer, which a fact joins to it."""
 
     answer: str
     names: tuple[str, ...]
+    named: frozenset[str]
     titles: frozenset[str]
     facts: frozenset[tuple[str, str, str]]
+    around: frozenset[str]
 
 
 @dataclass
@@ -42,6 +48,16 @@ class GraphSplit:
     train: list[int]
     test: list[int]
     dropped: dict[int, str] = field(default_factory=dict)
+
+
+def neighbourhood(title: str, graph: Graph) -> frozenset[str]:
+    """What a fact joins to `title`, other than one that says a kind, which joins half a world."""
+    return frozenset(
+        value
+        for relation in graph.relations.get(title, ())
+        if not TYPE_RELATIONS & {relation, inverse(relation)}
+        for value in graph.values(title, relation)
+    )
 
 
 def graph_split(rests: Sequence[Rests], share: float, seed: int) -> GraphSplit:
@@ -80,12 +96,15 @@ class _Index:
         self._rests = rests
         by_name = defaultdict(set)
         self._by_title = defaultdict(set)
+        self._by_name = defaultdict(set)
         self._by_fact = defaultdict(set)
         for place, one in enumerate(rests):
             for name in {normalise_answer(name) for name in (one.answer, *one.names)}:
                 by_name[name].add(place)
             for title in one.titles:
                 self._by_title[title].add(place)
+            for title in (one.answer, *one.named):
+                self._by_name[title].add(place)
             for fact in one.facts:
                 self._by_fact[fact].add(place)
         self.groups = _joined(by_name.values(), len(rests), rests)
@@ -97,11 +116,14 @@ class _Index:
             mine = self.groups[group]
             answers = {self._rests[place].answer for place in mine}
             facts = set().union(*(self._rests[place].facts for place in mine))
-            named = set().union(*(self._by_title[title] for title in answers))
-            shared = set().union(*(self._by_fact[fact] for fact in facts))
+            around = set().union(*(self._rests[place].around for place in mine))
+            passing = set().union(*(self._by_title[title] for title in answers)) - mine
+            near = set().union(*(self._by_name[title] for title in around)) - mine
+            shared = set().union(*(self._by_fact[fact] for fact in facts)) - mine
             self._cache[group] = {
-                "has a test answer on its way": named - mine,
-                "rests on a fact of a test question": shared - named - mine,
+                "has a test answer on its way": passing,
+                "names a neighbour of a test answer": near - passing,
+                "rests on a fact of a test question": shared - near - passing,
             }
         return self._cache[group]
 
