@@ -195,8 +195,8 @@ def _about_quality(report: dict, unsaid: int) -> str:
         else ""
     )
     return (
-        f"## Quality\n\n![quality]({FIGURE})\n\n`{REPORT}` in short. Faults by two engines: {found}. "
-        f"Different answers: {report['answers']['different']}, the most frequent "
+        f"## Quality\n\n![quality]({FIGURE})\n\n`{REPORT}` in short. Faults by two engines: "
+        f"{found}. Different answers: {report['answers']['different']}, the most frequent "
         f"{report['answers']['largest_share']:.1%} of all. Questions that hang on an equal number: "
         f"{report['coincidences']:.1%}. {apart}No training question names or asks for a test "
         "answer or anything that a fact joins to one, other than its kind; none rests on a fact "

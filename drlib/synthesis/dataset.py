@@ -37,7 +37,7 @@ from drlib.worlds.graph import Graph
 BLOCK = 100  # questions of a block, at most
 SPARE = 1.3  # what is drawn for each question that is wanted, in the first round
 LEAST_NEW = 0.1  # of a block: a family that gives less has no more to give
-MOST_DRAWN = 5  # questions that are drawn for each wanted one, until the wish is given up
+MOST_DRAWN = 8  # questions that are drawn for each wanted one, until the wish is given up
 SETTINGS = "settings.json"
 
 
@@ -114,14 +114,15 @@ def draw_dataset(wish: Wish, world, folder: Path, tell: Callable[[str], object])
     live = [*wish.families]
     assembly = Assembly({}, Counter())
     number = 0
-    while live and assembly.size < wish.n and number * wish.block <= MOST_DRAWN * wish.n:
+    while live and assembly.size < wish.n and _drawn(pieces) < MOST_DRAWN * wish.n:
         for family in live:
             rows, note = _piece(family, number, wish, world, folder)
             pieces[family] += rows
             if note:
                 notes[family] = note
             tell(f"block {number} of {family}: {len(rows)} questions")
-        assembly = assemble(pieces, wish, world.graph)
+        # more questions may split worse: what is best is kept
+        assembly = max(assemble(pieces, wish, world.graph), assembly, key=lambda one: one.size)
         tell(f"{assembly.size} of {wish.n} questions are in the data set")
         live = [family for family in live if _gives(pieces[family], number, wish)]
         number += 1
@@ -142,6 +143,10 @@ def _claim(folder: Path, wish: Wish, world) -> None:
         raise ValueError(f"{folder} holds another data set ({told}): name another folder")
 
 
+def _drawn(pieces: dict[str, list[dict]]) -> int:
+    return sum(map(len, pieces.values()))
+
+
 def _gives(rows: Sequence[dict], number: int, wish: Wish) -> bool:
     """Whether the family's block of that number had anything new to speak of."""
     before = {row["query"] for row in rows if row["block"] < number}
@@ -157,27 +162,38 @@ def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[l
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
         block = draw_block(family, world, wish.block, wish.seed, number, wish.hops, wish.structure)
-        rows = [_row(task, wording, family, number, world) for task, wording in block.questions]
-        write_json_lines(path, [{"note": block.note}, *rows])
+        rows = [
+            _row(task, wording, family, number, world) | {"evidence": evidence}
+            for task, wording in block.questions
+            if (evidence := _evidence(task, world))
+        ]
+        unshown = len(block.questions) - len(rows)
+        told = [f"{unshown} questions rest on a fact that no page shows"] if unshown else []
+        write_json_lines(path, [{"note": "; ".join([*told, *filter(None, [block.note])])}, *rows])
     head, *rows = read_json_lines(path)
     return rows, head["note"]
 
 
+def _evidence(task: Task, world) -> list[dict]:
+    """Each fact by which the question is answered, with its quote; none where one has no quote."""
+    facts = sorted(facts_used(from_text(task.query), world.graph))
+    quotes = [quote(fact, world) for fact in facts]
+    if None in quotes:
+        return []
+    return [one._asdict() | {"fact": [*fact]} for fact, one in zip(facts, quotes, strict=True)]
+
+
 def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
-    query = from_text(task.query)
-    facts = sorted(facts_used(query, world.graph))
-    evidence = [quote(fact, world)._asdict() | {"fact": [*fact]} for fact in facts]
     return {
         "id": task.id,
         "question": task.question,
         "answer": task.answer,
         "aliases": [*task.aliases],
         "query": task.query,
-        "evidence": evidence,
         "difficulty": {
             "look_ups": task.hops,
             "conditions": task.conditions,
-            "pages": effort(query, world.graph),
+            "pages": effort(from_text(task.query), world.graph),
         },
         "family": family,
         "wording": wording,

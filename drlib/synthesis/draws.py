@@ -19,13 +19,13 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from drlib.registry import nearest
-from drlib.synthesis.checks import effort, faults, first_fault
-from drlib.synthesis.engine import Wording, asked_about, synthesize_questions
+from drlib.synthesis.checks import coincidences, effort, faults, first_fault
+from drlib.synthesis.engine import COINCIDENCE_SHARE, Wording, asked_about, synthesize_questions
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.families.webdancer import e2hqa
 from drlib.synthesis.families.websailor import hard_question
@@ -118,13 +118,17 @@ def _collected(
     """The first `n` different questions of `draws` that hold, until `MISSES` in a row do not."""
     questions: dict[str, tuple[Task, Wording]] = {}
     reasons: Counter[str] = Counter()
-    misses = 0
+    misses = by_coincidence = 0
+    ask = partial(evaluate_query, graph=world.graph)
     for found in draws:
         reason = "no draft"
         if found is not None:
             answer, query, vague = found
             query = canonical(query)
             reason = _fault_of(answer, query, world.graph, hops, allowed)
+            coincides = coincidences(query, ask) > 0
+            if coincides and by_coincidence >= COINCIDENCE_SHARE * n:
+                reason = "coincidence"
             if to_text(query) in questions:
                 reason = "asked before"
         if not reason:
@@ -136,6 +140,7 @@ def _collected(
             misses += 1
         else:
             questions[to_text(query)] = _task(world, answer, query, text), wording
+            by_coincidence += coincides
             misses = 0
         if len(questions) == n or misses == MISSES:
             break

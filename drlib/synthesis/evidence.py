@@ -8,6 +8,7 @@ Left out: which of several pages a solver would read. A fact is shown on the pag
 (short lists, its own relation's name), and on the page of its value where the subject has none.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from drlib.synthesis.queries import (
 from drlib.synthesis.wording import says
 from drlib.worlds.graph import Fact, Graph, inverse
 from drlib.worlds.library import next_part, read_facts
+
+_SENTENCE = re.compile(r"(?<=\.) (?=Its? )")  # where one begins on a page of sentences
 
 
 class Quote(NamedTuple):
@@ -85,8 +88,8 @@ def _fact(start: str, relation: str, value: str) -> Fact:
     return (value, inverse(relation), start) if is_inverse else (start, relation, value)
 
 
-def quote(fact: Fact, world) -> Quote:
-    """The line of a page of `world` that shows `fact`. ValueError: no page shows it."""
+def quote(fact: Fact, world) -> Quote | None:
+    """The line of a page of `world` that shows `fact`; None: no page shows it."""
     subject, relation, value = fact
     for title, name, other in ((subject, relation, value), (value, inverse(relation), subject)):
         if world.find(title) != title:
@@ -95,7 +98,7 @@ def quote(fact: Fact, world) -> Quote:
             line = _line(page.text, name, other)
             if line:
                 return Quote(line, page.url, title)
-    raise ValueError(f"no page of {world.name} shows the fact {fact}: its pages lack its graph")
+    return None
 
 
 def _parts(title: str, world) -> Iterator:
@@ -114,6 +117,5 @@ def _line(text: str, relation: str, value: str) -> str:
         start = f"- {relation}: "
         lines = [line for line in text.split("\n") if line.startswith(start)]
         return lines[-1]  # the block of facts stands last on a page
-    sentences = (f"{said.removesuffix('.')}." for said in text.split(". "))
-    fitting = (said for said in sentences if says(said, relation) and says(said, value))
-    return next((said for said in fitting if said in text), "")
+    fitting = (said for said in _SENTENCE.split(text) if says(said, relation) and says(said, value))
+    return next(fitting, "")
