@@ -17,11 +17,10 @@ from pathlib import Path
 import yaml
 from datasets import disable_progress_bars
 
-from drlib.analysis.data_plots import quality_figure
 from drlib.files import write_whole
 from drlib.lab.display import use_style
 from drlib.synthesis.dataset import Drawn, Wish, draw_dataset, task_of
-from drlib.synthesis.dataset_files import CONFIGS, write_folder
+from drlib.synthesis.dataset_files import CONFIGS, VERL, write_folder
 from drlib.synthesis.draws import FAMILIES, NOT_TAKEN
 from drlib.synthesis.quality import quality_report, save_report, split_overlap
 from drlib.worlds import load_world
@@ -97,6 +96,8 @@ def _write(wish: Wish, drawn: Drawn, folder: Path, world) -> None:
     """The files, the report with its figure, and last the card, which says that all is there."""
     (folder / CARD).unlink(missing_ok=True)
     rows = drawn.assembly.rows
+    from drlib.analysis.data_plots import quality_figure  # lazily: it brings torch
+
     unsaid, report = 0, None
     if rows:
         unsaid = write_folder(rows, folder, world)
@@ -142,7 +143,7 @@ def card(wish: Wish, drawn: Drawn, report: dict | None, unsaid: int) -> str:
         parts.append(f"## Fewer than asked for\n\n```\n{shortfall(wish, drawn)}\n```\n")
     parts.append(_families_table(wish, drawn))
     if report:
-        parts.append(_about_quality(report, unsaid))
+        parts += [_about_quality(report), _about_files(unsaid)]
     parts.append(_about_making(wish))
     return "\n".join(parts)
 
@@ -184,7 +185,7 @@ def _families_table(wish: Wish, drawn: Drawn) -> str:
     return "\n".join([head, *lines, "", *told, ""])
 
 
-def _about_quality(report: dict, unsaid: int) -> str:
+def _about_quality(report: dict) -> str:
     worse = {name: max(report["by_sets"][name], rate) for name, rate in report["by_sql"].items()}
     found = ", ".join(f"{name} {rate:.1%}" for name, rate in worse.items() if rate) or "none"
     split = report["split"]
@@ -200,7 +201,18 @@ def _about_quality(report: dict, unsaid: int) -> str:
         f"{report['answers']['largest_share']:.1%} of all. Questions that hang on an equal number: "
         f"{report['coincidences']:.1%}. {apart}No training question names or asks for a test "
         "answer or anything that a fact joins to one, other than its kind; none rests on a fact "
-        f"of a test question. WebShaper's triples cannot say {unsaid} of the questions.\n"
+        "of a test question.\n"
+    )
+
+
+def _about_files(unsaid: int) -> str:
+    verl = VERL.format(split="train")
+    return (
+        "## Files\n\n`datasets.load_dataset(FOLDER, CONFIG)` reads the configs "
+        f"{', '.join(CONFIGS)}; `load_dataset('parquet', data_files='{verl}')` what verl reads; "
+        "`datasets.load_from_disk('hf')` the same rows as the config default. WebShaper's triples "
+        f"cannot say {unsaid} of the questions. `pieces` is what was drawn, dropped questions "
+        "included: with it the same command goes on.\n"
     )
 
 

@@ -130,7 +130,10 @@ def draw_dataset(wish: Wish, world, folder: Path, tell: Callable[[str], object])
 
 
 def _claim(folder: Path, wish: Wish, world) -> None:
-    """Say in `folder` whose pieces it holds."""
+    """Say in `folder` whose pieces it holds; what a killed run was writing is cleared away."""
+    for path in folder.rglob(".*.partial"):
+        if path.is_file():
+            path.unlink()
     own = json.loads(json.dumps(asdict(wish) | {"world_version": world.version}))
     path = folder / SETTINGS
     if not path.exists():

@@ -22,14 +22,15 @@ from drlib.files import write_whole
 from drlib.synthesis.dataset import task_of
 from drlib.synthesis.export import formal_questions, questions, write
 
-SIDES = ("train", "test")
-CONFIGS = {  # config -> where a split's file is; the card names them
+# Config -> where a split's file is; the card names them. What is not JSON lines cannot be one:
+# `datasets` reads all configs of a folder in the same way.
+CONFIGS = {
     "default": "data/{split}.jsonl",
     "trl": "trl/{split}.jsonl",
-    "verl": "verl/{split}.parquet",
     "webdancer": "released/webdancer_{split}.jsonl",
     "webshaper": "released/webshaper_{split}.jsonl",
 }
+VERL = "verl/{split}.parquet"
 
 
 def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int:
@@ -50,7 +51,7 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
             if found:
                 write(found, folder / CONFIGS[config].format(split=side))
         verl = Dataset.from_list([_for_verl(row, place) for place, row in enumerate(some)])
-        write_whole(folder / CONFIGS["verl"].format(split=side), verl.to_parquet)
+        write_whole(folder / VERL.format(split=side), verl.to_parquet)
     _save_to_disk(rows, folder / "hf")
     return unsaid
 
