@@ -53,6 +53,7 @@ def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
     from tests import (
         mutants_contexts,
+        mutants_dataset,
         mutants_flat,
         mutants_language,
         mutants_loop,
@@ -79,6 +80,7 @@ def all_mutants() -> list[Mutant]:
         mutants_open,
         mutants_pictures,
         mutants_contexts,
+        mutants_dataset,
         mutants_tools,
         mutants_sweep,
     )
