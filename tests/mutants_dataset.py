@@ -1,10 +1,9 @@
-"""The faults of data sets: drlib/synthesis/draws.py, evidence.py, splitting.py, dataset.py and
-dataset_files.py (see `tests.mutants`)."""
+"""The faults of data sets: drlib/synthesis/draws.py, evidence.py, splitting.py and dataset.py
+(see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
 TESTS = "tests/test_synthesis_dataset.py"
-COMMAND = "tests/test_lab_dataset.py"
 
 MUTANTS = [
     Mutant(
@@ -48,11 +47,11 @@ MUTANTS = [
         "the benchmark is learnt by heart",
     ),
     Mutant(
-        "dataset: the fingerprint is drawn at random",
-        "drlib/synthesis/dataset_files.py",
-        "        sides[side]._fingerprint = digest[:16]\n",
-        "",
-        (f"{COMMAND}::test_the_same_command_again_changes_nothing",),
-        "the same command gives other bytes",
+        "dataset: every block of a family is the same",
+        "drlib/synthesis/draws.py",
+        '    rng = random.Random(f"{family}-{seed}-{block}")\n',
+        '    rng = random.Random(f"{family}-{seed}")\n',
+        (f"{TESTS}::test_every_family_asks_what_has_one_answer",),
+        "a data set ends after one block",
     ),
 ]

@@ -6,12 +6,10 @@
     released/*_SPLIT.jsonl  the field names of WebDancer and of WebShaper (`drlib.synthesis.export`)
     hf/                     the `data` rows for `datasets.load_from_disk`
 
-The same rows give the same bytes: what `datasets` draws at random, a fingerprint, is a digest of
-the rows here. Left out: a query that triples cannot say has no WebShaper row, which is counted.
+The same rows give the same bytes: `datasets` takes its fingerprint from the rows where they come
+from no file. Left out: a query that triples cannot say has no WebShaper row, which is counted.
 """
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,11 +58,7 @@ def _save_to_disk(rows: Mapping[str, Sequence[dict]], target: Path) -> None:
     """What `datasets.load_from_disk` reads; the folder is there when all of it is."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    sides = {}
-    for side, some in rows.items():
-        sides[side] = Dataset.from_list(list(some))
-        digest = hashlib.sha256(json.dumps(some, ensure_ascii=False).encode()).hexdigest()
-        sides[side]._fingerprint = digest[:16]
+    sides = {side: Dataset.from_list(list(some)) for side, some in rows.items()}
     DatasetDict(sides).save_to_disk(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
