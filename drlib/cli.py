@@ -5,6 +5,7 @@
     drlib evaluate rl --profile ci                   its evaluation     python -m drlib.training
     drlib plan --profile gpu8                        what it needs      python -m drlib.training
     drlib sweep clips                                settings x seeds  python -m drlib.lab sweep
+    drlib dataset --world cldr -n 100 --out DIR      questions          python -m drlib.lab.dataset
     drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
     drlib crawl URL FOLDER                           a site as a world  python -m drlib.tools.crawl
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
@@ -37,6 +38,7 @@ COMMANDS = {
     "evaluate": Command("drlib.training.__main__", "ask a stage's policy the held-out questions"),
     "plan": Command("drlib.training.plan", "what a run needs of memory, time and disk"),
     "sweep": Command("drlib.lab.__main__", "several settings against a control", ("sweep",)),
+    "dataset": Command("drlib.lab.dataset", "questions about a world, as a data set"),
     "ask": Command("drlib.ask.__main__", "research one question, in the terminal"),
     "crawl": Command("drlib.tools.crawl", "a web site as a folder of Markdown, which is a world"),
     "report": Command("drlib.analysis.__main__", "one page about trajectories of any model"),

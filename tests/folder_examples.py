@@ -1,6 +1,7 @@
 """Files of most types, and a folder that holds them, for the tests of folders as worlds."""
 
 import json
+import random
 
 from drlib.worlds import load_world
 from tests.test_tools_files import docx, paragraph, pdf
@@ -118,4 +119,30 @@ def island_folder(path):
         link = f"[Isle {name}](islands/{sound}.md)"
         lights.append(f"| {name} Light | {link} | {number + 10} |")
     (path / "lights.md").write_text("\n".join(lights) + "\n")
+    return path
+
+
+def guild_folder(path):
+    """Eighty people with a home, a guild, a trade and a teacher, each of which is a page with facts
+    of its own: all drawn with one seed."""
+    rng = random.Random("guilds-0")
+    towns = [f"Town {letter}" for letter in "ABCDEFGHIJ"]
+    guilds = [f"Guild {letter}" for letter in "KLMNOPQRS"]
+    trades = [f"Trade {letter}" for letter in "TUVWXYZ"]
+    people = [f"Person {number}" for number in range(80)]
+    rivers, patrons = ([f"{kind} {n}" for n in range(5)] for kind in ("River", "Patron"))
+    relations = {
+        "town": (towns, {"river": rivers, "twin": towns}),
+        "guild": (guilds, {"seat": towns, "patron": patrons}),
+        "trade": (trades, {"seat": towns, "patron": patrons}),
+        "river": (rivers, {}),
+        "patron": (patrons, {"born": towns}),
+        "person": (people, {"home": towns, "guild": guilds, "trade": trades, "teacher": people}),
+    }
+    for kind, (names, facts) in relations.items():
+        (path / kind).mkdir(parents=True)
+        for name in names:
+            front = "".join(f"{key}: {rng.choice(values)}\n" for key, values in facts.items())
+            file = path / kind / f"{name.casefold().replace(' ', '-')}.md"
+            file.write_text(f"---\nkind: {kind}\n{front}---\n# {name}\n\nNothing more.\n")
     return path

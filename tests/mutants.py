@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
     from tests import (
         mutants_contexts,
         mutants_crawl,
+        mutants_dataset,
         mutants_flat,
         mutants_language,
         mutants_loop,
@@ -81,6 +82,7 @@ def all_mutants() -> list[Mutant]:
         mutants_pictures,
         mutants_contexts,
         mutants_crawl,
+        mutants_dataset,
         mutants_tools,
         mutants_sweep,
     )

@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_synthesis_quality.py
 """
 
 import dataclasses
+import inspect
 import json
 import re
 
@@ -14,7 +15,7 @@ from matplotlib.colors import to_hex
 from drlib.analysis import data_plots
 from drlib.analysis.plots import CONTROL, png_bytes
 from drlib.analysis.widgets import QuestionPanel
-from drlib.synthesis import synthesize_questions
+from drlib.synthesis import checks, quality, synthesize_questions
 from drlib.synthesis.quality import (
     contaminated,
     near_duplicates,
@@ -33,6 +34,7 @@ from drlib.synthesis.queries import (
     Proj,
     Range,
     constants,
+    evaluate_query,
     from_text,
     to_text,
 )
@@ -90,6 +92,35 @@ def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
     report = quality_report(told, cldr)
     assert report["by_sets"]["told"] == report["by_sql"]["told"] == 19 / 20
     assert report["by_sets"]["wrong answer"] == 0
+
+
+def same_year(relation, title):
+    return Proj(f"{relation} of", Proj(relation, title))
+
+
+def test_questions_that_hang_on_equal_numbers_are_counted(cldr, tasks):
+    """One of them is in order, two are a fault; both count as coincidences."""
+    one = And((same_year("currency start year", "Norway"), Proj("currency of", "Euro")))
+    two = And((same_year("currency start year", "Norway"), same_year("currency end year", "Peru")))
+    plain = And((Proj("currency of", "Euro"), Proj("widely spoken language of", "Tamil")))
+    bad = [spoiled(task, q) for task, q in zip(tasks, (one, two, two, plain), strict=False)]
+    report = quality_report(bad, cldr)
+    assert report["coincidences"] == 3 / 4
+    assert report["by_sets"]["coincidence"] == report["by_sql"]["coincidence"] == 2 / 4
+
+
+def test_an_answer_that_stands_beside_a_constant_is_counted(cldr, tasks):
+    near = spoiled(tasks[0], Proj("currency of", Proj("currency", "Norway")))
+    answer = next(iter(evaluate_query(Proj("currency", "Norway"), cldr.graph)))
+    single = spoiled(tasks[1], Proj("currency", "Norway"))
+    single = dataclasses.replace(single, answer=answer)
+    report = quality_report([near, single], cldr)
+    assert report["by_sets"]["near"] == report["by_sql"]["near"] == 1 / 2
+
+
+def test_every_fault_of_the_checks_is_in_the_report():
+    found = re.findall(r'yield "([a-z ]+)"', inspect.getsource(checks))
+    assert len(found) > 8 and {*found} <= {*quality.QUESTION_FAULTS}
 
 
 def test_near_duplicates_against_brute_force():

@@ -91,7 +91,7 @@ def synthesize_questions(
         raise ValueError(
             f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
         )
-    graph = _asked_about(world.graph, structure)
+    graph = asked_about(world.graph, structure)
     titles = sorted(graph.nodes) if graph is not None and graph.facts else []
     answers = [
         title
@@ -116,7 +116,7 @@ def synthesize_questions(
     return tasks
 
 
-def _asked_about(graph: Graph | None, structure: bool) -> Graph | None:
+def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
     """`graph` with the facts that questions may be about."""
     if graph is None or structure or not any(relation in OWN for _, relation, _ in graph.facts):
         return graph

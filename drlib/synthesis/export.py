@@ -65,8 +65,7 @@ def _as_theirs(message: Mapping) -> dict:
 
 def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
     """Rows of WebShaper, and how many tasks have none because triples cannot say their query.
-    `urls` are the pages of `world` by which the query is evaluated. Function only: no run uses it
-    yet."""
+    `urls` are the pages of `world` by which the query is evaluated."""
     rows = []
     tasks = list(tasks)
     for task in tasks:

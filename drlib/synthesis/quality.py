@@ -7,7 +7,8 @@ benchmark that lies on this disk contain them. Rates are shares of the questions
 
 Two engines say more than one only where they answer by themselves: "wrong answer", "not unique",
 "not minimal", the things on the way of "leak" and the single conditions of "shortcut". "shallow",
-"redundant", "told", the words of "leak" and the edges of "shortcut" are the same code in both.
+"redundant", "told", "near", the words of "leak" and the edges of "shortcut" are the same code in
+both.
 
 Two texts are near duplicates when their word 8-grams have a Jaccard index of 0.7 or more; a
 question is contaminated when it shares a word 13-gram with a benchmark (8-grams for questions that
@@ -20,10 +21,11 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from drlib.files import read_json_lines, write_whole
-from drlib.synthesis.checks import faults
+from drlib.synthesis.checks import coincidences, faults
 from drlib.synthesis.queries import (
     Query,
     SqlEngine,
@@ -47,6 +49,8 @@ QUESTION_FAULTS = (
     "not minimal",
     "shortcut",
     "leak",
+    "near",
+    "coincidence",
     "redundant",
     "shallow",
     "wrong answer",
@@ -82,6 +86,7 @@ def quality_report(
     queries = [from_text(task.query) for task in tasks]
     forms = [to_text(canonical(query)) for query in queries]
     texts = [task.question for task in tasks]
+    by_sets = partial(evaluate_query, graph=world.graph)
     parts = [part for query in queries for part in walk(query) if not isinstance(part, str)]
     return {
         "world": world.name,
@@ -91,6 +96,7 @@ def quality_report(
         "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
         "depth": _counts(depth(query) for query in queries),
         "constants": _counts(len(constants(query)) for query in queries),
+        "coincidences": _share(coincidences(query, by_sets) > 0 for query in queries),
         "operators": _counts(type(part).__name__ for part in parts),
         "shapes": _spread([json.dumps(shape(query)) for query in queries]),
         "answers": _spread([task.answer for task in tasks]),
@@ -222,6 +228,11 @@ def _fault_rates(
 
 def _counts(values: Iterable) -> dict[str, int]:
     return {str(value): n for value, n in sorted(Counter(values).items())}
+
+
+def _share(holds: Iterable[bool]) -> float:
+    found = [*holds]
+    return round(sum(found) / len(found), 4)
 
 
 def _spread(values: Sequence[str]) -> dict[str, float]:

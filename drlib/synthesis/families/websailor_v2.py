@@ -16,6 +16,7 @@ closes in a node that is named. Missing: statistics per entity, and the pair of 
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 
 import networkx as nx
 
@@ -158,10 +159,25 @@ def bridge_question(
                 if (
                     evaluate_query(query, graph) == {focus}
                     and not faults(query, graph)
-                    and focus not in evaluate_query(query, cut(graph, {*bridge}))
+                    and focus not in evaluate_query(query, _without_edge(graph, *bridge))
                 ):
                     return query, bridge
     return None
+
+
+def _without_edge(graph: Graph, a: str, b: str) -> Graph:
+    """What `cut` gives of two ends, for `evaluate_query` alone: a hundredth of the work."""
+    found = copy(graph)
+    found.adjacent = dict(graph.adjacent)
+    for relation, rows in graph.adjacent.items():
+        less = {
+            one: rows[one] - {other}
+            for one, other in ((a, b), (b, a))
+            if other in rows.get(one, ())
+        }
+        if less:
+            found.adjacent[relation] = rows | less
+    return found
 
 
 def cut(graph: Graph, gone: set[str]) -> Graph:

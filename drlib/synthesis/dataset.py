@@ -1,0 +1,297 @@
+"""A data set of questions about a world: drawn piece by piece, then put together.
+
+Blocks of questions are drawn in rounds, one of each family. A block is a pure function of world,
+family, number and seed, and is kept as a *piece*, a file that is there whole or not at all. All
+else (doubles, benchmarks, the quota, the split) is a pure function of the pieces. So the same wish
+gives the same questions, however often the work was interrupted on the way.
+
+A question is dropped that says the same as one before it (its query, or 8-grams of words with a
+Jaccard index of 0.7), that shares an n-gram with a benchmark (`drlib.synthesis.quality`), whose
+answer has its share of the questions already, over all families, or that would show training what
+the test asks for (`drlib.synthesis.splitting`).
+
+Left out: a model's judgement of questions, and pass rates (`drlib.synthesis.pass_rates`), which
+need a model and are another program's work.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from drlib.checks import require
+from drlib.files import read_json_lines, write_json_lines, write_whole
+from drlib.registry import nearest
+from drlib.synthesis.checks import effort
+from drlib.synthesis.draws import FAMILIES, draw_block
+from drlib.synthesis.evidence import facts_used, quote
+from drlib.synthesis.quality import contaminated, near_duplicates
+from drlib.synthesis.queries import constants, from_text
+from drlib.synthesis.splitting import Rests, graph_split, neighbourhood
+from drlib.task import Task, normalise_answer
+from drlib.worlds.graph import Graph
+
+BLOCK = 100  # questions of a block, at most
+SPARE = 1.3  # what is drawn for each question that is wanted, in the first round
+LEAST_NEW = 0.1  # of a block: a family that gives less has no more to give
+MOST_DRAWN = 8  # questions that are drawn for each wanted one, until the wish is given up
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wanted; the same wish gives the same data set.
+
+    n: questions of both sides together. hops: look-ups that follow each other, at most. test_share:
+    of the questions. max_share: of `n`, those that may have the same answer (one always may).
+    structure: about a folder's links and sections too. benchmarks: files of which no question may
+    be in the data set.
+    ValueError: a setting is impossible, or a family not known; OSError: a benchmark is missing.
+    """
+
+    world: str
+    n: int
+    families: tuple[str, ...] = tuple(FAMILIES)
+    seed: int = 0
+    hops: int = 3
+    test_share: float = 0.2
+    max_share: float = 0.02
+    structure: bool = False
+    benchmarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, f"a data set has at least 1 question, not {self.n}")
+        require(self.hops >= 2, f"questions have at least 2 look-ups, not {self.hops}")
+        for name in ("test_share", "max_share"):
+            share = getattr(self, name)
+            require(0 <= share < 1, f"{name} must be at least 0 and below 1, not {share}")
+        require(self.families, f"name a family. Known: {', '.join(FAMILIES)}")
+        for name in self.families:
+            require(name in FAMILIES, f"unknown family {name!r}: {nearest(name, FAMILIES)}")
+        for path in self.benchmarks:
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"no benchmark file {path}")
+
+    @property
+    def block(self) -> int:
+        """Questions of each block."""
+        return max(1, min(BLOCK, round(SPARE * self.n / len(self.families))))
+
+    @property
+    def quota(self) -> int:
+        """Questions that may have the same answer."""
+        return max(1, int(self.max_share * self.n))
+
+
+class Assembly(NamedTuple):
+    """`rows`: split -> its questions. `dropped`: (family, reason) -> how many."""
+
+    rows: dict[str, list[dict]]
+    dropped: Counter[tuple[str, str]]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+
+class Drawn(NamedTuple):
+    """`notes`: family -> why it gave fewer than it was asked for."""
+
+    assembly: Assembly
+    notes: dict[str, str]
+
+
+def draw_dataset(wish: Wish, world, folder: Path, tell: Callable[[str], object]) -> Drawn:
+    """The questions of `wish`, or as many as `world` gives. `folder`: where the pieces are kept,
+    and where a run that was interrupted goes on; `tell` is given a line after each round.
+    ValueError: the folder holds another data set."""
+    _claim(folder, wish, world)
+    pieces: dict[str, list[dict]] = {family: [] for family in wish.families}
+    notes: dict[str, str] = {}
+    live = [*wish.families]
+    assembly = Assembly({}, Counter())
+    number = 0
+    while live and assembly.size < wish.n and _drawn(pieces) < MOST_DRAWN * wish.n:
+        for family in live:
+            rows, note = _piece(family, number, wish, world, folder)
+            pieces[family] += rows
+            if note:
+                notes[family] = note
+            tell(f"block {number} of {family}: {len(rows)} questions")
+        # more questions may split worse: what is best is kept
+        assembly = max(assemble(pieces, wish, world.graph), assembly, key=lambda one: one.size)
+        tell(f"{assembly.size} of {wish.n} questions are in the data set")
+        live = [family for family in live if _gives(pieces[family], number, wish)]
+        number += 1
+    return Drawn(assembly, notes)
+
+
+def _claim(folder: Path, wish: Wish, world) -> None:
+    """Say in `folder` whose pieces it holds; what a killed run was writing is cleared away."""
+    for path in folder.rglob(".*.partial"):
+        if path.is_file():
+            path.unlink()
+    own = json.loads(json.dumps(asdict(wish) | {"world_version": world.version}))
+    path = folder / SETTINGS
+    if not path.exists():
+        write_whole(path, json.dumps(own, indent=1, ensure_ascii=False) + "\n")
+        return
+    held = json.loads(path.read_text(encoding="utf-8"))
+    other = [name for name in own if own[name] != held.get(name)]
+    if other:
+        told = ", ".join(f"{name} was {held.get(name)!r} and is {own[name]!r}" for name in other)
+        raise ValueError(f"{folder} holds another data set ({told}): name another folder")
+
+
+def _drawn(pieces: dict[str, list[dict]]) -> int:
+    return sum(map(len, pieces.values()))
+
+
+def _gives(rows: Sequence[dict], number: int, wish: Wish) -> bool:
+    """Whether the family's block of that number had anything new to speak of."""
+    before = {row["query"] for row in rows if row["block"] < number}
+    last = {row["query"] for row in rows if row["block"] == number}
+    return len(last - before) >= LEAST_NEW * wish.block
+
+
+# ------------------------------------------------------------------------------------- pieces
+
+
+def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[list[dict], str]:
+    """The rows of a block, and why it is not full; read where its file is there."""
+    path = folder / "pieces" / f"{family}-{number:04}.jsonl"
+    if not path.exists():
+        block = draw_block(family, world, wish.block, wish.seed, number, wish.hops, wish.structure)
+        rows = [
+            _row(task, wording, family, number, world) | {"evidence": evidence}
+            for task, wording in block.questions
+            if (evidence := _evidence(task, world))
+        ]
+        unshown = len(block.questions) - len(rows)
+        told = [f"{unshown} questions rest on a fact that no page shows"] if unshown else []
+        write_json_lines(path, [{"note": "; ".join([*told, *filter(None, [block.note])])}, *rows])
+    head, *rows = read_json_lines(path)
+    return rows, head["note"]
+
+
+def _evidence(task: Task, world) -> list[dict]:
+    """Each fact by which the question is answered, with its quote; none where one has no quote."""
+    facts = sorted(facts_used(from_text(task.query), world.graph))
+    quotes = [quote(fact, world) for fact in facts]
+    if None in quotes:
+        return []
+    return [one._asdict() | {"fact": [*fact]} for fact, one in zip(facts, quotes, strict=True)]
+
+
+def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
+    return {
+        "id": task.id,
+        "question": task.question,
+        "answer": task.answer,
+        "aliases": [*task.aliases],
+        "query": task.query,
+        "difficulty": {
+            "look_ups": task.hops,
+            "conditions": task.conditions,
+            "pages": effort(from_text(task.query), world.graph),
+        },
+        "family": family,
+        "wording": wording,
+        "world": task.world,
+        "block": number,
+    }
+
+
+def task_of(row: dict) -> Task:
+    """The question of a row as the other rooms take it."""
+    difficulty = row["difficulty"]
+    return Task(
+        row["id"],
+        row["question"],
+        row["answer"],
+        "search",
+        row["world"],
+        difficulty["look_ups"],
+        aliases=tuple(row["aliases"]),
+        query=row["query"],
+        conditions=difficulty["conditions"],
+    )
+
+
+# ----------------------------------------------------------------------------------- assembly
+
+
+def assemble(pieces: dict[str, list[dict]], wish: Wish, graph: Graph) -> Assembly:
+    """The data set that the rows of the families give. The families take turns, so that what is
+    dropped for a question before it is dropped from all of them alike."""
+    turns = zip_longest(*pieces.values())
+    rows = [row for row in chain.from_iterable(turns) if row is not None]
+    dropped: Counter[tuple[str, str]] = Counter()
+    for reason, keep in (
+        ("asked before", _without_doubles),
+        ("in a benchmark", lambda some: _without_benchmarks(some, wish.benchmarks)),
+        ("its answer has its share", lambda some: _within_quota(some, wish.quota)),
+    ):
+        kept = keep(rows)
+        dropped += _counted(rows, reason)
+        dropped -= _counted(kept, reason)
+        rows = kept
+    split = graph_split([_rests(row, graph) for row in rows], wish.test_share, wish.seed)
+    for place, reason in split.dropped.items():
+        dropped[rows[place]["family"], reason] += 1
+    test = [rows[place] for place in split.test][: round(wish.test_share * wish.n)]
+    train = [rows[place] for place in split.train][: wish.n - len(test)]
+    kept_ids = {row["id"] for row in (*train, *test)}
+    spare = [rows[place] for place in (*split.train, *split.test)]
+    dropped += _counted([row for row in spare if row["id"] not in kept_ids], "more than wanted")
+    sides = {"train": train, "test": test}
+    return Assembly(
+        {
+            side: [{k: v for k, v in row.items() if k != "block"} | {"split": side} for row in some]
+            for side, some in sides.items()
+            if some
+        },
+        dropped,
+    )
+
+
+def _counted(rows: Sequence[dict], reason: str) -> Counter[tuple[str, str]]:
+    return Counter((row["family"], reason) for row in rows)
+
+
+def _without_doubles(rows: list[dict]) -> list[dict]:
+    """The first of those that have the same query or nearly the same text."""
+    firsts = list({row["query"]: row for row in reversed(rows)}.values())[::-1]
+    doubles: set[int] = set()
+    for one, other in near_duplicates([row["question"] for row in firsts]):
+        if one not in doubles:
+            doubles.add(other)
+    return [row for place, row in enumerate(firsts) if place not in doubles]
+
+
+def _without_benchmarks(rows: list[dict], benchmarks: Sequence[str]) -> list[dict]:
+    texts = [row["question"] for row in rows]
+    known = {place for path in benchmarks for place in contaminated(texts, path)}
+    return [row for place, row in enumerate(rows) if place not in known]
+
+
+def _within_quota(rows: list[dict], quota: int) -> list[dict]:
+    used: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        answer = normalise_answer(row["answer"])
+        used[answer] += 1
+        if used[answer] <= quota:
+            kept.append(row)
+    return kept
+
+
+def _rests(row: dict, graph: Graph) -> Rests:
+    named = frozenset(constants(from_text(row["query"])))
+    facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
+    ends = {end for subject, _, value in facts for end in (subject, value)}
+    around = neighbourhood(row["answer"], graph)
+    return Rests(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)
