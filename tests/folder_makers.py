@@ -106,19 +106,34 @@ def handbook(seed: int | str) -> dict[str, str]:
             f"{name.split()[0]} answers messages in the morning and thinks in the afternoon.",
         )
         files[f"people/{_slug(name)}.md"] = _page(front, name, rng.choice(about))
-    for team in TEAMS:
+    _add_teams_and_offices(rng, people, files)
+    _add_products_and_policies(rng, people, files)
+    _add_handbook_tables(rng, people, files)
+    return files
+
+
+def _add_teams_and_offices(
+    rng: random.Random, people: Sequence[str], files: dict[str, str]
+) -> None:
+    for team, lead in zip(TEAMS, people):
         front = {
-            "lead": leads[team],
+            "lead": lead,
             "office": rng.choice(OFFICES),
             "founded": rng.randint(2009, 2019),
         }
-        said = f"The team meets on {rng.choice(['Mondays', 'Tuesdays', 'Thursdays'])}, for half an hour."
+        day = rng.choice(["Mondays", "Tuesdays", "Thursdays"])
+        said = f"The team meets on {day}, for half an hour."
         files[f"teams/{_slug(team)}.md"] = _page(front, team, said)
     managers = rng.sample(people, len(OFFICES))
     for office, manager in zip(OFFICES, managers, strict=True):
         front = {"office manager": f"[[{manager}]]", "opened": rng.randint(2008, 2020)}
         text = "Badges are at the desk. The kitchen is cleaned on Fridays, so take your lunch home."
         files[f"offices/{_slug(office)}.md"] = _page(front, office, text)
+
+
+def _add_products_and_policies(
+    rng: random.Random, people: Sequence[str], files: dict[str, str]
+) -> None:
     for product in PRODUCTS:
         front = {
             "team": rng.choice(TEAMS),
@@ -138,6 +153,9 @@ def handbook(seed: int | str) -> dict[str, str]:
             f"This policy holds for everybody. If it stands in your way, talk to {front['owner']}."
         )
         files[f"policies/{_slug(policy)}.md"] = _page(front, policy, text)
+
+
+def _add_handbook_tables(rng: random.Random, people: Sequence[str], files: dict[str, str]) -> None:
     rows = [
         (
             name,
@@ -162,7 +180,6 @@ def handbook(seed: int | str) -> dict[str, str]:
     ]
     columns = ("Vendor", "Contact", "Supplies", "Approved by")
     files["vendors.md"] = f"# Vendors\n\nWhom we buy from.\n\n{_table(columns, rows)}\n"
-    return files
 
 
 # --------------------------------------------------------------------------- a documentation
@@ -178,7 +195,8 @@ GUIDES = """Getting started|Sending mail|Running jobs|Uploading files|Signing in
 Writing tests""".replace("\n", "")
 SETTINGS = """CACHE_SIZE CACHE_TTL QUEUE_LIMIT QUEUE_RETRIES LOCK_WAIT LOCK_DIR MAIL_HOST MAIL_FROM
 TOKEN_LIFETIME TOKEN_SECRET UPLOAD_DIR UPLOAD_LIMIT ROUTE_PREFIX JOB_WORKERS JOB_TIMEOUT VIEW_THEME
-SHELL_PROMPT METRICS_PORT METRICS_PATH SIGNAL_BUFFER STORE_URL STORE_POOL FORM_CSRF LOG_LEVEL""".split()
+SHELL_PROMPT METRICS_PORT METRICS_PATH SIGNAL_BUFFER STORE_URL STORE_POOL FORM_CSRF
+LOG_LEVEL""".split()
 
 
 def documentation(seed: int | str) -> dict[str, str]:
@@ -210,6 +228,14 @@ def documentation(seed: int | str) -> dict[str, str]:
         }
         text = f"Run it where your project lies.\n\n```\nharbor {name} --help\n```"
         files[f"commands/{name}.md"] = _page(front, f"harbor {name}", text)
+    _add_errors_releases_and_guides(rng, people, files)
+    _add_settings(rng, files)
+    return files
+
+
+def _add_errors_releases_and_guides(
+    rng: random.Random, people: Sequence[str], files: dict[str, str]
+) -> None:
     for name in ERRORS:
         front = {
             "raised by": [f"[[{one}]]" for one in sorted(rng.sample(MODULES, 2))],
@@ -231,6 +257,9 @@ def documentation(seed: int | str) -> dict[str, str]:
             "written for": f"[[Harbor {rng.choice(RELEASES)}]]",
         }
         files[f"guides/{_slug(name)}.md"] = _page(front, name, "It takes about ten minutes.")
+
+
+def _add_settings(rng: random.Random, files: dict[str, str]) -> None:
     rows = [
         (
             f"`{name}`",
@@ -244,7 +273,6 @@ def documentation(seed: int | str) -> dict[str, str]:
     columns = ("Setting", "Module", "Value type", "Added in", "Read by")
     text = "Settings stand in `harbor.toml`."
     files["settings.md"] = f"# Settings\n\n{text}\n\n{_table(columns, rows)}\n"
-    return files
 
 
 # ------------------------------------------------------------------------------- research notes
@@ -297,6 +325,17 @@ def research_notes(seed: int | str) -> dict[str, str]:
             "supervisor": f"[[{rng.choice([p for p in people if p != name])}]]",
         }
         add(name, front, "Met at the workshop; kind, answers mail.")
+    _add_methods_data_sets_and_sites(rng, people, add)
+    files["experiments.csv"] = _experiments(rng, people, papers)
+    for i in range(8):
+        links = ", ".join(f"[[{name}]]" for name in rng.sample(papers, 2))
+        add(f"Loose thought {i + 1}", {"type": "note"}, f"Somewhere between {links}.")
+    return files
+
+
+def _add_methods_data_sets_and_sites(
+    rng: random.Random, people: Sequence[str], add: Callable[[str, dict, str], None]
+) -> None:
     for name in METHODS:
         front = {
             "type": "method",
@@ -319,6 +358,9 @@ def research_notes(seed: int | str) -> dict[str, str]:
             "municipality": rng.choice(["Lurvik", "Hessen", "Skarn"]),
         }
         add(name, front, "Bring boots.")
+
+
+def _experiments(rng: random.Random, people: Sequence[str], papers: Sequence[str]) -> str:
     rows = [
         (
             f"E{i:02}",
@@ -331,11 +373,7 @@ def research_notes(seed: int | str) -> dict[str, str]:
         for i in range(1, 31)
     ]
     columns = ("experiment", "carried out at", "method", "led by", "date", "reported in")
-    files["experiments.csv"] = _csv(columns, rows)
-    for i in range(8):
-        links = ", ".join(f"[[{name}]]" for name in rng.sample(papers, 2))
-        add(f"Loose thought {i + 1}", {"type": "note"}, f"Somewhere between {links}.")
-    return files
+    return _csv(columns, rows)
 
 
 MAKERS: Mapping[str, Callable[[int | str], dict[str, str]]] = {

@@ -96,8 +96,8 @@ def synthesize_questions(
         strict: no constant near the answer, no name that hints at it, few equal numbers
             (`drlib.synthesis.checks.faults`); small worlds have not enough facts for that.
         plain: of questions in sentences prefer those that a person would ask
-            (`drlib.synthesis.plainness`): no "or", no exceptions by years, one sentence. Others are
-            given only where a world has too few of these.
+            (`drlib.synthesis.plainness`): one sentence, no "or", nothing that hangs on an equal
+            year. Others are given only where a world has too few of these.
     ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}
@@ -188,11 +188,23 @@ def _draw_all(
         if used[answer] >= tally.quota or misses[hops, answer] >= MISSES_AN_ANSWER:
             live[hops][spot] = live[hops][-1]
             live[hops].pop()
+    _fill(tasks, spare, world, len(wanted), used, tally.quota)
+    return list(tasks.values())
+
+
+def _fill(
+    tasks: dict[str, Task],
+    spare: list[tuple[int, str, Query, str, str]],
+    world,
+    n: int,
+    used: Counter[str],
+    quota: int,
+) -> None:
+    """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
     for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
-        if len(tasks) < len(wanted) and used[answer] < tally.quota and text not in tasks:
+        if len(tasks) < n and used[answer] < quota and text not in tasks:
             tasks[text] = _task(world, answer, query, text, question)
             used[answer] += 1
-    return list(tasks.values())
 
 
 def _strangeness(query: Query, world, question: str) -> int:
