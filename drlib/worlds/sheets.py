@@ -30,7 +30,7 @@ BETWEEN_VALUES = "<br>"  # of one cell
 
 def from_delimited(text: str, delimiter: str = "") -> str:
     """A table of the text of a csv file; without `delimiter`, that which its first lines have."""
-    csv.field_size_limit(len(text) + 1)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # it holds for the process
     text = text.strip("\r\n")
     if not delimiter:
         try:
