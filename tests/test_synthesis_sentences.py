@@ -202,13 +202,13 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     ]
     book = Phrasebook(Graph(nodes, facts))
     query = And((Proj("team of", Proj("team", "Ben")), Proj("skill of", "Rust")))
-    text = 'What is the person that has as its skill "Rust" and that has the same team as Ben?'
+    text = 'Who is the person who has the skill "Rust" and who has the same team as Ben?'
     assert say(query, book, "what") == text
     assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
         'What is the team of the person whose skills include "Rust"?'
     )
     assert say(Range("entry year", 2010, 2019), book, "what") == (
-        "What is the person with an entry year in the 2010s?"
+        "Who is the person with an entry year in the 2010s?"
     )
     for asked in (query, Range("entry year", 2010, 2019)):
         assert read_question(say(asked, book, "what"), Grammar(book)) == in_one_form(asked)

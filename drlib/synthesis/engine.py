@@ -14,7 +14,9 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from drlib.synthesis.checks import coincidences, effort, first_fault
+from drlib.synthesis.derived import TYPES
 from drlib.synthesis.expansion import can_be_asked_for, draft
+from drlib.synthesis.plainness import strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
@@ -30,6 +32,7 @@ from drlib.worlds.triples import OWN
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
+ASKED = tuple(style for style in STYLES if style != "steps")  # steps where nothing else will do
 COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
 
 
@@ -42,6 +45,13 @@ class _Rules(NamedTuple):
     width: int
     max_effort: float
     strict: bool
+
+
+class _Told(NamedTuple):
+    """How questions are put, and whether those that a person would ask come first."""
+
+    wording: Wording
+    plain: bool
 
 
 def side_of(answer: str) -> Split:
@@ -65,6 +75,7 @@ def synthesize_questions(
     wording: Wording = "sentences",
     structure: bool = False,
     strict: bool = True,
+    plain: bool = False,
 ) -> list[Task]:
     """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
     the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
@@ -84,6 +95,9 @@ def synthesize_questions(
             (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
         strict: no constant near the answer, no name that hints at it, few equal numbers
             (`drlib.synthesis.checks.faults`); small worlds have not enough facts for that.
+        plain: of questions in sentences prefer those that a person would ask
+            (`drlib.synthesis.plainness`): one sentence, no "or", nothing that hangs on an equal
+            year. Others are given only where a world has too few of these.
     ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}
@@ -107,7 +121,8 @@ def synthesize_questions(
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
     live = {hops: list(answers) for hops, share in shares.items() if share > 0}
-    tasks = _draw_all(world, live, wanted, rng, rules, tally, wording)
+    told = _Told(wording, plain and wording == "sentences")
+    tasks = _draw_all(world, live, wanted, rng, rules, tally, told)
     if len(tasks) < n:
         why = shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
@@ -118,10 +133,11 @@ def synthesize_questions(
 
 def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
     """`graph` with the facts that questions may be about."""
-    if graph is None or structure or not any(relation in OWN for _, relation, _ in graph.facts):
+    of_structure = {*OWN, *TYPES}
+    if graph is None or structure or not any(fact[1] in OWN for fact in graph.facts):
         return graph
     pages = [node for node in graph.nodes.values() if node.kind != VALUE]
-    return Graph(pages, [fact for fact in graph.facts if fact[1] not in OWN])
+    return Graph(pages, [fact for fact in graph.facts if fact[1] not in of_structure])
 
 
 def _draw_all(
@@ -131,13 +147,14 @@ def _draw_all(
     rng: random.Random,
     rules: _Rules,
     tally: Tally,
-    wording: Wording,
+    told: _Told,
 ) -> list[Task]:
     """A question of each of the `wanted` depths, until no answer is left. `live`: depth -> the
     answers that may still give one, used up here; `tally` counts the draws that gave nothing."""
     misses: Counter[tuple[int, str]] = Counter()
     used: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
+    spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
     by_coincidence = 0
     while len(tasks) < len(wanted):
         hops = _depth_left(wanted[len(tasks)], live)
@@ -153,20 +170,45 @@ def _draw_all(
             query, reason = None, "coincidence"
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
-            question = _question(query, world, rng.randrange(TEMPLATES), wording)
+            question = _question(query, world, rng.randrange(TEMPLATES), told)
+            strange = _strangeness(query, world, question) if told.plain and question else 0
+            if strange:
+                spare.append((strange, answer, query, text, question))
+                question, reason = "", "not plain"
+            elif not question:
+                reason = "no wording"
             if question:
                 tasks[text] = _task(world, answer, query, text, question)
                 used[answer] += 1
                 by_coincidence += coincides
                 misses[hops, answer] = 0
                 continue
-            reason = "no wording"
         tally.reasons[reason or "asked before"] += 1
         misses[hops, answer] += 1
         if used[answer] >= tally.quota or misses[hops, answer] >= MISSES_AN_ANSWER:
             live[hops][spot] = live[hops][-1]
             live[hops].pop()
+    _fill(tasks, spare, world, len(wanted), used, tally.quota)
     return list(tasks.values())
+
+
+def _fill(
+    tasks: dict[str, Task],
+    spare: list[tuple[int, str, Query, str, str]],
+    world,
+    n: int,
+    used: Counter[str],
+    quota: int,
+) -> None:
+    """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
+    for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
+        if len(tasks) < n and used[answer] < quota and text not in tasks:
+            tasks[text] = _task(world, answer, query, text, question)
+            used[answer] += 1
+
+
+def _strangeness(query: Query, world, question: str) -> int:
+    return strangeness(query, question, grammar_of(world.graph, world.scheme).book)
 
 
 def _depth_left(wanted: int, live: Mapping[int, list[str]]) -> int | None:
@@ -209,12 +251,13 @@ def _draw_query(
     return canonical(query), ""
 
 
-def _question(query: Query, world, number: int, wording: Wording) -> str:
+def _question(query: Query, world, number: int, told: _Told) -> str:
     """`query` in words, in one of several styles; "" if no wording is proved to mean it alone."""
-    if wording == "brackets":
+    if told.wording == "brackets":
         return render_question(query, world.graph, number)
     grammar = grammar_of(world.graph, world.scheme)
-    return word_question(query, grammar, STYLES[number % len(STYLES)]) or ""
+    styles = ASKED if told.plain else STYLES
+    return word_question(query, grammar, styles[number % len(styles)]) or ""
 
 
 def _task(world, answer: str, query: Query, text: str, question: str) -> Task:

@@ -14,7 +14,6 @@ said as what they are: "the Georgian language", "the Norwegian Krone", "the Caym
 Articles and plurals are inflect's. Left out: languages other than English.
 """
 
-import re
 from collections.abc import Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -22,6 +21,15 @@ from typing import NamedTuple
 
 import yaml
 
+from drlib.synthesis.derived import (
+    PERSONS,
+    forms_by_name,
+    kind_of_page,
+    name_of_page,
+    short_name,
+    spoken_date,
+    when,
+)
 from drlib.worlds.graph import VALUE, Graph, inverse
 
 
@@ -32,6 +40,8 @@ class Phrase(NamedTuple):
     said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
     the same of the value, where {x} is the thing. same and sames: of things that have a value in
     common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
+    along and alongs: of values of one thing, {x} being another ("has a direct base class in common
+    with {x}"); "" where that is said in two clauses.
     label: what is smallest, largest, earliest or latest ("the earliest year of introduction").
     """
 
@@ -45,16 +55,23 @@ class Phrase(NamedTuple):
     during: str
     durings: str
     label: str
+    along: str = ""
+    alongs: str = ""
 
 
 @lru_cache(maxsize=1)
 def written_phrases() -> Mapping[str, Mapping[str, Phrase]]:
     """World -> relation -> phrase: those of phrases.yaml."""
-    rows = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
     return {
         world: {relation: _phrase(relation, **row) for relation, row in relations.items()}
-        for world, relations in rows.items()
+        for world, relations in _rows().items()
+        if world != "common"
     }
+
+
+@lru_cache(maxsize=1)
+def _rows() -> Mapping[str, Mapping[str, Mapping]]:
+    return yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
 
 
 def _phrase(
@@ -66,6 +83,7 @@ def _phrase(
     of_values: str,
     same: str | list[str],
     label: str = "",
+    along: str = "",
 ) -> Phrase:
     """A row of phrases.yaml, with what follows from it."""
     one, many = (f"has {same}", f"with {same}") if isinstance(same, str) else same
@@ -74,7 +92,8 @@ def _phrase(
     if of_thing.endswith(" in {x}"):
         during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
     label = label or relation
-    return Phrase(noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
+    forms = (noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
+    return Phrase(*forms, *((f"has {along}", f"with {along}") if along else ()))
 
 
 SOURCES = {"cldr": "According to Unicode CLDR"}
@@ -112,6 +131,7 @@ class Phrasebook:
 
     def __init__(self, graph: Graph, scheme: str = ""):
         self.graph = graph
+        self._scheme = scheme
         self.source = SOURCES.get(scheme, "")
         self._written = written_phrases().get(scheme, {})
 
@@ -123,21 +143,27 @@ class Phrasebook:
 
     def is_derived(self, relation: str) -> bool:
         """Whether its phrase was made from its name, which is then the noun for its values too."""
-        return relation not in self._written and relation in self.phrases
+        if relation in self._written or relation not in self.phrases:
+            return False
+        return not forms_by_name(relation, when(self.graph.adjacent[f"{relation} of"]), "", False)
 
     def _derived(self, relation: str) -> Phrase:
+        """A phrase from the relation's name; verbs that its noun often has are in `common`."""
         word = self._word(relation)
         rows = self.graph.adjacent[relation]
-        if max(map(len, rows.values())) > 1:
+        several = max(map(len, rows.values())) > 1
+        if several:
+            word = singular(word)
             common = f"{with_article(word)} in common with {{x}}"
-            whose = f"whose {plural(word)} include {{x}}"
+            whose, has = f"whose {plural(word)} include {{x}}", f"has {{x}} as {with_article(word)}"
         else:
             common = f"the same {word} as {{x}}"
-            whose = f"whose {word} is {{x}}"
-        label = f"{word} year" if self._has_years(relation) and "year" not in word else word
-        return Phrase(
+            whose, has = f"whose {word} is {{x}}", f"has {{x}} as its {word}"
+        whens = when(self.graph.adjacent[f"{relation} of"])
+        label = f"{word} year" if whens == "year" and "year" not in word else word
+        phrase = Phrase(
             word,
-            f"has as its {word} {{x}}",
+            has,
             whose,
             f"is the {word} of {{x}}",
             f"named as {word} of {{x}}",
@@ -147,6 +173,14 @@ class Phrasebook:
             f"with {with_article(label)} {{x}}",
             label,
         )
+        kinds = self._kinds(frozenset(self.graph.adjacent[f"{relation} of"]))
+        if kinds == [VALUE] and not whens:
+            phrase = phrase._replace(of_thing=f"has the {word} {{x}}")
+        if kinds == [word] and self._scheme == "folder":  # where a name says its kind
+            phrase = phrase._replace(of_thing="has {x}")
+        noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
+        by_name = forms_by_name(relation, whens, noun, several)
+        return phrase._replace(**by_name, **_rows()["common"].get(word, {}))
 
     def _word(self, relation: str) -> str:
         """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
@@ -155,33 +189,44 @@ class Phrasebook:
         is_name = not relation[1:].islower() or small in self.graph.adjacent
         return relation if is_name else small
 
-    def _has_years(self, relation: str) -> bool:
-        values = self.graph.adjacent[f"{relation} of"]
-        return all(re.fullmatch("1[0-9]{3}|20[0-9]{2}", value) for value in values)
-
     def noun(self, titles: frozenset[str], relation: str = "") -> str:
         """A noun for `titles`, which are what `relation` (with or without " of") leads to; where
         there are none, for all that it leads to."""
         titles = titles or frozenset(self.graph.adjacent.get(inverse(relation), ()))
-        nodes = [self.graph.nodes.get(title) for title in titles]
-        kinds = sorted({node.kind if node else VALUE for node in nodes})
+        kinds = self._kinds(titles)
         if kinds and VALUE not in kinds and len(kinds) <= 2:
             return " or ".join(kinds)
         phrase = self.phrases.get(relation)
         return phrase.noun if phrase else "thing"
+
+    def _kinds(self, titles: frozenset[str]) -> list[str]:
+        return sorted({self.kind(title) for title in titles})
+
+    def kind(self, title: str) -> str:
+        """What `title` is; of a page in a folder what it says or where it lies says."""
+        node = self.graph.nodes.get(title)
+        if node is None:
+            return VALUE
+        is_page = self._scheme == "folder" and node.kind == "page"
+        return kind_of_page(title, self.graph) if is_page else node.kind
 
     def name(self, title: str) -> str:
         """`title` with what tells its kind."""
         node = self.graph.nodes.get(title)
         if node is None or node.kind == VALUE:
             is_number = title.lstrip("-").isdigit()
+            if self._scheme == "folder" and spoken_date(title):
+                return spoken_date(title)
             return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
         if node.kind == "territory":
             takes_it = title in TAKE_AN_ARTICLE or title.split()[-1] in WITH_ARTICLE
             return f"the {title}" if takes_it else title
         if node.kind == "language" and title.endswith(" (language)"):
             title = title.removesuffix(" (language)")
-        return NAMES.get(node.kind, "{x}").format(x=self._shown(title))
+        shown = self._shown(title)
+        if self._scheme == "folder" and node.kind not in NAMES.keys() - {"page"}:
+            return name_of_page(shown, self.kind(title))
+        return NAMES.get(node.kind, "{x}").format(x=shown)
 
     def _shown(self, title: str) -> str:
         """The short name of what has an address for its title, where nothing else is called so: of
@@ -206,6 +251,14 @@ class Phrasebook:
                     found[name] = found.get(name, 0) + 1
         return found
 
+    def short(self, title: str, noun: str) -> str:
+        """`title` after its `noun`: "whose office is Bergen"; in full if that is not unique."""
+        node = self.graph.nodes.get(title)
+        if self._scheme != "folder" or node is None or self.kind(title) != noun:
+            return self.said(title)
+        short = short_name(self._shown(title), noun)
+        return short if self.titles.get(short) == title else self.said(title)
+
     def said(self, title: str) -> str:
         """`title` as a sentence says it, so that it means nothing else here."""
         name = self.name(title)
@@ -219,12 +272,16 @@ class Phrasebook:
         for title in self.graph.nodes:
             name = self.name(title)
             found[f'"{title}"' if name in found else name] = title
+        if self._scheme == "folder":
+            for title, node in self.graph.nodes.items():
+                if node.kind != VALUE:
+                    found.setdefault(short_name(self._shown(title), self.kind(title)), title)
         return found
 
     @cached_property
     def nouns(self) -> tuple[str, ...]:
         """All nouns that a sentence may use, longest first."""
-        kinds = [kind for kind in self.graph.kinds if kind != VALUE]
+        kinds = sorted({self.kind(title) for title in self.graph.nodes} - {VALUE})
         pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
         values = [phrase.noun for phrase in self.phrases.values()]
         return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
@@ -237,10 +294,21 @@ def _english():
     return inflect.engine()
 
 
+def pronoun(noun: str) -> str:
+    """The word that joins a clause to `noun`: who or that."""
+    return "who " if noun in PERSONS else "that "
+
+
 @lru_cache(maxsize=4096)
 def with_article(noun: str) -> str:
     """`noun` with "a" or "an" before it."""
     return _english().a(noun)
+
+
+@lru_cache(maxsize=4096)
+def singular(noun: str) -> str:
+    """`currencies` -> `currency`; a word that is no plural stays as it is."""
+    return _english().singular_noun(noun) or noun
 
 
 @lru_cache(maxsize=4096)

@@ -81,9 +81,10 @@ class Grammar:
             (phrase.of_thing, phrase.of_things, lambda of: Proj(back, of)),
             (phrase.of_value, phrase.of_values, lambda of: Proj(relation, of)),
             (phrase.same, phrase.sames, lambda of: Proj(back, Proj(relation, of))),
+            (phrase.along, phrase.alongs, lambda of: Proj(relation, Proj(back, of))),
         )
         for verb, clause, made in makers:
-            for text, forms in ((verb, self.verbs), (clause, self.clauses)):
+            for text, forms in ((verb, self.verbs), (clause, self.clauses)) if verb else ():
                 before, after = text.split("{x}")
                 forms[before.split(" ", 1)[0]].append(Form(before, after, made))
         for is_verb, text in ((True, phrase.during), (False, phrase.durings)):
@@ -166,12 +167,11 @@ class _Reader:
             for query, stop in self.group(start, "") if start is not None else ():
                 if self.text[stop:] == ending:
                     yield Count(query)
-        start = rest("what is ")
-        if start is not None:
+        for start in filter(None, (rest("what is "), rest("who is "))):
             for query, stop in [*self.described(start), *self.operand(start)]:
                 if self.text[stop:] == "?":
                     yield query
-        for words, that in (("which ", ""), ("name the ", "that ")):
+        for words, that in (("which ", ""), ("name the ", "that "), ("name the ", "who ")):
             start = rest(words)
             for stop in self._after_noun(start) if start is not None else ():
                 for query, last in self.conditions(stop, True, that):
@@ -207,7 +207,8 @@ class _Reader:
             for start in self._after_noun(at + 4):
                 found += self._of(at + 4, start)
                 found += self.conditions(start, False, "")
-                found += self.conditions(start, True, "that ")
+                for that in ("that ", "who "):
+                    found += self.conditions(start, True, that)
         return found
 
     def conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:

@@ -16,7 +16,7 @@ Left out: the short wordings that small policies learn (`drlib.synthesis.wording
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from drlib.synthesis.phrases import Phrasebook, plural, with_article
+from drlib.synthesis.phrases import Phrasebook, plural, pronoun, with_article
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -102,10 +102,11 @@ class _Speaker:
                 return f"How many {group.removeprefix('the ')} are there?"
             return f"What is the number of {group.removeprefix('the ')}?"
         if isinstance(query, Extreme | str) or style == "what":
-            return f"What is {self.described(query)}?"
+            is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
+            return f"{'Who' if is_person else 'What'} is {self.described(query)}?"
         noun = self.noun(query)
         if style == "name":
-            return f"Name the {noun} {self.conditions(query, is_verb=True, that='that ')}."
+            return f"Name the {noun} {self.conditions(query, is_verb=True, that=pronoun(noun))}."
         return f"Which {noun} {self.conditions(query, is_verb=True)}?"
 
     def described(self, query: Query) -> str:
@@ -122,7 +123,7 @@ class _Speaker:
             isinstance(query, Diff) and isinstance(query.left, And)
         )
         if is_one and several:
-            return self.conditions(query, is_verb=True, that="that ")
+            return self.conditions(query, is_verb=True, that=pronoun(self.noun(query)))
         return self.conditions(query)
 
     def noun(self, query: Query) -> str:
@@ -176,6 +177,10 @@ class _Speaker:
         relation = query.relation.removesuffix(" of")
         phrase = self.book.phrases[relation]
         if relation == query.relation:
+            other = query.of.of if _goes_back(query) and phrase.along else None
+            if other is not None:
+                form = phrase.along if is_verb else phrase.alongs
+                return form.format(x=self.operand(other, room))
             form = phrase.of_value if is_verb else phrase.of_values
             return form.format(x=self.operand(query.of, room))
         shared = _shared(query)
@@ -183,6 +188,8 @@ class _Speaker:
             form = phrase.same if is_verb else phrase.sames
             return form.format(x=self.operand(shared, room))
         form = phrase.of_thing if is_verb else phrase.of_things
+        if isinstance(query.of, str) and form.startswith("whose ") and not self._names:
+            return form.format(x=self.book.short(query.of, phrase.noun))
         return form.format(x=self.operand(query.of, room))
 
     def span(self, query: Range, is_verb: bool) -> str:
@@ -295,6 +302,11 @@ def _shared(query: Proj) -> Query | None:
     if isinstance(of, Proj) and query.relation == inverse(of.relation):
         return of.of if query.relation.endswith(" of") else None
     return None
+
+
+def _goes_back(query: Proj) -> bool:
+    """Whether `query` asks for what is a value of the same thing as another is."""
+    return isinstance(query.of, Proj) and query.of.relation == inverse(query.relation)
 
 
 def _is_name(query: Query) -> bool:

@@ -293,6 +293,14 @@ def _cell(source: str, text: str) -> str:
     return one_line(words)
 
 
+def _unquoted(value: object) -> object:
+    """A wiki link that stands in front matter without quotes, and is a list in a list to YAML."""
+    inner = value
+    while isinstance(inner, list) and len(inner) == 1:
+        (inner,) = inner
+    return f"[[{inner}]]" if isinstance(inner, str) and inner is not value else value
+
+
 def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[str], str]:
     """(relation, value) for each short value, and each of a list, at the top level of the front
     matter; its lines as a block of code, if not all of it became facts; and the text after it."""
@@ -306,7 +314,7 @@ def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[s
     rows = []
     kept: list[str] = []
     for key, values in found.items():
-        for value in values if isinstance(values, list) else [values]:
+        for value in map(_unquoted, values if isinstance(values, list) else [values]):
             relation = relation_name(key)
             words = one_line(clean(value)) if isinstance(value, str) else ""
             words = _cell(source, words) if "](" in words or "[[" in words else words

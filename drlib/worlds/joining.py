@@ -74,6 +74,7 @@ def joined(store: Store) -> Part:
                 facts.append((title, "link", to))
             if to is not None:
                 called[to].add(name)
+    held = _in_one_spelling(held)
     moved = names.merged(held, store.rows("SELECT subject, relation, value FROM facts"))
     for subject, relation, value in held:
         about = moved.get(subject, subject)
@@ -87,6 +88,16 @@ def joined(store: Store) -> Part:
         if title in called
     ]
     return Part((), nodes, sorted({*facts}))
+
+
+def _in_one_spelling(held: list[Fact]) -> list[Fact]:
+    """`held` with a column that stands as a key in small letters elsewhere called like this key:
+    "Owner" over a table is the "owner" of front matter."""
+    known = {relation for _, relation, _ in held}
+    return [
+        (subject, small if (small := relation.casefold()) in known else relation, value)
+        for subject, relation, value in held
+    ]
 
 
 class _Names:

@@ -1,7 +1,11 @@
 """Questions drawn to be read by a person, and what readers said of them.
 
-    python tests/benchmarks/make_readings.py --draw     writes drawn.jsonl: questions without labels
-    python tests/benchmarks/make_readings.py            the share that passes, by world and label
+    python -m tests.benchmarks.make_readings --draw     writes drawn.jsonl: questions without labels
+    python -m tests.benchmarks.make_readings --sample   writes what a second reader reads
+    python -m tests.benchmarks.make_readings            the share that passes, by world and label
+
+Worlds are `cldr`, `pydocs` and three folders that `tests.folder_makers` makes: what people keep.
+The seed was fixed before the questions were read, and nothing was drawn again afterwards.
 
 Labels are set by hand in readings.jsonl (the rubric lies beside it): a line a question, with one
 true or false for each label. second.jsonl has a second reader's, of some of the same questions.
@@ -11,30 +15,56 @@ Committed: figures/reference/data/readings
 
 import argparse
 import json
-import warnings
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from drlib.files import read_json_lines, write_json_lines
 from drlib.synthesis.engine import synthesize_questions
 from drlib.worlds import load_world
+from tests.folder_makers import MAKERS, written
 
 FOLDER = Path("figures/reference/data/readings")
-WORLDS = ("cldr", "pydocs", "folder:notebooks/tern")
+WORLDS = ("cldr", "pydocs", *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
-SEED = "readings"
+SEED = "readings, second draft"
+SECOND = 12  # questions of each world that a second reader reads
+
+
+@contextmanager
+def world_of(name: str) -> Iterator:
+    """The world `name`, a folder's in a directory that is removed afterwards."""
+    if name not in MAKERS:
+        yield load_world(name)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        yield load_world(f"folder:{written(MAKERS[name](SEED), Path(place))}")
 
 
 def drawn(n: int) -> list[dict]:
     """`n` questions of each world as rows without labels."""
     rows = []
     for name in WORLDS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a small folder gives fewer
-            tasks = synthesize_questions(load_world(name), n, SEED, depth=3)
-        for task in tasks:
-            row = {"id": task.id, "world": name, "question": task.question}
-            rows.append(row | {"answer": task.answer, "query": json.loads(task.query)})
+        with world_of(name) as world:
+            for task in synthesize_questions(world, n, SEED, depth=3, at_least=n, plain=True):
+                row = {"id": task.id, "world": name, "question": task.question}
+                rows.append(row | {"answer": task.answer, "query": json.loads(task.query)})
     return rows
+
+
+def sample(rows: list[dict]) -> list[dict]:
+    """`SECOND` rows of each world for a second reader: question and answer, no label, no query."""
+    rng = random.Random(SEED)
+    found = []
+    for name in WORLDS:
+        some = [row for row in rows if row["world"] == name]
+        found += [
+            {key: row[key] for key in ("id", "question", "answer")}
+            for row in rng.sample(some, SECOND)
+        ]
+    return found
 
 
 def passes(row: dict) -> bool:
@@ -62,12 +92,18 @@ def summary(rows: list[dict], again: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--draw", action="store_true", help="draw questions to be labelled")
-    parser.add_argument("-n", type=int, default=50, help="questions of each world")
+    parser.add_argument("--sample", action="store_true", help="write the second reader's questions")
+    parser.add_argument("-n", type=int, default=60, help="questions of each world")
     args = parser.parse_args()
     if args.draw:
         write_json_lines(FOLDER / "drawn.jsonl", drawn(args.n))
         return
-    rows, again = (read_json_lines(FOLDER / name) for name in ("readings.jsonl", "second.jsonl"))
+    rows = read_json_lines(FOLDER / "readings.jsonl")
+    if args.sample:
+        write_json_lines(FOLDER / "sample_for_second.jsonl", sample(rows))
+        return
+    second = FOLDER / "second.jsonl"
+    again = read_json_lines(second) if second.exists() else []
     print(json.dumps(summary(rows, again), indent=1))
 
 

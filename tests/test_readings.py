@@ -1,0 +1,72 @@
+"""The questions that were read against the rubric: what the file holds, and that it still holds.
+
+The folders are made anew from their seed, so that an answer is looked up in the world that the
+question was asked about.
+"""
+
+import json
+from collections import Counter
+
+import pytest
+
+from drlib.files import read_json_lines
+from drlib.synthesis.checks import faults
+from drlib.synthesis.queries import evaluate_query, from_text
+from drlib.synthesis.read_back import grammar_of, in_one_form, read_question
+from tests.benchmarks.make_readings import (
+    FOLDER,
+    LABELS,
+    SECOND,
+    SEED,
+    WORLDS,
+    passes,
+    sample,
+    summary,
+    world_of,
+)
+from tests.folder_makers import MAKERS
+
+ROWS = read_json_lines(FOLDER / "readings.jsonl")
+
+
+def test_there_are_sixty_different_questions_of_each_world():
+    assert Counter(row["world"] for row in ROWS) == dict.fromkeys(WORLDS, 60)
+    assert len({row["question"] for row in ROWS}) == len({row["id"] for row in ROWS}) == 300
+
+
+def test_each_has_all_labels_and_a_note_where_one_is_no():
+    for row in ROWS:
+        assert all(type(row[label]) is bool for label in LABELS), row["id"]
+        assert bool(row["note"]) != passes(row), row["id"]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_each_still_says_its_query_whose_answer_it_has(name):
+    with world_of(name) as world:
+        grammar = grammar_of(world.graph, world.scheme)
+        for row in (row for row in ROWS if row["world"] == name):
+            query = from_text(json.dumps(row["query"]))
+            assert evaluate_query(query, world.graph) == {row["answer"]}
+            assert faults(query, world.graph) == []
+            assert read_question(row["question"], grammar) == in_one_form(query), row["question"]
+
+
+def test_the_second_reader_gets_questions_and_answers_and_no_labels():
+    kept = read_json_lines(FOLDER / "sample_for_second.jsonl")
+    assert kept == sample(ROWS) and len(kept) == SECOND * len(WORLDS)
+    assert all(set(row) == {"id", "question", "answer"} for row in kept)
+
+
+def test_the_summary_counts_what_passes():
+    rows = [{"id": "a", "world": "cldr", **dict.fromkeys(LABELS, True)}]
+    rows += [{**rows[0], "id": "b", "natural": False}]
+    found = summary(rows, [{**rows[1], "natural": True}])
+    assert found["cldr"]["n"] == 2 and found["cldr"]["passed"] == 1 == found["cldr"]["natural"]
+    assert found["two readers"]["agree"] == 0 and found["two readers"]["multi_hop"] == 1
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_maker_s_folder_depends_on_its_seed_alone(name):
+    assert MAKERS[name](SEED) == MAKERS[name](SEED) != MAKERS[name]("another")
+    documents = [path for path in MAKERS[name](SEED) if path.endswith(".md")]
+    assert 55 <= len(documents) <= 70
