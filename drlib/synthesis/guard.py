@@ -36,7 +36,7 @@ from drlib.synthesis.queries import (
 )
 from drlib.synthesis.read_back import grammar_of, in_one_form, read_question
 from drlib.synthesis.wording import flaw, says
-from drlib.worlds.graph import VALUE, Graph
+from drlib.worlds.graph import Graph, inverse
 
 LONGEST_NAME = 8  # words of a name that is looked for in a text
 SHORTEST_NAME = 3  # letters; shorter aliases are codes, and read as words
@@ -46,7 +46,10 @@ BOUNDS = (
     (rf"\b(?:between|from) {_N} (?:and|to|until|till|through) {_N}", (">=", "<=")),
     (rf"\b{_N} ?(?:–|-|to) ?{_N}", (">=", "<=")),
     (rf"\b(?:at least|(?:no|not) (?:less|fewer|earlier|lower) than|a minimum of) {_N}", (">=",)),
-    (rf"(?:at most|(?:no|not) (?:more|later|higher|greater) than|a maximum of|up to) {_N}", ("<=",)),
+    (
+        rf"(?:at most|(?:no|not) (?:more|later|higher|greater) than|a maximum of|up to) {_N}",
+        ("<=",),
+    ),
     (rf"\b(?:more than|over|above|after|later than|greater than|exceeding) {_N}", (">",)),
     (rf"\b(?:less than|fewer than|under|below|before|earlier than|prior to) {_N}", ("<",)),
     (rf"\b(?:since|as of) {_N}", (">=",)),
@@ -60,9 +63,9 @@ UNITS = "zero one two three four five six seven eight nine ten eleven twelve thi
 UNITS = [*UNITS.split(), *"fifteen sixteen seventeen eighteen nineteen".split()]
 TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 99, 10)))
 NEGATIONS = (
-    r"\bneither\b.*?\bnor\b|\bwith the exception of\b|\b(?:but|and|yet|though) (?:is |are |does |do )"
-    r"?not\b|\bbut no\b|\bother than\b|\bleav(?:e|es|ing) (?:out|aside)\b|\bapart from\b|\bn[o']t\b|"
-    r"n['’]t\b|\bcannot\b|\bno\b|\bnone\b|\bnever\b|\bnor\b|\bwithout\b|\bexcept\w*|\bexclu\w+|"
+    r"\bneither\b.*?\bnor\b|\bwith the exception of\b|"
+    r"\b(?:but|and|yet|though) (?:is |are |does |do )?not\b|\bbut no\b|\bother than\b|\bleav(?:e|es|ing) (?:out|aside)\b|\bapart from\b|\bn[o']t\b|"
+    r"n['’]t\b|\bcannot\b|\bno\b|\bnone\b|\bnever\b|\bnor\b|\bwithout\b|\bexcept(?:ing|ed)?\b|\bexclu\w+|"
     r"\bunless\b|\brather than\b|\black(?:s|ing)?\b|\bminus\b|\bnon-?\w+|\bbarring\b|\bnot\b|"
     r"\bun(?:official|like|related)\w*|\bdiffer\w*|\banother \w+(?: \w+)? than\b|\bfail\w*|\bset aside"
     r"\b|\bsave for\b|\bignor\w+|\bomit\w*|\bremov\w+|\boutside\b|\binstead\b"
@@ -84,9 +87,15 @@ NO_SUPERLATIVES = (  # words of superlatives, negations and comparisons that say
     r"| look| identify| determine)|\bat last\b|\blast(?:ly|,)|\bat least (?:one|partly|partially|in "
     r"part|a|some)\b|\bafter (?:that|this|which)\b|\bwhat'?s more\b|\bfurthermore\b|\bnot only\b|"
     r"\bno longer\b|\bone or more\b|\bmore (?:precisely|exactly)\b|\bbefore (?:that|this)\b|"
-    r"\bnamed? after\b"
+    r"\bnamed? after\b|\b(?:first|last) (?:week)?day\b"
 )
-COUNTED = r"\bhow many\b|\bcount\b|\b(?:what|give|tell|state|say|the) [\w' ]*?number of\b|\bhow numerous"
+LED_BY = re.compile(  # words before a name
+    r"\b(?:by|import of|imports?|importing|raises?|module|class|function|method|exception|extends|"
+    r"with|as|but) ([a-z_]{3,})\b(?! (?:name|module|class|of\b))"
+)
+COUNTED = (
+    r"\bhow many\b|\bcount\b|\b(?:what|give|tell|state|say|the) [\w' ]*?number of\b|\bhow numerous"
+)
 
 
 class Guard:
@@ -103,14 +112,14 @@ class Guard:
 
         hidden: names that must not be told (`drlib.synthesis.rewriting.hidden_names`).
         """
-        plain = in_digits(text)
-        wrong = flaw(_of_numbers(plain), _of_numbers(in_digits(question)), (), [*hidden])
+        plain, asked = in_digits(text), in_digits(question)
+        wrong = flaw(plain, asked, (), [*hidden])
         if wrong:
             return wrong
         try:
             same = read_question(text, self.grammar) == in_one_form(query)
         except ValueError:  # the words of somebody else
-            return self._first_difference(plain, in_digits(question), query)
+            return self._first_difference(plain, asked, query)
         return "" if same else "it asks something else"
 
     def _first_difference(self, text: str, question: str, query: Query) -> str:
@@ -119,7 +128,8 @@ class Guard:
             if not any(_said(text, form) for form in said):
                 return f"it loses {name!r}"
         masked, asked = _masked(text, forms), _masked(question, forms)
-        for name in _names_in(masked, self._names) - _names_in(asked, self._names):
+        names = _names_in(masked, self._names) | self._plain_names(masked)
+        for name in sorted(names - _names_in(asked, self._names) - self._plain_names(asked)):
             return f"it names {name!r}"
         numbers, masked = _bounds(masked)
         wanted, asked = _bounds(asked)
@@ -131,13 +141,21 @@ class Guard:
             or _alternatives(text, asked, query, list(forms))
             or _superlatives(text, query)
             or _asked_for(text, query)
+            or _shares(text, query)
             or self._relations(masked, asked, query)
         )
+
+    def _plain_names(self, text: str) -> set[str]:
+        """Titles without a capital or a mark ("queue") where a name must stand, and what stands
+        in quotation marks."""
+        found = {match[1] for match in LED_BY.finditer(text)} - _OPENERS
+        quoted = set(re.findall(r'["“]([^"“”]+)["”]', text))
+        return quoted | {name for name in found if not self.graph.is_value(name)}
 
     def _forms(self, title: str) -> list[str]:
         """How a text may write a name: by its title, or as our sentences do."""
         said = self.grammar.book.name(title).removeprefix("the ")
-        forms = {title, said, said.strip('"'), re.sub(r' (?:\(.*\)|script)$', "", title)}
+        forms = {title, said, said.strip('"'), re.sub(r" (?:\(.*\)|script)$", "", title)}
         for kind in ("page", "section"):
             forms.add(said.removeprefix(f"{kind} ").strip('"'))
         return sorted((form for form in forms if form), key=lambda form: (-len(form), form))
@@ -167,8 +185,9 @@ class Guard:
         """Whether a relation between things of one kind is said the other way round: as often as
         the query has each direction, at most."""
         words = self._words.get(relation, {})
+        shared = _times(words.get("shared", ()), text)  # says one of each direction
         for way, name in (("forward", relation), ("backward", f"{relation} of")):
-            said = sum(len(re.findall(word, text)) for word in words.get(way, ()))
+            said = shared + _times(words.get(way, ()), text)
             if said > sum(isinstance(part, Proj) and part.relation == name for part in walk(query)):
                 return f"it turns {relation!r} round"
         return ""
@@ -186,9 +205,7 @@ def _names_of(graph: Graph) -> frozenset[str]:
     ("this" and "code" are modules, and words.)"""
     found = {name for node in graph.nodes.values() for name in (node.title, *node.aliases)}
     return frozenset(
-        name
-        for name in found
-        if len(name) >= SHORTEST_NAME and re.search(r"[A-Z]|\w[._/]\w", name)
+        name for name in found if len(name) >= SHORTEST_NAME and re.search(r"[A-Z]|\w[._/]\w", name)
     )
 
 
@@ -218,11 +235,6 @@ def _value(word: str) -> int:
     return TENS[word] if word in TENS else UNITS.index(word)
 
 
-def _of_numbers(text: str) -> str:
-    """`text` without what is no number of the question: a repeated "5%"."""
-    return text
-
-
 def _said(text: str, name: str) -> bool:
     """Whether a name is in a text, its plural ("Euros") too."""
     return says(text, name) or says(text, f"{name}s") or says(text, f"{name}es")
@@ -235,13 +247,15 @@ def _masked(text: str, forms: Mapping[str, list[str]]) -> str:
         # a number keeps its digits: it is compared with what is said of it
         marks += [(form, f" ~{chr(65 + number)} ") for form in said if not name.isdigit()]
     for form, mark in sorted(marks, key=lambda pair: -len(pair[0])):
-        text = re.sub(rf"(?<![\w.]){re.escape(form)}(?:e?s)?(?![\w])(?!\.\w)", mark, text, flags=re.I)
+        text = re.sub(
+            rf"(?<![\w.]){re.escape(form)}(?:e?s)?(?![\w])(?!\.\w)", mark, text, flags=re.I
+        )
     return " ".join(text.split())
 
 
 def _names_in(text: str, names: frozenset[str]) -> set[str]:
     """The world's names that stand in `text`, as they are written there."""
-    words = [re.sub(r"['’]s$", "", word.strip(",;:?!\"“”()")).rstrip(".") for word in text.split()]
+    words = [re.sub(r"['’]s$", "", word.strip(',;:?!"“”()')).rstrip(".") for word in text.split()]
     found = set()
     for start in range(len(words)):
         for end in range(start + 1, min(len(words), start + LONGEST_NAME) + 1):
@@ -253,7 +267,9 @@ def _names_in(text: str, names: frozenset[str]) -> set[str]:
     return found
 
 
-_OPENERS = frozenset("name find take which what count where some there then give tell".split())
+_OPENERS = frozenset(
+    "name find take which what count where some there then give tell this code types".split()
+)
 
 
 def _bounds(text: str) -> tuple[set[tuple[str, str]], str]:
@@ -314,18 +330,42 @@ def _superlatives(text: str, query: Query) -> str:
     return f"it compares: {found[0]!r}" if found else ""
 
 
+def _shares(text: str, query: Query) -> str:
+    """Whether no more things are shared than in the query."""
+    shared = sum(
+        isinstance(part, Proj)
+        and isinstance(part.of, Proj)
+        and part.relation == inverse(part.of.relation)
+        for part in walk(query)
+    )
+    said = len(re.findall(r"\bshar(?:e|es|ing)\b|\bin common\b", text))
+    return "" if said <= shared else "it shares something"
+
+
 def _asked_for(text: str, query: Query) -> str:
     """Whether a number is asked for where the query counts, and a thing where it does not."""
-    counts = bool(re.search(COUNTED, re.sub(r"number of (?:decimal|parameter|argument)s?", "", text)))
-    if counts == isinstance(query, Count) or any(isinstance(p, Count) for p in walk(query)):
-        return ""
-    return "it asks how many" if counts else "it does not ask how many"
+    counts = bool(
+        re.search(COUNTED, re.sub(r"number of (?:decimal|parameter|argument)s?", "", text))
+    )
+    if isinstance(query, Count):
+        return "" if counts else "it does not ask how many"
+    return "it asks how many" if counts and not _has(query, Count) else ""
+
+
+def _has(query: Query, kind: type) -> bool:
+    return any(isinstance(part, kind) for part in walk(query))
 
 
 def _stems(relation: str) -> list[str]:
     """The beginnings of the words of a relation's name."""
-    words = [word for word in re.findall(r"\w+", relation.lower()) if word not in ("of", "in", "the")]
+    words = [
+        word for word in re.findall(r"\w+", relation.lower()) if word not in ("of", "in", "the")
+    ]
     return [re.escape(word[: max(4, len(word) - 3)]) for word in words]
+
+
+def _times(words: Iterable[str], text: str) -> int:
+    return sum(len(re.findall(word, text)) for word in words)
 
 
 def _starts(word: str, text: str) -> bool:
