@@ -38,6 +38,7 @@ from tests.rewriting_examples import (
     SAVA,
     SUND,
     TASKS,
+    TURNED,
     WORLD,
     WRONG,
     Model,
@@ -46,6 +47,13 @@ from tests.rewriting_examples import (
 from tests.scripted_server import Scripted
 
 ALL = list(TASKS.values())
+REFUSED = {
+    "decade": "its numbers are others",
+    "both": "it excepts or denies something",
+    "either": 'it loses an "or"',
+    "first": "it loses a superlative",
+    "not": "it loses an exception",
+}
 
 
 @contextmanager
@@ -91,17 +99,28 @@ def test_the_first_call_knows_no_answer_and_the_second_no_question(tmp_path):
 # ------------------------------------------------------------------------------ and one that errs
 
 
-@pytest.mark.parametrize("name", sorted(WRONG))
-def test_a_changed_meaning_is_read_back_as_another_question(tmp_path, name):
-    """A wider decade, a NOT that was added or lost, "and" for "or", a lost "earliest": `flaw`
-    passes these."""
+@pytest.mark.parametrize("name, reason", sorted(REFUSED.items()))
+def test_a_changed_meaning_is_refused_before_anybody_reads_it(tmp_path, name, reason):
+    """A wider decade, a NOT that was added or lost, "and" for "or", a lost "earliest"."""
     model = Model({name: worded(WRONG[name])})
+    with serving(model) as server:
+        done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite(ALL)
+        assert server.asked == 2 * len(ALL) - 1
+    assert done.counts == {"rewritten": len(ALL) - 1, reason: 1}
+    (outcome,) = [outcome for outcome in done.outcomes if outcome.reason]
+    assert outcome.task is TASKS[name] and outcome.text == worded(WRONG[name])
+
+
+def test_the_same_words_in_other_places_are_read_back_as_another_question(tmp_path):
+    """Which condition is excepted: no word tells it, and the guard passes it."""
+    text = worded(TURNED)
+    model = Model({"not": text})
     with serving(model) as server:
         done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite(ALL)
     assert done.counts == {"rewritten": len(ALL) - 1, "it asks something else": 1}
     (outcome,) = [outcome for outcome in done.outcomes if outcome.reason]
-    assert outcome.task is TASKS[name] and outcome.text == worded(WRONG[name])
-    assert canonical(from_text(outcome.detail)) == canonical(WRONG[name])
+    assert outcome.task is TASKS["not"] and outcome.text == text
+    assert canonical(from_text(outcome.detail)) == canonical(TURNED)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +135,7 @@ def test_a_changed_meaning_is_read_back_as_another_question(tmp_path, name):
         ("both", "<think>Hm.</think>\n", "it is empty"),
         ("both", "Rin, Sund?", "it has .. characters for .."),
         ("both", "Sorry, I cannot say more about Rin and Sund!", "it does not end like a question"),
-        ("both", "I know of Rin and of Sund. The rest is junk.", "it cannot be read back"),
+        ("both", "I know of a river Rin and a region Sund. The rest is junk.", "it cannot be read back"),
     ],
 )
 def test_a_refused_text_leaves_the_old_question_and_its_reason(tmp_path, name, text, reason):
@@ -147,18 +166,18 @@ def test_a_reply_that_is_no_query_of_this_world(tmp_path, reply, detail):
 
 
 def test_more_tries_find_a_wording_where_the_first_has_failed(tmp_path):
-    model = Model({"both": worded(WRONG["both"])})
+    model = Model({"not": worded(TURNED)})  # the guard passes it, the reader does not
     say = model.say
 
     def better_the_second_time(messages):
-        if model.worded.count("both") == 1:
+        if model.worded.count("not") == 1:
             model.says.clear()
         return say(messages)
 
     model.say = better_the_second_time
     with serving(model) as server:
         made = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl"), tries=3)
-        assert made.rewrite([TASKS["both"]]).counts == {"rewritten": 1}
+        assert made.rewrite([TASKS["not"]]).counts == {"rewritten": 1}
         assert server.asked == 4
         assert [body.get("seed") for body in server.bodies] == [0, None, 1, None]
 

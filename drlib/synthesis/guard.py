@@ -63,12 +63,12 @@ UNITS = "zero one two three four five six seven eight nine ten eleven twelve thi
 UNITS = [*UNITS.split(), *"fifteen sixteen seventeen eighteen nineteen".split()]
 TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 99, 10)))
 NEGATIONS = (
-    r"\bneither\b.*?\bnor\b|\bwith the exception of\b|"
-    r"\b(?:but|and|yet|though) (?:is |are |does |do )?not\b|\bbut no\b|\bother than\b|\bleav(?:e|es|ing) (?:out|aside)\b|\bapart from\b|\bn[o']t\b|"
-    r"n['’]t\b|\bcannot\b|\bno\b|\bnone\b|\bnever\b|\bnor\b|\bwithout\b|\bexcept(?:ing|ed)?\b|\bexclu\w+|"
-    r"\bunless\b|\brather than\b|\black(?:s|ing)?\b|\bminus\b|\bnon-?\w+|\bbarring\b|\bnot\b|"
-    r"\bun(?:official|like|related)\w*|\bdiffer\w*|\banother \w+(?: \w+)? than\b|\bfail\w*|\bset aside"
-    r"\b|\bsave for\b|\bignor\w+|\bomit\w*|\bremov\w+|\boutside\b|\binstead\b"
+    r"\bneither\b.*?\bnor\b|\bwith the exception of\b|\bbut no\b|\bother than\b|\bapart from\b|"
+    r"\b(?:but|and|yet|though) (?:is |are |does |do )?not\b|\bleav(?:e|es|ing) (?:out|aside)\b|"
+    r"n['’]t\b|\bcannot\b|\bno\b|\bnone\b|\bnever\b|\bnor\b|\bwithout\b|\bexcept(?:ing|ed)?\b|"
+    r"\bexclu\w+|\bunless\b|\brather than\b|\black(?:s|ing)?\b|\bminus\b|\bnon-?\w+|\bbarring\b|"
+    r"\bnot\b|\bun(?:official|like|related)\w*|\bdiffer\w*|\banother \w+(?: \w+)? than\b|"
+    r"\bfail\w*|\bset aside\b|\bsave for\b|\bignor\w+|\bomit\w*|\bremov\w+|\boutside\b|\binstead\b"
 )
 LEAST = (
     r"\bearliest\b|\bfirst\b|\boldest\b|\bsmallest\b|\bfewest\b|\bleast\b|\blowest\b|\bshortest\b|"
@@ -83,11 +83,13 @@ COMPARED = (
     r"follow\w* year|preced\w+)\b"
 )
 NO_SUPERLATIVES = (  # words of superlatives, negations and comparisons that say none
-    r"\bmost likely\b|\b(?:of )?the (?:first|last) (?:step|one|two)\b|\bfirst(?:,| of all| find| take"
-    r"| look| identify| determine)|\bat last\b|\blast(?:ly|,)|\bat least (?:one|partly|partially|in "
-    r"part|a|some)\b|\bafter (?:that|this|which)\b|\bwhat'?s more\b|\bfurthermore\b|\bnot only\b|"
-    r"\bno longer\b|\bone or more\b|\bmore (?:precisely|exactly)\b|\bbefore (?:that|this)\b|"
-    r"\bnamed? after\b|\b(?:first|last) (?:week)?day\b"
+    r"\bmost likely\b|\b(?:of )?the (?:first|last) (?:step|one|two)\b|"
+    r"\b(?:first|last) (?:week)?day\b|"
+    r"\bfirst(?:,| of all| find| take| look| identify| determine)|\bat last\b|\blast(?:ly|,)|"
+    r"\bat least (?:one|partly|partially|in part|a|some)\b|"
+    r"\b(?:before|after) (?:that|this|which)\b|\bwhat'?s more\b|\bfurthermore\b|"
+    r"\bnot only\b|\bno longer\b|\bone or more\b|"
+    r"\bmore (?:precisely|exactly)\b|\bnamed? after\b"
 )
 LED_BY = re.compile(  # words before a name
     r"\b(?:by|import of|imports?|importing|raises?|module|class|function|method|exception|extends|"
@@ -179,6 +181,14 @@ class Guard:
                 continue
             if any(_starts(mark, text) and not _starts(mark, asked) for mark in marks):
                 return f"it says {relation!r}"
+        for relation in sorted(used):
+            most = sum(
+                isinstance(part, Proj | Range | Extreme)
+                and part.relation.removesuffix(" of") == relation
+                for part in walk(query)
+            )
+            if _times(self._words.get(relation, {}).get("counted", ()), text) > most:
+                return f"it says {relation!r} too often"
         return next(filter(None, (self._turned(name, text, query) for name in sorted(used))), "")
 
     def _turned(self, relation: str, text: str, query: Query) -> str:
@@ -226,8 +236,8 @@ def in_digits(text: str) -> str:
         decade = int(found[2])
         return f"between {decade + low} and {decade + high}"
 
-    return re.sub(r"(?:\b(?:in|during|from|within) )?\bthe (?:(early|mid|late)[- ])?(\d{3}0)['’]?s\b",
-                  years, text)  # fmt: skip
+    span = r"(?:\b(?:in|during|from|within) )?\bthe (?:(early|mid|late)[- ])?(\d{3}0)['’]?s\b"
+    return re.sub(span, years, text)
 
 
 def _value(word: str) -> int:
@@ -307,7 +317,8 @@ def _alternatives(text: str, asked: str, query: Query, names: list[str]) -> str:
     if said > max(wanted, nouns) or (not unions and re.search(r"\beither\b", text)):
         return 'it adds an "or"'
     for union in unions:
-        marks = [f"~{chr(97 + names.index(part))}" for part in union.parts if isinstance(part, str)]
+        first = [constants(part)[0] for part in union.parts if constants(part)]
+        marks = [f"~{chr(97 + names.index(name))}" for name in first]
         for one in marks:
             for other in marks:
                 if re.search(rf"\bboth\b[^~]*{one}[^~]*\band\b[^~]*{other}\b", text):

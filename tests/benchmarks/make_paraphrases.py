@@ -3,7 +3,7 @@
 `--each` faithful and as many perturbed texts by rules (tests/paraphrase_examples.py and
 tests/paraphrase_changes.py), half of them about CLDR and half about Python's library, and those
 that a person wrote by hand before there was a guard (tests/paraphrases_held_out.jsonl). The guard's
-words were settled on seed 0 of the rules, so other seeds are reported; `first_measured` is what the
+words were settled on seeds 0, 1, 2 and 5 of the rules, so others are reported; `first_measured` is what the
 guard said of the held-out texts before any change was made to it.
 
 Run: PYTHONPATH=. python tests/benchmarks/make_paraphrases.py
@@ -83,7 +83,7 @@ def by_hand(guards) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=500)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4])
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     worlds = {name: load_world(name) for name in WORLDS}
