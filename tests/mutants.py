@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
     from tests import (
         mutants_contexts,
         mutants_flat,
+        mutants_guard,
         mutants_language,
         mutants_loop,
         mutants_open,
@@ -74,6 +75,7 @@ def all_mutants() -> list[Mutant]:
         mutants_steering,
         mutants_questions,
         mutants_language,
+        mutants_guard,
         mutants_replay,
         mutants_real,
         mutants_open,

@@ -204,8 +204,11 @@ KINDS = (
 
 def tasks_of(world, n: int, seed: int) -> list[Task]:
     """`n` questions of the engine, and from them some with a range and some that count."""
-    tasks = [t for t in synthesize_questions(world, n, f"paraphrased-{seed}", max_share=0.2)
-             if says_all(t.query)]  # fmt: skip
+    tasks = [
+        t
+        for t in synthesize_questions(world, n, f"paraphrased-{seed}", max_share=0.2)
+        if says_all(t.query)
+    ]
     graph, grammar = world.graph, grammar_of(world.graph, world.scheme)
     more_tasks = []
     for number, task in enumerate(tasks[: n // 3]):

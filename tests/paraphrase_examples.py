@@ -174,8 +174,11 @@ class Speaker:
         if not self.source:
             return said
         lower = said if said.startswith("I'm") else said[0].lower() + said[1:]
-        leads = (f"According to Unicode CLDR, {lower}", f"Going by Unicode CLDR, {lower}",
-                 f"{said[:-1]}, according to Unicode CLDR{said[-1]}")  # fmt: skip
+        leads = (
+            f"According to Unicode CLDR, {lower}",
+            f"Going by Unicode CLDR, {lower}",
+            f"{said[:-1]}, according to Unicode CLDR{said[-1]}",
+        )
         return self.rng.choice(leads)
 
     def noun(self, query) -> str:
@@ -206,10 +209,12 @@ class Speaker:
             left = self.verbs(query.left)
             if isinstance(query.right, str):
                 return f"{left} but isn't {self.name(query.right)}"
-            return self.rng.choice((
-                f"{left}, with the exception of any that {self.verbs(query.right)}",
-                f"{left}, other than those of which it is true that it {self.verbs(query.right)}",
-            ))  # fmt: skip
+            return self.rng.choice(
+                (
+                    f"{left}, with the exception of any that {self.verbs(query.right)}",
+                    f"{left}, other than those of which it is true that it {self.verbs(query.right)}",
+                )
+            )
         if isinstance(query, Range):
             return self.span(query)
         if isinstance(query, Extreme):

@@ -39,6 +39,14 @@ WRONG = {
     "first": SUND,
     "not": And((RIN, NORD)),
 }
+# how the guard refuses each of them
+REFUSED = {
+    "decade": "its numbers are others",
+    "both": "it excepts or denies something",
+    "either": "it loses an alternative",
+    "first": "it loses a superlative",
+    "not": "it loses an exception",
+}
 TURNED = Diff(NORD, RIN)  # of "not": the words of its text in other places
 
 

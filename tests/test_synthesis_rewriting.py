@@ -34,6 +34,7 @@ from tests.rewriting_examples import (
     GRAPH,
     NORD,
     QUERIES,
+    REFUSED,
     RIN,
     SAVA,
     SUND,
@@ -47,13 +48,6 @@ from tests.rewriting_examples import (
 from tests.scripted_server import Scripted
 
 ALL = list(TASKS.values())
-REFUSED = {
-    "decade": "its numbers are others",
-    "both": "it excepts or denies something",
-    "either": 'it loses an "or"',
-    "first": "it loses a superlative",
-    "not": "it loses an exception",
-}
 
 
 @contextmanager
@@ -107,19 +101,16 @@ def test_a_changed_meaning_is_refused_before_anybody_reads_it(tmp_path, name, re
         done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite(ALL)
         assert server.asked == 2 * len(ALL) - 1
     assert done.counts == {"rewritten": len(ALL) - 1, reason: 1}
-    (outcome,) = [outcome for outcome in done.outcomes if outcome.reason]
+    outcome = done.outcomes[list(TASKS).index(name)]
     assert outcome.task is TASKS[name] and outcome.text == worded(WRONG[name])
 
 
 def test_the_same_words_in_other_places_are_read_back_as_another_question(tmp_path):
     """Which condition is excepted: no word tells it, and the guard passes it."""
-    text = worded(TURNED)
-    model = Model({"not": text})
-    with serving(model) as server:
-        done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite(ALL)
-    assert done.counts == {"rewritten": len(ALL) - 1, "it asks something else": 1}
-    (outcome,) = [outcome for outcome in done.outcomes if outcome.reason]
-    assert outcome.task is TASKS["not"] and outcome.text == text
+    with serving(Model({"not": worded(TURNED)})) as server:
+        done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite([TASKS["not"]])
+    (outcome,) = done.outcomes
+    assert outcome[:3] == (TASKS["not"], "it asks something else", worded(TURNED))
     assert canonical(from_text(outcome.detail)) == canonical(TURNED)
 
 
@@ -135,7 +126,11 @@ def test_the_same_words_in_other_places_are_read_back_as_another_question(tmp_pa
         ("both", "<think>Hm.</think>\n", "it is empty"),
         ("both", "Rin, Sund?", "it has .. characters for .."),
         ("both", "Sorry, I cannot say more about Rin and Sund!", "it does not end like a question"),
-        ("both", "I know of a river Rin and a region Sund. The rest is junk.", "it cannot be read back"),
+        (
+            "both",
+            "I know of a river Rin and a region Sund. The rest is junk.",
+            "it cannot be read back",
+        ),
     ],
 )
 def test_a_refused_text_leaves_the_old_question_and_its_reason(tmp_path, name, text, reason):

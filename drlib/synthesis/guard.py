@@ -198,7 +198,10 @@ class Guard:
         shared = _times(words.get("shared", ()), text)  # says one of each direction
         for way, name in (("forward", relation), ("backward", f"{relation} of")):
             said = shared + _times(words.get(way, ()), text)
-            if said > sum(isinstance(part, Proj) and part.relation == name for part in walk(query)):
+            asked = [
+                part for part in walk(query) if isinstance(part, Proj) and part.relation == name
+            ]
+            if said > len(asked):
                 return f"it turns {relation!r} round"
         return ""
 
@@ -271,8 +274,9 @@ def _names_in(text: str, names: frozenset[str]) -> set[str]:
         for end in range(start + 1, min(len(words), start + LONGEST_NAME) + 1):
             name = " ".join(words[start:end])
             starts_sentence = start == 0 or text.split()[start - 1][-1] in ".?!:"
-            if name in names and not (starts_sentence and end == start + 1 and name.istitle()
-                                      and name.lower() in _OPENERS):  # fmt: skip
+            if name in names and not (
+                starts_sentence and end == start + 1 and name.istitle() and name.lower() in _OPENERS
+            ):
                 found.add(name)
     return found
 
@@ -312,17 +316,17 @@ def _alternatives(text: str, asked: str, query: Query, names: list[str]) -> str:
     text = re.sub(r"\bone or more\b|\bwhether or not\b", " ", text)
     said = len(re.findall(r"\bor\b", text))
     if said < wanted:
-        return 'it loses an "or"'
+        return "it loses an alternative"
     nouns = len(re.findall(r"\bor\b", asked))  # "the class or exception" is one noun
     if said > max(wanted, nouns) or (not unions and re.search(r"\beither\b", text)):
-        return 'it adds an "or"'
+        return "it adds an alternative"
     for union in unions:
         first = [constants(part)[0] for part in union.parts if constants(part)]
         marks = [f"~{chr(97 + names.index(name))}" for name in first]
         for one in marks:
             for other in marks:
                 if re.search(rf"\bboth\b[^~]*{one}[^~]*\band\b[^~]*{other}\b", text):
-                    return 'it turns an "or" into an "and"'
+                    return "it turns alternatives into conditions"
     return ""
 
 

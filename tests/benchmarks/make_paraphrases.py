@@ -3,8 +3,8 @@
 `--each` faithful and as many perturbed texts by rules (tests/paraphrase_examples.py and
 tests/paraphrase_changes.py), half of them about CLDR and half about Python's library, and those
 that a person wrote by hand before there was a guard (tests/paraphrases_held_out.jsonl). The guard's
-words were settled on seeds 0, 1, 2 and 5 of the rules, so others are reported; `first_measured` is what the
-guard said of the held-out texts before any change was made to it.
+words were settled on seeds 0, 1, 2 and 5 of the rules, so others are reported; `first_measured` is
+what the guard said of the held-out texts before any change was made to it.
 
 Run: PYTHONPATH=. python tests/benchmarks/make_paraphrases.py
 """
@@ -70,8 +70,15 @@ def by_hand(guards) -> dict:
     for row in read_json_lines(HELD_OUT):
         graph = guards[row["world"]].graph
         node = graph.nodes.get(row["answer"])
-        task = Task("held-out", row["question"], row["answer"], "search", graph.version,
-                    aliases=node.aliases if node else (), query=row["query"])  # fmt: skip
+        task = Task(
+            "held-out",
+            row["question"],
+            row["answer"],
+            "search",
+            graph.version,
+            aliases=node.aliases if node else (),
+            query=row["query"],
+        )
         why = refusal(guards[row["world"]], task, row["text"])
         kept = row["meaning"] == "kept"
         rows.append((row["kind"], kept, why, row["text"]))
