@@ -209,10 +209,11 @@ class Speaker:
             left = self.verbs(query.left)
             if isinstance(query.right, str):
                 return f"{left} but isn't {self.name(query.right)}"
+            first, second = self.verbs(query.right), self.verbs(query.right)
             return self.rng.choice(
                 (
-                    f"{left}, with the exception of any that {self.verbs(query.right)}",
-                    f"{left}, other than those of which it is true that it {self.verbs(query.right)}",
+                    f"{left}, with the exception of any that {first}",
+                    f"{left}, other than those of which it is true that it {second}",
                 )
             )
         if isinstance(query, Range):
