@@ -39,6 +39,15 @@ WRONG = {
     "first": SUND,
     "not": And((RIN, NORD)),
 }
+# how the guard refuses each of them
+REFUSED = {
+    "decade": "its numbers are others",
+    "both": "it excepts or denies something",
+    "either": "it loses an alternative",
+    "first": "it loses a superlative",
+    "not": "it loses an exception",
+}
+TURNED = Diff(NORD, RIN)  # of "not": the words of its text in other places
 
 
 def task_of(name):
@@ -73,7 +82,7 @@ class Model:
         self.says, self.reads, self.hangs = says or {}, reads or {}, hangs
         self.over = threading.Event()
         self.worded, self.read = [], []  # names, texts
-        queries = [*QUERIES.values(), *WRONG.values()]
+        queries = [*QUERIES.values(), *WRONG.values(), TURNED]
         self.meant = {worded(query): to_text(query) for query in queries}
 
     def say(self, messages):

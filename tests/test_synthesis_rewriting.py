@@ -34,10 +34,12 @@ from tests.rewriting_examples import (
     GRAPH,
     NORD,
     QUERIES,
+    REFUSED,
     RIN,
     SAVA,
     SUND,
     TASKS,
+    TURNED,
     WORLD,
     WRONG,
     Model,
@@ -91,17 +93,21 @@ def test_the_first_call_knows_no_answer_and_the_second_no_question(tmp_path):
 # ------------------------------------------------------------------------------ and one that errs
 
 
-@pytest.mark.parametrize("name", sorted(WRONG))
-def test_a_changed_meaning_is_read_back_as_another_question(tmp_path, name):
-    """A wider decade, a NOT that was added or lost, "and" for "or", a lost "earliest": `flaw`
-    passes these."""
+@pytest.mark.parametrize("name, reason", sorted(REFUSED.items()))
+def test_a_changed_meaning_is_refused_before_anybody_reads_it(tmp_path, name, reason):
     model = Model({name: worded(WRONG[name])})
     with serving(model) as server:
         done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite(ALL)
-    assert done.counts == {"rewritten": len(ALL) - 1, "it asks something else": 1}
-    (outcome,) = [outcome for outcome in done.outcomes if outcome.reason]
-    assert outcome.task is TASKS[name] and outcome.text == worded(WRONG[name])
-    assert canonical(from_text(outcome.detail)) == canonical(WRONG[name])
+    assert server.asked == 2 * len(ALL) - 1
+    assert done.counts == {"rewritten": len(ALL) - 1, reason: 1}
+    assert done.outcomes[list(TASKS).index(name)].text == worded(WRONG[name])
+
+
+def test_the_same_words_in_other_places_are_read_back_as_another_question(tmp_path):
+    with serving(Model({"not": worded(TURNED)})) as server:
+        done = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl")).rewrite([TASKS["not"]])
+    assert done.outcomes[0][:3] == (TASKS["not"], "it asks something else", worded(TURNED))
+    assert canonical(from_text(done.outcomes[0].detail)) == canonical(TURNED)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,11 @@ def test_a_changed_meaning_is_read_back_as_another_question(tmp_path, name):
         ("both", "<think>Hm.</think>\n", "it is empty"),
         ("both", "Rin, Sund?", "it has .. characters for .."),
         ("both", "Sorry, I cannot say more about Rin and Sund!", "it does not end like a question"),
-        ("both", "I know of Rin and of Sund. The rest is junk.", "it cannot be read back"),
+        (
+            "both",
+            "I know of a river Rin and a region Sund. The rest is junk.",
+            "it cannot be read back",
+        ),
     ],
 )
 def test_a_refused_text_leaves_the_old_question_and_its_reason(tmp_path, name, text, reason):
@@ -147,18 +157,18 @@ def test_a_reply_that_is_no_query_of_this_world(tmp_path, reply, detail):
 
 
 def test_more_tries_find_a_wording_where_the_first_has_failed(tmp_path):
-    model = Model({"both": worded(WRONG["both"])})
+    model = Model({"not": worded(TURNED)})  # the guard passes it, the reader does not
     say = model.say
 
     def better_the_second_time(messages):
-        if model.worded.count("both") == 1:
+        if model.worded.count("not") == 1:
             model.says.clear()
         return say(messages)
 
     model.say = better_the_second_time
     with serving(model) as server:
         made = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl"), tries=3)
-        assert made.rewrite([TASKS["both"]]).counts == {"rewritten": 1}
+        assert made.rewrite([TASKS["not"]]).counts == {"rewritten": 1}
         assert server.asked == 4
         assert [body.get("seed") for body in server.bodies] == [0, None, 1, None]
 
@@ -169,9 +179,8 @@ def test_a_task_without_a_query_is_left_and_a_world_without_a_graph_refused(tmp_
     with serving(model) as server:
         made = Rewriter(WORLD, replies(server, tmp_path / "r.jsonl"))
         assert made.rewrite([sum_]).outcomes[0][:2] == (sum_, "no query") and server.asked == 0
-        WORLD_WITHOUT = type(WORLD)(name="bare", graph=None)
         with pytest.raises(ValueError, match="bare has no graph"):
-            Rewriter(WORLD_WITHOUT, replies(server, tmp_path / "r.jsonl"))
+            Rewriter(type(WORLD)(name="bare", graph=None), replies(server, tmp_path / "r.jsonl"))
 
 
 # ------------------------------------------------------------------------ a server that fails

@@ -24,7 +24,7 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
-    numbers,
+    is_number,
     subqueries,
     substitute,
     walk,
@@ -116,11 +116,10 @@ def explain(
 def _things_first(options: list[KnownFact], rng: random.Random) -> list[KnownFact]:
     """`MAX_OPTIONS` of `options` in a random order in which each number has a small weight (the
     weighted sample of Efraimidis and Spirakis, 2006)."""
-
-    def place(row: KnownFact) -> float:
-        return -(rng.random() ** (1 / (NUMBER_WEIGHT if numbers([row[0].of]) else 1)))
-
-    return sorted(options, key=place)[:MAX_OPTIONS]
+    drawn = rng.random
+    places = [-(drawn() ** (1 / NUMBER_WEIGHT if is_number(row[0].of) else 1)) for row in options]
+    order = sorted(range(len(options)), key=places.__getitem__)
+    return [options[i] for i in order[:MAX_OPTIONS]]
 
 
 def _joined(rows: list[KnownFact]) -> Query:

@@ -37,8 +37,13 @@ def leaks(answer: str, constant: str, graph: Graph, stems: bool = True) -> bool:
 
 def tells(answer: str, constant: str, graph: Graph) -> bool:
     """Whether a name of one holds a name of the other, as whole words."""
-    names = _names(graph.nodes.get(answer) or Node(answer, ""))
-    others = _names(graph.nodes.get(constant) or Node(constant, ""))
+    one, two = graph.nodes.get(answer), graph.nodes.get(constant)
+    return _tells(one or Node(answer, ""), two or Node(constant, ""))
+
+
+@lru_cache(maxsize=1 << 18)
+def _tells(one: Node, two: Node) -> bool:
+    names, others = _names(one), _names(two)
     return any(name in other or other in name for name in names for other in others)
 
 

@@ -22,6 +22,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from drlib.worlds.graph import NOTHING, Graph
 
@@ -136,7 +137,13 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
 
 def numbers(values: Iterable[str]) -> list[int]:
     """Those of `values` that are whole numbers of at most 18 digits."""
-    return [int(value) for value in values if _NUMBER.fullmatch(value)]
+    return [int(value) for value in values if is_number(value)]
+
+
+@lru_cache(maxsize=1 << 16)
+def is_number(value: str) -> bool:
+    """Whether `value` is a whole number of at most 18 digits."""
+    return _NUMBER.fullmatch(value) is not None
 
 
 class SqlEngine:
@@ -246,13 +253,19 @@ def walk(query: Query) -> Iterator[Query]:
 
 def constants(query: Query) -> list[str]:
     """The titles that the query names, from left to right."""
-    return [part for part in walk(query) if isinstance(part, str)]
+    if type(query) is str:
+        return [query]
+    if type(query) is Proj:  # nearly all of them
+        return constants(query.of)
+    return [name for part in subqueries(query) for name in constants(part)]
 
 
 def depth(query: Query) -> int:
     """The longest chain of projections down to a constant: how many look-ups follow each other."""
-    is_look_up = type(query) is Proj or type(query) is Range
-    return is_look_up + max(map(depth, subqueries(query)), default=0)
+    kind = type(query)
+    if kind is Proj:  # nearly all of them
+        return 1 + depth(query.of)
+    return (kind is Range) + max(map(depth, subqueries(query)), default=0)
 
 
 def canonical(query: Query) -> Query:

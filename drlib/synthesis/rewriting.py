@@ -4,8 +4,8 @@ The templates of `drlib.synthesis.wording` lose nothing and sound like it. WebSh
 2507.15061) and WebSailor (2507.02592) let a model write the question and believe it. Here a second
 call must undo the first: the model that sees only the new text and the world's relations writes the
 query down, and where that is not the task's query (`same_question`), the text has changed the
-question and the old one stays. Before that, `flaw` refuses what loses a name, tells one that is to
-be found, or changes a number, which costs no call.
+question and the old one stays. Before that, `drlib.synthesis.guard` refuses what it sees to say
+more, less or something else than the query, which costs no call.
 
 The first call never sees the answer, nor what stands between. The second never sees the question,
 so that it cannot agree out of politeness. What comes of each task has a reason (`Rewriting.counts`)
@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from drlib.checks import require
+from drlib.synthesis.guard import Guard
 from drlib.synthesis.queries import (
     And,
     Diff,
@@ -32,7 +33,6 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     canonical,
-    constants,
     evaluate_query,
     from_text,
     rebuilt,
@@ -40,7 +40,7 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.replies import Replies
-from drlib.synthesis.wording import flaw, says
+from drlib.synthesis.wording import says
 from drlib.task import Task
 from drlib.worlds.graph import Graph
 
@@ -112,6 +112,7 @@ class Rewriter:
         require(world.graph is not None, f"{world.name} has no graph: nothing can be read back")
         self.graph: Graph = world.graph
         self.writer, self.reader, self.tries = writer, reader or writer, tries
+        self._guard = Guard(self.graph, getattr(world, "scheme", ""))
         self._names = _Names(self.graph)
         self._relations = describe_relations(self.graph)
 
@@ -139,7 +140,7 @@ class Rewriter:
         if not text:
             return _refused(task, text, "it is empty")
         hidden = hidden_names(task, query, self.graph)
-        wrong = flaw(text, task.question, constants(query), hidden)
+        wrong = self._guard.refusal(text, task.question, query, hidden)
         if wrong:
             return _refused(task, text, wrong)
         read = self.reader.ask(_to_read(text, self._relations), temperature=0)

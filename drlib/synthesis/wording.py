@@ -5,9 +5,9 @@ reader could attach it to the wrong noun: no conjunct is lost, and two queries d
 Words come from the graph: relation names ("currency", "currency of") and the kinds of nodes.
 `names` lets a caller say a part in other words (`drlib.synthesis.families.websailor`).
 
-A language model may say it better. It may also lie, so its text should be kept only where `flaw`
-finds nothing lost and nothing given away (WebShaper and WebSailor let a model write the question
-and trust it). Left out: a check that no relation changed its meaning.
+A language model may say it better. It may also lie: `flaw` sees what is lost or given away by its
+letters alone, `drlib.synthesis.guard` what the words mean (WebShaper and WebSailor let a model
+write the question and trust it).
 """
 
 import re
