@@ -166,7 +166,8 @@ def bridge_question(
 
 
 def _without_edge(graph: Graph, a: str, b: str) -> Graph:
-    """What `cut` gives of two ends, for `evaluate_query` alone: a hundredth of the work."""
+    """`graph` without the facts between `a` and `b`, for `evaluate_query` alone: a new graph of
+    the other facts would be a hundred times the work."""
     found = copy(graph)
     found.adjacent = dict(graph.adjacent)
     for relation, rows in graph.adjacent.items():
@@ -178,12 +179,6 @@ def _without_edge(graph: Graph, a: str, b: str) -> Graph:
         if less:
             found.adjacent[relation] = rows | less
     return found
-
-
-def cut(graph: Graph, gone: set[str]) -> Graph:
-    """`graph` without the facts that are about all of `gone`: two ends of an edge, or one page."""
-    facts = [fact for fact in graph.facts if not gone <= {*_ends(fact)}]
-    return Graph(_pages(graph), facts)
 
 
 def with_distractors(query: Query, graph: Graph, n: int, rng: random.Random) -> Graph:
