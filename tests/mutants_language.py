@@ -67,8 +67,8 @@ MUTANTS = [
     Mutant(
         "engine: readers get the words of a tiny policy",
         "drlib/synthesis/engine.py",
-        '    if wording == "brackets":\n',
-        '    if wording != "brackets":\n',
+        '    if told.wording == "brackets":\n',
+        '    if told.wording != "brackets":\n',
         (f"{TESTS}::test_the_engine_words_for_readers_or_for_a_small_policy",),
         "the two wordings are exchanged",
     ),
