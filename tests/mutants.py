@@ -55,6 +55,7 @@ def all_mutants() -> list[Mutant]:
         mutants_contexts,
         mutants_crawl,
         mutants_dataset,
+        mutants_escalation,
         mutants_flat,
         mutants_guard,
         mutants_language,
@@ -85,6 +86,7 @@ def all_mutants() -> list[Mutant]:
         mutants_contexts,
         mutants_crawl,
         mutants_dataset,
+        mutants_escalation,
         mutants_tools,
         mutants_sweep,
     )

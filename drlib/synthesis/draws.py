@@ -25,7 +25,13 @@ from typing import NamedTuple
 
 from drlib.registry import nearest
 from drlib.synthesis.checks import coincidences, effort, faults, first_fault
-from drlib.synthesis.engine import COINCIDENCE_SHARE, Wording, asked_about, synthesize_questions
+from drlib.synthesis.engine import (
+    COINCIDENCE_SHARE,
+    Wording,
+    asked_about,
+    question_task,
+    synthesize_questions,
+)
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.families.webdancer import e2hqa
 from drlib.synthesis.families.websailor import hard_question
@@ -39,12 +45,10 @@ from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     Query,
     canonical,
-    constants,
     depth,
     evaluate_query,
     to_text,
 )
-from drlib.synthesis.questions import short_digest
 from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.wording import TEMPLATES, render_question, says
@@ -139,7 +143,7 @@ def _collected(
             reasons[reason] += 1
             misses += 1
         else:
-            questions[to_text(query)] = _task(world, answer, query, text), wording
+            questions[to_text(query)] = question_task(world, answer, query, text), wording
             by_coincidence += coincides
             misses = 0
         if len(questions) == n or misses == MISSES:
@@ -170,21 +174,6 @@ def _fault_of(answer: str, query: Query, graph: Graph, hops: int, allowed: froze
     if effort(query, graph) > MAX_EFFORT:
         return "max_effort"
     return next((fault for fault in faults(query, graph) if fault not in allowed), "")
-
-
-def _task(world, answer: str, query: Query, text: str) -> Task:
-    hops = depth(query)
-    return Task(
-        f"search-h{hops}-{short_digest(f'{world.version}|{to_text(query)}')}",
-        text,
-        answer,
-        "search",
-        world.version,
-        hops,
-        aliases=world.graph.nodes[answer].aliases,
-        query=to_text(query),
-        conditions=len(constants(query)),
-    )
 
 
 @lru_cache(maxsize=4)

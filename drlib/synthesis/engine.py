@@ -178,7 +178,7 @@ def _draw_all(
             elif not question:
                 reason = "no wording"
             if question:
-                tasks[text] = _task(world, answer, query, text, question)
+                tasks[text] = question_task(world, answer, query, question)
                 used[answer] += 1
                 by_coincidence += coincides
                 misses[hops, answer] = 0
@@ -203,7 +203,7 @@ def _fill(
     """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
     for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
         if len(tasks) < n and used[answer] < quota and text not in tasks:
-            tasks[text] = _task(world, answer, query, text, question)
+            tasks[text] = question_task(world, answer, query, question)
             used[answer] += 1
 
 
@@ -260,18 +260,17 @@ def _question(query: Query, world, number: int, told: _Told) -> str:
     return word_question(query, grammar, styles[number % len(styles)]) or ""
 
 
-def _task(world, answer: str, query: Query, text: str, question: str) -> Task:
-    hops = depth(query)
-    name = f"search-h{hops}-{short_digest(f'{world.version}|{text}')}"
-    aliases = world.graph.nodes[answer].aliases
+def question_task(world, answer: str, query: Query, question: str) -> Task:
+    """The task that asks `question`, which says `query` and has one `answer`, a page of `world`."""
+    hops, text = depth(query), to_text(query)
     return Task(
-        name,
+        f"search-h{hops}-{short_digest(f'{world.version}|{text}')}",
         question,
         answer,
         "search",
         world.version,
         hops,
-        aliases=aliases,
+        aliases=world.graph.nodes[answer].aliases,
         query=text,
         conditions=len(constants(query)),
     )

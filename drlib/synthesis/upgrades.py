@@ -192,7 +192,7 @@ def upgrade_rounds(
 ) -> Iterator[tuple[str, Query]]:
     """(stage, query) of `n` rounds of `UPGRADE_STAGES`; every query has the answer of the first, no
     fault, and costs a solver more pages than the one before. A stage whose operators find nothing
-    in `DRAWS_A_STAGE` draws is left out. Function only: no run uses it yet."""
+    in `DRAWS_A_STAGE` draws is left out."""
     for _ in range(n):
         for stage, names in UPGRADE_STAGES.items():
             draws = (OPERATORS[rng.choice(names)](query, graph, rng) for _ in range(DRAWS_A_STAGE))
