@@ -86,6 +86,7 @@ OTHERS = {
     "demonstration_filter": "none",
     "sft_loss_on": "all",
     "questions": "engine",
+    "question_wording": "sentences",
     "skills": "memory",
     "rl_agent": "iterresearch",
     "rl_baseline": "samples",
@@ -152,7 +153,8 @@ def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
         _ = some.rl_lr
     assert some.derive(rl_lr=0.25).rl_lr == 0.25
     of_the_world = {"world", "world_pages", "world_relations", "world_endpoint", "world_model"}
-    assert {*declared_for("world")} == {*of_the_world, "vocabulary", "questions", "skills"}
+    asked = {"questions", "question_wording", "skills"}
+    assert {*declared_for("world")} == {*of_the_world, "vocabulary", *asked}
 
 
 # ---------------------------------------------------------------- the command

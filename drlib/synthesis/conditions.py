@@ -39,7 +39,7 @@ def _side(title: str, of_value: dict[str, Split]) -> Split:
 class ConditionQuestions:
     """The engine's questions of a world, by their conditions and answers, all of which searches of
     `results` pages answer in `max_calls`; `drawn`: how many the engine is asked for. In either
-    `wording` they are the same questions."""
+    `wording` they are the same questions where all can be said in sentences, as in the tour."""
 
     def __init__(
         self,

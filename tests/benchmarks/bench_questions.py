@@ -1,12 +1,13 @@
 """The question engine: verified questions a second, and what two engines say about all of them.
 
 For each world: CPU time of `--timed` questions of `--depth` look-ups (every one of them checked
-while it is made), then `--questions` of the train split at mixed depths, whose faults are counted
-by sets and by SQLite; answers, split and work; and the edges that the three orders of expansion
-make (WebShaper, arXiv 2507.15061, figure 4). Before the clock starts the world is loaded, its
-graph's tables are made, and one question is made and said. A list of JSON objects, one a world; CPU
-seconds, one core. `loop_s` is the CPU time of a fixed loop, taken before and after: it says how
-busy the machine was.
+while it is made), in few words and by the checks that every world can pass, and once more in
+sentences and by all checks (`timed_in_sentences`). Then `--questions` of the train split at mixed
+depths, whose faults are counted by sets and by SQLite; answers, split and work; and the edges that
+the three orders of expansion make (WebShaper, arXiv 2507.15061, figure 4). Before the clock starts
+the world is loaded, its graph's tables are made, and one question is made and said. A list of JSON
+objects, one a world; CPU seconds, one core. `loop_s` is the CPU time of a fixed loop, taken before
+and after: it says how busy the machine was.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_questions.py [--worlds cldr pydocs]
 Committed: figures/reference/data/questions.json (--timed 1000: pydocs has no 2,000 of depth 3)
@@ -29,14 +30,14 @@ from drlib.worlds import load_world
 FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")
 
 
-def timed(world, n: int, depth: int) -> dict:
-    """Questions of exactly `depth` look-ups, made and verified by sets."""
+def timed(world, n: int, depth: int, **how) -> dict:
+    """Questions of exactly `depth` look-ups, verified by sets; `how`: of `synthesize_questions`."""
     graph = world.graph
     _ = graph.relations, graph.neighbours, graph.kinds
-    synthesize_questions(world, 1, "warm", hops={depth: 1})
+    synthesize_questions(world, 1, "warm", hops={depth: 1}, **how)
     loop_before = fixed_loop()
     started = time.process_time()
-    synthesize_questions(world, n, "timed", hops={depth: 1}, at_least=n)
+    synthesize_questions(world, n, "timed", hops={depth: 1}, at_least=n, **how)
     seconds = time.process_time() - started
     return {
         "questions": n,
@@ -119,7 +120,8 @@ def main():
             "version": world.version,
             "nodes": len(world.graph),
             "facts": len(world.graph.facts),
-            "timed": timed(world, args.timed, args.depth),
+            "timed": timed(world, args.timed, args.depth, wording="brackets", strict=False),
+            "timed_in_sentences": timed(world, args.timed, args.depth),
         }
         n, depth = args.questions, args.depth
         tasks = synthesize_questions(world, n, 0, depth=depth, split="train", at_least=n)
