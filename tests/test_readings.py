@@ -6,6 +6,7 @@ question was asked about.
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,23 @@ def test_a_maker_s_folder_depends_on_its_seed_alone(name):
     assert MAKERS[name](SEED) == MAKERS[name](SEED) != MAKERS[name]("another")
     documents = [path for path in MAKERS[name](SEED) if path.endswith(".md")]
     assert 55 <= len(documents) <= 70
+
+
+def test_the_readme_says_what_the_files_say():
+    readme = Path("README.md").read_text(encoding="utf-8")
+    again = read_json_lines(FOLDER / "second.jsonl")
+    first = {row["id"]: passes(row) for row in ROWS}
+    assert f"{sum(first.values())} pass (" in readme
+    for world in WORLDS:
+        some = [passes(row) for row in ROWS if row["world"] == world]
+        assert f"{world} {100 * sum(some) / len(some):.0f}%" in readme, world
+    both = sum(map(passes, again)), len(again), sum(first[row["id"]] for row in again)
+    assert "passed {} of {} where the first passed {}".format(*both) in readme
+
+    found = json.loads(Path("figures/reference/data/paraphrases.json").read_text())
+    of_rules, by_hand = found["by_rules"][0], found["held_out"]
+    shares = of_rules["perturbed_refused"], of_rules["faithful_kept"]
+    told = "refuses {:.1%} of 500 changed paraphrases and keeps {:.1%} of 500 faithful ones"
+    assert told.format(*shares) in readme
+    shares = by_hand["perturbed_refused"], by_hand["faithful_kept"]
+    assert "{:.0%} and {:.0%} after it was tuned on others".format(*shares) in readme
