@@ -64,7 +64,7 @@ SAID = [
     (
         And((uses(CURRENCY_OF_TOGO), speaks("French"))),
         "which",
-        "which territory has the same currency as Togo and officially uses the French language?",
+        "which territory has the same currency as Togo and officially uses French?",
     ),
     (
         And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
@@ -75,26 +75,26 @@ SAID = [
     (
         And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
         "what",
-        "what is the territory that uses the Euro and that officially uses a language written in"
-        " the Cyrillic script?",
+        "which territory uses the Euro and officially uses a language written in the Cyrillic"
+        " script?",
     ),
     (
         And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
         "name",
-        "name the territory that uses the Euro and that officially uses a language written in the"
-        " Cyrillic script.",
+        "Name the territory that uses the Euro and that officially uses a language written in the"
+        " Cyrillic script, according to Unicode CLDR.",
     ),
     (
         And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
         "steps",
-        "find the languages written in the Cyrillic script. Finally, which territory uses the Euro"
-        " and officially uses one of those languages?",
+        "Find the languages written in the Cyrillic script, according to Unicode CLDR. Finally,"
+        " which territory uses the Euro and officially uses one of those languages?",
     ),
     (  # a comma ends a description before the next condition
         And((uses(Proj("currency", speaks("French"))), speaks(Proj("script of", "Latin script")))),
         "which",
-        "which territory has the same currency as a territory whose official languages include the"
-        " French language, and officially uses a language written in the Latin script?",
+        "which territory has the same currency as a territory whose official languages include"
+        " French, and officially uses a language written in the Latin script?",
     ),
     (  # two clauses inside one another stand at the end only
         And((speaks(Proj("official language", uses(Proj("currency", "Togo")))), uses("Euro"))),
@@ -105,8 +105,8 @@ SAID = [
     (  # conditions of a thing on the way take a sentence of their own
         speaks(And((Proj("official language", "Togo"), Proj("script of", "Latin script")))),
         "which",
-        "find the language that is official in Togo and that is written in the Latin script."
-        " Finally, which territory officially uses that language?",
+        "Find the language that is official in Togo and that is written in the Latin script,"
+        " according to Unicode CLDR. Finally, which territory officially uses that language?",
     ),
     (
         Proj("currency start year of", Proj("introduction year", "Jamaican Dollar")),
@@ -127,20 +127,18 @@ SAID = [
     (
         Diff(And((uses("Euro"), speaks("German"))), Proj("first weekday of", "Monday")),
         "name",
-        "name the territory that uses the Euro and that officially uses the German language, but is"
-        " not one where the week begins on Monday.",
+        "Name the territory that uses the Euro and that officially uses German, but is not one"
+        " where the week begins on Monday, according to Unicode CLDR.",
     ),
     (
         Diff(And((uses("Euro"), speaks("German"))), "Austria"),
         "which",
-        "which territory uses the Euro and officially uses the German language, and is not"
-        " Austria?",
+        "which territory uses the Euro and officially uses German, and is not Austria?",
     ),
     (
         And((Or((uses("Euro"), uses("US Dollar"))), speaks("Spanish"))),
         "which",
-        "which territory officially uses the Spanish language and either uses the Euro or uses the"
-        " US Dollar?",
+        "which territory officially uses Spanish and either uses the Euro or uses the US Dollar?",
     ),
     (
         speaks(Or(("Danish", "Faroese"))),
@@ -156,7 +154,7 @@ SAID = [
         uses(Extreme("introduction year", Proj("former currency", "Ukraine"), True)),
         "which",
         "which territory uses the currency with the latest year of introduction among the"
-        " currencies formerly used in Ukraine?",
+        " former currencies of Ukraine?",
     ),
     (
         Proj("widely spoken language", "U.S. Outlying Islands"),
@@ -168,8 +166,9 @@ SAID = [
 
 @pytest.mark.parametrize("query, style, text", SAID)
 def test_a_query_in_words_and_back(query, style, text, grammar):
-    assert say(query, grammar.book, style) == f"According to Unicode CLDR, {text}"
-    assert read_question(f"According to Unicode CLDR, {text}", grammar) == canonical(query)
+    source = "" if text[0].isupper() else "According to Unicode CLDR, "
+    assert say(query, grammar.book, style) == source + text
+    assert read_question(source + text, grammar) == canonical(query)
 
 
 def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
@@ -202,13 +201,13 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     ]
     book = Phrasebook(Graph(nodes, facts))
     query = And((Proj("team of", Proj("team", "Ben")), Proj("skill of", "Rust")))
-    text = 'Who is the person who has the skill "Rust" and who has the same team as Ben?'
+    text = 'Who has the skill "Rust" and belongs to the same team as Ben?'
     assert say(query, book, "what") == text
     assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
         'What is the team of the person whose skills include "Rust"?'
     )
     assert say(Range("entry year", 2010, 2019), book, "what") == (
-        "Who is the person with an entry year in the 2010s?"
+        "Who has an entry year in the 2010s?"
     )
     for asked in (query, Range("entry year", 2010, 2019)):
         assert read_question(say(asked, book, "what"), Grammar(book)) == in_one_form(asked)
@@ -349,5 +348,5 @@ def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
     (sentences,) = synthesize_questions(cldr, 1, 0)
     (brackets,) = synthesize_questions(cldr, 1, 0, wording="brackets")
     assert sentences.query == brackets.query and sentences.id == brackets.id
-    assert sentences.question.startswith("According to Unicode CLDR, ")
-    assert "(" in brackets.question and "According" not in brackets.question
+    assert "ccording to Unicode CLDR" in sentences.question
+    assert "(" in brackets.question and "ccording" not in brackets.question

@@ -58,22 +58,31 @@ DONE = frozenset(
     "added approved bought built created founded given introduced invented made opened published "
     "released replaced reported written".split()
 )
+# Participles of events: once they took place they are over.
+OVER = frozenset("carried conducted performed completed".split())
+PAST = {"uses": "used", "is": "was", "draws": "drew", "belongs": "belonged"}
 # Participles of what goes on: "is held at", not "was held at".
 LASTING = frozenset("based held hosted kept located served stored".split())
 NO_PARTICIPLE = ("need", "speed", "seed", "feed", "breed", "red", "bed", "shed", "species")
 YEAR = "1[0-9]{3}|20[0-9]{2}"
 DAY = re.compile(r"(\d{4})-(\d\d)(?:-(\d\d))?")
 PERSONS = frozenset(
-    "person author maintainer employee member contributor researcher student teacher customer "
-    "colleague speaker".split()
+    "person author maintainer employee member contributor researcher student teacher colleague "
+    "speaker".split()
 )
 WORKS = frozenset("paper article book essay report guide tutorial talk note recipe letter".split())
 OWN_NAMES = frozenset(
-    "release company customer client vendor supplier partner country city town site".split()
+    "release product company customer client vendor supplier partner country city town site".split()
 )
-TRADED = frozenset("product project tool library class function".split())
+TRADED = frozenset("project tool library class function".split())
 PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".split())
 TYPES = frozenset(("type", "Type", "kind"))  # relations that say what a page is, and no more
+
+
+def in_the_past(phrase: str) -> str:
+    """ "uses the method" as "used the method"; what has no past in `PAST` stays."""
+    first, _, rest = phrase.partition(" ")
+    return f"{PAST.get(first, first)} {rest}"
 
 
 def participle(relation: str) -> str:
@@ -100,10 +109,13 @@ def active(done: str) -> tuple[str, str, str]:
     return f"{stem}{'es' if takes_e else 's'}", f"{stem}ing", done
 
 
-def forms_by_name(relation: str, whens: str, noun: str, several: bool) -> dict[str, str]:
+def forms_by_name(
+    relation: str, whens: str, noun: str, several: bool, is_over: bool = False
+) -> dict[str, str]:
     """The forms of a relation whose name is a participle or a verb; {} of a noun. `whens`: what its
     values are: "year", "day", or "" for things. `noun`: what a value is called; `several`: whether
-    a thing may have more than one."""
+    a thing may have more than one; `is_over`: whether things that have it are events of the past.
+    """
     word = relation.casefold()
     if word in VERBS:
         return _verb(word, noun, several)
@@ -111,7 +123,7 @@ def forms_by_name(relation: str, whens: str, noun: str, several: bool) -> dict[s
         return _since(word.removesuffix(" since"), whens)
     done = participle(word)
     if done and word.endswith(" by"):
-        return _by(word, done, noun, several)
+        return _by(word, done, noun, several, done in DONE or (is_over and done not in LASTING))
     ends = [end for end in (" in", " at", " for", " on", " from", " with") if word.endswith(end)]
     if done and ends:
         return _at(word, ends[0].strip(), noun)
@@ -151,13 +163,12 @@ def _since(head: str, whens: str) -> dict[str, str]:
     }
 
 
-def _by(word: str, done: str, noun: str, several: bool) -> dict[str, str]:
+def _by(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[str, str]:
     """ "approved by", "read by"."""
-    is_past = done in DONE
     does, doing, did = active(done)
     verb = "was" if is_past else "is"
     who = "who" if noun in PERSONS else "that"
-    shared = f"the same {noun} as {{x}}"
+    shared = f"the same {'person' if noun in PERSONS else noun} as {{x}}"
     if several:
         shared = f"{_article(noun)} {who} also {did if is_past else does} {{x}}"
     return {
@@ -175,12 +186,13 @@ def _at(word: str, place: str, noun: str) -> dict[str, str]:
     """ "added in", "recorded at", "written for"."""
     said = word.removesuffix(f" {place}")
     be = "is" if said in LASTING else "was"
+    where = "where" if place == "at" else f"{place} which"
     return {
         "noun": noun,
         "of_thing": f"{be} {word} {{x}}",
         "of_things": f"{word} {{x}}",
-        "of_value": f"is the {noun} {place} which {{x}} {be} {said}",
-        "of_values": f"{place} which {{x}} {be} {said}",
+        "of_value": f"is the {noun} {where} {{x}} {be} {said}",
+        "of_values": f"{where} {{x}} {be} {said}",
         "same": f"{be} {word} the same {noun} as {{x}}",
         "sames": f"{word} the same {noun} as {{x}}",
     }

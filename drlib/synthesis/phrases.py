@@ -22,15 +22,18 @@ from typing import NamedTuple
 import yaml
 
 from drlib.synthesis.derived import (
+    OVER,
     PERSONS,
     forms_by_name,
+    in_the_past,
     kind_of_page,
     name_of_page,
+    participle,
     short_name,
     spoken_date,
     when,
 )
-from drlib.worlds.graph import VALUE, Graph, inverse
+from drlib.worlds.graph import VALUE, Graph, Node, inverse
 
 
 class Phrase(NamedTuple):
@@ -40,9 +43,16 @@ class Phrase(NamedTuple):
     said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
     the same of the value, where {x} is the thing. same and sames: of things that have a value in
     common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
-    along and alongs: of values of one thing, {x} being another ("has a direct base class in common
-    with {x}"); "" where that is said in two clauses.
+    along and alongs: of values of one thing, {x} being another ("shares a direct base class with
+    {x}"); "" where that is said in two clauses.
     label: what is smallest, largest, earliest or latest ("the earliest year of introduction").
+    owned: what a value is called before "of {x}" ("the official language of Mali"); "" where a
+    clause says it ("the language spoken by .."). owner: the same of what has the value ("the
+    direct base class of ..").
+    bare: whether of_thing and of_things say what {x} is, so that its short name will do ("where
+    French is official").
+    plain: whether a person asks by it: "always", "unshared" (not by what two things have in
+    common), or "never".
     """
 
     noun: str
@@ -57,6 +67,10 @@ class Phrase(NamedTuple):
     label: str
     along: str = ""
     alongs: str = ""
+    owned: str = ""
+    owner: str = ""
+    bare: bool = False
+    plain: str = "always"
 
 
 @lru_cache(maxsize=1)
@@ -83,17 +97,29 @@ def _phrase(
     of_values: str,
     same: str | list[str],
     label: str = "",
-    along: str = "",
+    along: str | list[str] = "",
+    owned: str = "",
+    owner: str = "",
+    bare: bool = False,
+    plain: str = "always",
 ) -> Phrase:
     """A row of phrases.yaml, with what follows from it."""
-    one, many = (f"has {same}", f"with {same}") if isinstance(same, str) else same
+    one, many = _has(same)
     during = f"has {with_article(relation)} {{x}}"
     durings = f"with {with_article(relation)} {{x}}"
     if of_thing.endswith(" in {x}"):
         during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
     label = label or relation
     forms = (noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
-    return Phrase(*forms, *((f"has {along}", f"with {along}") if along else ()))
+    return Phrase(*forms, *(_has(along) if along else ("", "")), owned, owner, bare, plain)
+
+
+def _has(phrase: str | list[str]) -> tuple[str, str]:
+    """Of one thing and of any number: "has .." and "with ..", or the two phrases in full."""
+    if isinstance(phrase, str):
+        return f"has {phrase}", f"with {phrase}"
+    one, many = phrase
+    return one, many
 
 
 SOURCES = {"cldr": "According to Unicode CLDR"}
@@ -103,11 +129,9 @@ NAMES = {
     "language": "the {x} language",
     "script": "the {x}",
     "time zone": "the time zone {x}",
-    "class": "the class {x}",
-    "exception": "the exception {x}",
-    "function": "the function {x}",
-    "method": "the method {x}",
-    "module": "the module {x}",
+    "function": "{x}()",
+    "method": "{x}()",
+    "module": "the {x} module",
     "page": 'the page "{x}"',
     "section": 'the section "{x}"',
 }
@@ -141,24 +165,21 @@ class Phrasebook:
         relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
         return {name: self._written.get(name) or self._derived(name) for name in relations}
 
-    def is_derived(self, relation: str) -> bool:
-        """Whether its phrase was made from its name, which is then the noun for its values too."""
-        if relation in self._written or relation not in self.phrases:
-            return False
-        return not forms_by_name(relation, when(self.graph.adjacent[f"{relation} of"]), "", False)
-
     def _derived(self, relation: str) -> Phrase:
         """A phrase from the relation's name; verbs that its noun often has are in `common`."""
         word = self._word(relation)
         rows = self.graph.adjacent[relation]
         several = max(map(len, rows.values())) > 1
+        holders = {self.kind(title) for title in rows}
+        are_persons = holders <= PERSONS
         if several:
             word = singular(word)
             common = f"{with_article(word)} in common with {{x}}"
             whose, has = f"whose {plural(word)} include {{x}}", f"has {{x}} as {with_article(word)}"
         else:
             common = f"the same {word} as {{x}}"
-            whose, has = f"whose {word} is {{x}}", f"has {{x}} as its {word}"
+            whose = f"whose {word} is {{x}}"
+            has = f"has {{x}} as {'their' if are_persons else 'its'} {word}"
         whens = when(self.graph.adjacent[f"{relation} of"])
         label = f"{word} year" if whens == "year" and "year" not in word else word
         phrase = Phrase(
@@ -179,8 +200,31 @@ class Phrasebook:
         if kinds == [word] and self._scheme == "folder":  # where a name says its kind
             phrase = phrase._replace(of_thing="has {x}")
         noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
-        by_name = forms_by_name(relation, whens, noun, several)
-        return phrase._replace(**by_name, **_rows()["common"].get(word, {}))
+        by_name = forms_by_name(relation, whens, noun, several, self._is_over(relation))
+        if not by_name:
+            phrase = phrase._replace(owned=phrase.noun)
+        common_rows = _rows()["common"]
+        own = common_rows.get(f"{' or '.join(sorted(holders))} {word}")
+        own = own or common_rows.get(word, {})
+        if own and not (by_name or several or "same" in own):  # "belongs to the same team as"
+            is_person = " by {x}" in own["of_thing"]
+            shared = f"the same {'person' if is_person else word} as {{x}}"
+            same, sames = (own[form].replace("{x}", shared) for form in ("of_thing", "of_things"))
+            phrase = phrase._replace(same=same, sames=sames)
+        phrase = phrase._replace(**by_name, **own)
+        if not self._is_over(relation):
+            return phrase
+        return phrase._replace(of_thing=in_the_past(phrase.of_thing), same=in_the_past(phrase.same))
+
+    def _is_over(self, relation: str) -> bool:
+        """Whether all that have `relation` are events that are over, by another of their facts:
+        what was carried out was led by somebody, and is not any more."""
+        things = set(self.graph.adjacent[relation])
+        return any(
+            participle(other) in OVER and things <= set(rows)
+            for other, rows in self.graph.adjacent.items()
+            if not other.endswith(" of")
+        )
 
     def _word(self, relation: str) -> str:
         """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
@@ -223,7 +267,9 @@ class Phrasebook:
             return f"the {title}" if takes_it else title
         if node.kind == "language" and title.endswith(" (language)"):
             title = title.removesuffix(" (language)")
-        shown = self._shown(title)
+        if node.kind == "exception":
+            title = title.removeprefix("builtins.")
+        shown = self._shown(title) if title in self.graph.nodes else title
         if self._scheme == "folder" and node.kind not in NAMES.keys() - {"page"}:
             return name_of_page(shown, self.kind(title))
         return NAMES.get(node.kind, "{x}").format(x=shown)
@@ -251,12 +297,13 @@ class Phrasebook:
                     found[name] = found.get(name, 0) + 1
         return found
 
-    def short(self, title: str, noun: str) -> str:
-        """`title` after its `noun`: "whose office is Bergen"; in full if that is not unique."""
+    def short(self, title: str) -> str:
+        """`title` where its kind has been said: "whose office is Bergen"; in full if that is not
+        unique."""
         node = self.graph.nodes.get(title)
-        if self._scheme != "folder" or node is None or self.kind(title) != noun:
+        if node is None or not self._has_short_name(node):
             return self.said(title)
-        short = short_name(self._shown(title), noun)
+        short = self._short(title)
         return short if self.titles.get(short) == title else self.said(title)
 
     def said(self, title: str) -> str:
@@ -272,11 +319,19 @@ class Phrasebook:
         for title in self.graph.nodes:
             name = self.name(title)
             found[f'"{title}"' if name in found else name] = title
-        if self._scheme == "folder":
-            for title, node in self.graph.nodes.items():
-                if node.kind != VALUE:
-                    found.setdefault(short_name(self._shown(title), self.kind(title)), title)
+        for title, node in self.graph.nodes.items():
+            if self._has_short_name(node):
+                found.setdefault(self._short(title), title)
         return found
+
+    def _has_short_name(self, node: Node) -> bool:
+        return node.kind != VALUE and (self._scheme == "folder" or node.kind == "language")
+
+    def _short(self, title: str) -> str:
+        """A name where the kind has just been said."""
+        if self._scheme == "folder":
+            return short_name(self._shown(title), self.kind(title))
+        return title.removesuffix(" (language)")
 
     @cached_property
     def nouns(self) -> tuple[str, ...]:
@@ -284,6 +339,7 @@ class Phrasebook:
         kinds = sorted({self.kind(title) for title in self.graph.nodes} - {VALUE})
         pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
         values = [phrase.noun for phrase in self.phrases.values()]
+        values += [phrase.owned for phrase in self.phrases.values() if phrase.owned]
         return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
 
 

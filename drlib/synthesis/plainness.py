@@ -2,43 +2,153 @@
 
 The engine's rules hold what a question means: one answer, no idle condition. Some that keep them
 all are still nobody's: they hang on two things that happen to share a year, speak of "the courses
-or people" of a team, go through one relation twice in a row, or need several sentences. Such a
-question is put aside and given only where a world has no others.
+or people" of a team, put a clause inside a clause inside a condition, ask by facts that only a
+database has (phrases.yaml says which), or need several sentences. In others a reader is told too
+much: a time zone's name says a city, or one condition alone leaves nothing but the answer and what
+the question names. Such a question is put aside and given only where a world has no others.
 
 Left out: whether the words are well chosen, which only a reader can say (figures/reference/data/
 readings).
 """
 
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+
 from drlib.synthesis.checks import coincidences
 from drlib.synthesis.derived import participle
+from drlib.synthesis.giveaways import PLAIN
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.queries import (
+    And,
+    Diff,
     Extreme,
     Or,
     Proj,
     Query,
+    Range,
     constants,
     evaluate_query,
     walk,
 )
-from drlib.worlds.graph import inverse
+from drlib.synthesis.sentences import clauses, shared_with
+from drlib.worlds.graph import VALUE, inverse
 
-MAX_WORDS = 36
+MAX_WORDS = 32
 MAX_NAMES = 3
+MAX_CONDITIONS = 2
+MAX_INNER_CLAUSES = 1  # in all conditions together
+LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
+COMMON = 0.1  # a word of so many names says nothing
+TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
+UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
+    "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
+    "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
+    "U.S. Outlying Islands".split("|")
+)
 
 
 def strangeness(query: Query, text: str, book: Phrasebook) -> int:
     """How much keeps a person from asking `query` in the words `text`; 0: nothing that we know."""
     words = text.removeprefix(f"{book.source}, ")
+    names, answers = constants(query), evaluate_query(query, book.graph)
+    parts = [*_conditions(query)]
+    inner = sum(max(0, clauses(part) - 1) for part in parts)
     faults = (
         len(words.split()) > MAX_WORDS,
         " step" in words,
-        len(constants(query)) > MAX_NAMES,
+        len(names) > MAX_NAMES,
+        len(parts) > MAX_CONDITIONS,
+        bool(UNINHABITED & {*names, *answers}),
+        any(book.kind(name) in TELLING for name in names),
+        any(_is_alike(name, one, book) for name in names for one in answers),
         _repeats(query, book),
+        len({_phrase_of(part) for part in parts}) < len(parts),
+        re.search(r"\b(\w{5,}?)\w* by (?:an?|the) \1", words) is not None,
+        any(_is_torn(part, book) for part in walk(query)),
+        _is_idle_for_a_reader(query, book),
         coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
-        not all(_is_of_one_kind(part, book) for part in walk(query)),
+        not all(_is_of_one_kind(part, book) for top in parts for part in [*walk(top)][1:]),
     )
-    return 2 * words.count(". ") + sum(faults)
+    odd = sum(_is_odd(part, book) for part in walk(query))
+    deep = max(0, inner - MAX_INNER_CLAUSES)
+    return 2 * (words.count(". ") + odd) + deep + sum(faults)
+
+
+def _conditions(query: Query) -> Iterator[Query]:
+    """What a sentence joins by "and" or excepts."""
+    if isinstance(query, And):
+        yield from query.parts
+    elif isinstance(query, Diff):
+        yield from _conditions(query.left)
+        yield from _conditions(query.right)
+    else:
+        yield query
+
+
+def _is_odd(part: Query, book: Phrasebook) -> bool:
+    """Whether `part` asks by what no person asks by."""
+    if not isinstance(part, Proj | Range | Extreme):
+        return False
+    phrase = book.phrases[part.relation.removesuffix(" of")]
+    if isinstance(part, Proj) and shared_with(part) is not None:
+        return phrase.plain != "always"
+    return phrase.plain == "never"
+
+
+def _is_torn(part: Query, book: Phrasebook) -> bool:
+    """Whether a description stands in the middle of a phrase: "has the manager of Ada as its
+    lead"."""
+    if not isinstance(part, Proj) or not part.relation.endswith(" of"):
+        return False
+    phrase = book.phrases[part.relation.removesuffix(" of")]
+    other = shared_with(part)
+    form = phrase.of_thing if other is None else phrase.same
+    described = part.of if other is None else other
+    return isinstance(described, Proj) and not form.endswith("{x}")
+
+
+def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
+    """Whether two names share a word or the beginning of one (UPLOAD_LIMIT and harbor.uploads), or
+    stand in one package (ssl.SSLSocket and ssl.SSLError)."""
+    said = [book.name(title) for title in (name, answer)]
+    package, other = (one.removeprefix("the ").partition(".") for one in said)
+    if package[1] and package[0] == other[0] and package[0] not in _common_words(book):
+        return True
+    words, others = (_long_words(one) - _common_words(book) for one in said)
+    return any(a.startswith(b) or b.startswith(a) for a in words for b in others)
+
+
+def _long_words(name: str) -> frozenset[str]:
+    return frozenset(word.casefold() for word in LONG_WORD.findall(name.partition(" (")[0]))
+
+
+@lru_cache(maxsize=8)
+def _common_words(book: Phrasebook) -> frozenset[str]:
+    """Words of names that tell none of them: those of many, and what kinds are called."""
+    names = [book.name(title) for title, node in book.graph.nodes.items() if node.kind != VALUE]
+    counts = Counter(word for name in names for word in _long_words(name))
+    frequent = {word for word, count in counts.items() if count > COMMON * len(names)}
+    packages = Counter(name.removeprefix("the ").partition(".")[0] for name in names)
+    frequent |= {name for name, count in packages.items() if count > COMMON * len(names)}
+    return frozenset(frequent | {word for noun in book.nouns for word in noun.split()} | PLAIN)
+
+
+def _phrase_of(query: Query) -> tuple:
+    """By which phrase a condition begins."""
+    is_fact = isinstance(query, Proj)
+    return (query.relation, shared_with(query) is None) if is_fact else (type(query),)
+
+
+def _is_idle_for_a_reader(query: Query, book: Phrasebook) -> bool:
+    """Whether one condition alone leaves the answer and things that the question names: of "the
+    same currency as Sint Maarten" a reader takes Sint Maarten out."""
+    parts = [*_conditions(query)]
+    named, answer = set(constants(query)), evaluate_query(query, book.graph)
+    return len(parts) > 1 and any(
+        evaluate_query(part, book.graph) - named <= answer for part in parts
+    )
 
 
 def _repeats(query: Query, book: Phrasebook) -> bool:

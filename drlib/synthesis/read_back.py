@@ -66,10 +66,10 @@ class Grammar:
             self._add(relation, phrase)
         self.lengths = sorted({len(said) for said in book.titles}, reverse=True)
         self.relations: dict[str, list[str]] = defaultdict(list)
-        for relation in filter(book.is_derived, book.phrases):
-            noun = book.phrases[relation].noun
-            for form in (noun, plural(noun)):
-                self.relations[form].append(relation)
+        for relation, phrase in book.phrases.items():
+            for noun, name in ((phrase.owned, relation), (phrase.owner, f"{relation} of")):
+                for form in (noun, plural(noun)) if noun else ():
+                    self.relations[form].append(name)
         self.nouns = sorted(
             {form for noun in book.nouns for form in (noun, plural(noun))},
             key=lambda noun: (-len(noun), noun),
@@ -120,13 +120,20 @@ def grammar_of(graph: Graph, scheme: str) -> Grammar:
 
 
 def _readings(text: str, grammar: Grammar) -> Iterator[Query]:
-    source = f"{grammar.book.source}, "
     if grammar.book.source:
-        if not text.startswith(source):
+        text = _without_source(text, grammar.book.source)
+        if not text:
             return
-        text = text.removeprefix(source)
-        text = text[:1].upper() + text[1:]
     yield from _after_steps(text, 0, grammar, [])
+
+
+def _without_source(text: str, source: str) -> str:
+    """`text` without the words of `sourced`; "" where it has none."""
+    before, after = f"{source}, ", f", {source[0].lower()}{source[1:]}."
+    if text.startswith(before):
+        text = text.removeprefix(before)
+        return text[:1].upper() + text[1:]
+    return text.replace(after, ".", 1) if after in text else ""
 
 
 def _after_steps(text: str, at: int, grammar: Grammar, found: list[Found]) -> Iterator[Query]:
@@ -171,6 +178,10 @@ class _Reader:
             for query, stop in [*self.described(start), *self.operand(start)]:
                 if self.text[stop:] == "?":
                     yield query
+        start = rest("who ")
+        for query, last in self.conditions(start, True, "") if start is not None else ():
+            if last == end - 1 and self.text[last] == "?":
+                yield query
         for words, that in (("which ", ""), ("name the ", "that "), ("name the ", "who ")):
             start = rest(words)
             for stop in self._after_noun(start) if start is not None else ():

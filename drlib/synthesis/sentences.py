@@ -69,8 +69,16 @@ def say(
     ]
     sentences.append(_led(LAST, asked) if sentences else asked)
     if book.source:
-        sentences[0] = _led(f"{book.source}, ", sentences[0])
+        sentences[0] = sourced(sentences[0], book.source)
     return speaker.resolved(" ".join(sentences))
+
+
+def sourced(sentence: str, source: str) -> str:
+    """`sentence` with its `source` ("According to Unicode CLDR"): before a question, and at the end
+    of what is told to do, where it would hang on nothing."""
+    if sentence.startswith((FIRST, "Name ")):
+        return f"{sentence[:-1]}, {source[0].lower()}{source[1:]}."
+    return _led(f"{source}, ", sentence)
 
 
 def _led(lead: str, sentence: str) -> str:
@@ -101,9 +109,13 @@ class _Speaker:
             if style == "which" and not isinstance(query.of, str):
                 return f"How many {group.removeprefix('the ')} are there?"
             return f"What is the number of {group.removeprefix('the ')}?"
-        if isinstance(query, Extreme | str) or style == "what":
-            is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
+        is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
+        if isinstance(query, Extreme | str):
             return f"{'Who' if is_person else 'What'} is {self.described(query)}?"
+        if style == "what" and is_person:
+            return f"Who {self.conditions(query, is_verb=True)}?"
+        if style == "what" and not isinstance(query, And | Diff):
+            return f"What is {self.described(query)}?"
         noun = self.noun(query)
         if style == "name":
             return f"Name the {noun} {self.conditions(query, is_verb=True, that=pronoun(noun))}."
@@ -141,21 +153,29 @@ class _Speaker:
         if isinstance(query, Diff):
             query, excluded = query.left, query.right
         parts = query.parts if isinstance(query, And) else (query,)
-        parts = sorted(parts, key=_depth)
-        text = ""
+        parts = sorted(parts, key=lambda part: (clauses(part), self.ends_in_a_clause(part)))
+        text, said = "", ""
         for number, part in enumerate(parts, 1):
             is_last = number == len(parts) and excluded is None
             room = self._spare * (2 if is_last else 1)
+            has_clause = number > 1 and (
+                clauses(parts[number - 2]) > 1 or " that " in said.removeprefix(that)
+            )
             said = that + self.condition(part, room, is_verb)
-            closes = ", and " if number > 1 and _depth(parts[number - 2]) > 1 else " and "
-            text += said if number == 1 else closes + said
+            text += said if number == 1 else f"{', and ' if has_clause else ' and '}{said}"
         if excluded is None:
             return text
         if isinstance(excluded, str):
             return f"{text}, {'and is not' if is_verb else 'other than'} {self.said(excluded)}"
         others = excluded.parts if isinstance(excluded, And) else (excluded,)
-        clauses = " and ".join(self.condition(part, 0, False) for part in others)
-        return f"{text}, but {'is ' if is_verb else ''}not one {clauses}"
+        said = " and ".join(self.condition(part, 0, False) for part in others)
+        return f"{text}, but {'is ' if is_verb else ''}not one {said}"
+
+    def ends_in_a_clause(self, query: Query) -> bool:
+        """Whether what follows could be said of a thing in it ("a module that X also raises")."""
+        relation = query.relation.removesuffix(" of") if isinstance(query, Proj) else ""
+        shares = relation and shared_with(query) is not None
+        return bool(shares) and " that " in self.book.phrases[relation].same
 
     def condition(self, query: Query, room: int, is_verb: bool) -> str:
         """One condition, as a verb of one thing or a clause about any number of things."""
@@ -183,13 +203,17 @@ class _Speaker:
                 return form.format(x=self.operand(other, room))
             form = phrase.of_value if is_verb else phrase.of_values
             return form.format(x=self.operand(query.of, room))
-        shared = _shared(query)
+        shared = shared_with(query)
         if shared is not None:
             form = phrase.same if is_verb else phrase.sames
+            is_language = isinstance(shared, str) and self.book.kind(shared) == "language"
+            if is_language and not self._names:  # of languages alone, and so is what is asked for
+                return form.format(x=self.book.short(shared))
             return form.format(x=self.operand(shared, room))
         form = phrase.of_thing if is_verb else phrase.of_things
-        if isinstance(query.of, str) and form.startswith("whose ") and not self._names:
-            return form.format(x=self.book.short(query.of, phrase.noun))
+        says_the_kind = form.startswith("whose ") or phrase.bare
+        if isinstance(query.of, str) and says_the_kind and not self._names:
+            return form.format(x=self.book.short(query.of))
         return form.format(x=self.operand(query.of, room))
 
     def span(self, query: Range, is_verb: bool) -> str:
@@ -222,10 +246,12 @@ class _Speaker:
         return self.reference(query, "member")
 
     def noun_and_clause(self, query: Proj, room: int) -> tuple[str, str]:
-        """A noun and the one condition of what is described: ("currency", "used in Denmark"), or,
-        where the relation's own name is a noun, ("harbour", "of the boat")."""
-        if self.book.is_derived(query.relation):
-            return self.book.phrases[query.relation].noun, f"of {self.operand(query.of, room)}"
+        """A noun and the one condition of what is described: ("exception", "raised by the module"),
+        or, where a noun says the relation, ("currency", "of Denmark")."""
+        phrase = self.book.phrases[query.relation.removesuffix(" of")]
+        noun = phrase.owner if query.relation.endswith(" of") else phrase.owned
+        if noun:
+            return noun, f"of {self.operand(query.of, room)}"
         return self.noun(query), self.condition(query, room, False)
 
     def group(self, query: Query, room: int) -> str:
@@ -296,7 +322,7 @@ def span(low: int, high: int, one: str) -> str:
     return f"between {low} and {high}"
 
 
-def _shared(query: Proj) -> Query | None:
+def shared_with(query: Proj) -> Query | None:
     """Y, where `query` asks for what has a value in common with Y; else None."""
     of = query.of
     if isinstance(of, Proj) and query.relation == inverse(of.relation):
@@ -313,20 +339,20 @@ def _is_name(query: Query) -> bool:
     return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
 
 
-def _depth(query: Query) -> int:
+def clauses(query: Query) -> int:
     """How many clauses the condition `query` opens inside one another when said in full."""
     if isinstance(query, str) or _is_name(query):
         return 0
     if isinstance(query, Range):
         return 1
     if isinstance(query, Proj):
-        shared = _shared(query)
-        return 1 + _depth(query.of if shared is None else shared)
+        shared = shared_with(query)
+        return 1 + clauses(query.of if shared is None else shared)
     return 9  # said in a step
 
 
 def _fits(query: Query, room: int) -> bool:
     """Whether a noun phrase of at most `room` clauses says it."""
     if isinstance(query, Count | Extreme):
-        return room > 0 and isinstance(query.of, Proj) and _depth(query.of) == 1
-    return isinstance(query, Proj) and _depth(query) <= room
+        return room > 0 and isinstance(query.of, Proj) and clauses(query.of) == 1
+    return isinstance(query, Proj) and clauses(query) <= room
