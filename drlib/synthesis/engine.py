@@ -30,6 +30,7 @@ from drlib.worlds.graph import VALUE, Graph
 from drlib.worlds.triples import OWN
 
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
+PLAIN_MISSES = 400  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 ASKED = tuple(style for style in STYLES if style != "steps")  # steps where nothing else will do
@@ -156,6 +157,7 @@ def _draw_all(
     tasks: dict[str, Task] = {}
     spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
     by_coincidence = 0
+    patience = PLAIN_MISSES if told.plain else MISSES_AN_ANSWER
     while len(tasks) < len(wanted):
         hops = _depth_left(wanted[len(tasks)], live)
         if hops is None:
@@ -185,7 +187,7 @@ def _draw_all(
                 continue
         tally.reasons[reason or "asked before"] += 1
         misses[hops, answer] += 1
-        if used[answer] >= tally.quota or misses[hops, answer] >= MISSES_AN_ANSWER:
+        if used[answer] >= tally.quota or misses[hops, answer] >= patience:
             live[hops][spot] = live[hops][-1]
             live[hops].pop()
     _fill(tasks, spare, world, len(wanted), used, tally.quota)

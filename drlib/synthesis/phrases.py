@@ -156,6 +156,7 @@ class Phrasebook:
     def __init__(self, graph: Graph, scheme: str = ""):
         self.graph = graph
         self._scheme = scheme
+        self.is_folder = scheme == "folder"
         self.source = SOURCES.get(scheme, "")
         self._written = written_phrases().get(scheme, {})
 
@@ -197,7 +198,7 @@ class Phrasebook:
         kinds = self._kinds(frozenset(self.graph.adjacent[f"{relation} of"]))
         if kinds == [VALUE] and not whens:
             phrase = phrase._replace(of_thing=f"has the {word} {{x}}")
-        if kinds == [word] and self._scheme == "folder":  # where a name says its kind
+        if kinds == [word] and self.is_folder:  # where a name says its kind
             phrase = phrase._replace(of_thing="has {x}")
         noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
         by_name = forms_by_name(relation, whens, noun, several, self._is_over(relation))
@@ -251,7 +252,7 @@ class Phrasebook:
         node = self.graph.nodes.get(title)
         if node is None:
             return VALUE
-        is_page = self._scheme == "folder" and node.kind == "page"
+        is_page = self.is_folder and node.kind == "page"
         return kind_of_page(title, self.graph) if is_page else node.kind
 
     def name(self, title: str) -> str:
@@ -259,7 +260,7 @@ class Phrasebook:
         node = self.graph.nodes.get(title)
         if node is None or node.kind == VALUE:
             is_number = title.lstrip("-").isdigit()
-            if self._scheme == "folder" and spoken_date(title):
+            if self.is_folder and spoken_date(title):
                 return spoken_date(title)
             return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
         if node.kind == "territory":
@@ -267,10 +268,9 @@ class Phrasebook:
             return f"the {title}" if takes_it else title
         if node.kind == "language" and title.endswith(" (language)"):
             title = title.removesuffix(" (language)")
-        if node.kind == "exception":
-            title = title.removeprefix("builtins.")
+        title = title.removeprefix("builtins.")
         shown = self._shown(title) if title in self.graph.nodes else title
-        if self._scheme == "folder" and node.kind not in NAMES.keys() - {"page"}:
+        if self.is_folder and node.kind not in NAMES.keys() - {"page"}:
             return name_of_page(shown, self.kind(title))
         return NAMES.get(node.kind, "{x}").format(x=shown)
 
@@ -325,11 +325,11 @@ class Phrasebook:
         return found
 
     def _has_short_name(self, node: Node) -> bool:
-        return node.kind != VALUE and (self._scheme == "folder" or node.kind == "language")
+        return node.kind != VALUE and (self.is_folder or node.kind == "language")
 
     def _short(self, title: str) -> str:
         """A name where the kind has just been said."""
-        if self._scheme == "folder":
+        if self.is_folder:
             return short_name(self._shown(title), self.kind(title))
         return title.removesuffix(" (language)")
 

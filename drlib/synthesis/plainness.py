@@ -4,11 +4,12 @@ The engine's rules hold what a question means: one answer, no idle condition. So
 all are still nobody's: they hang on two things that happen to share a year, speak of "the courses
 or people" of a team, put a clause inside a clause inside a condition, ask by facts that only a
 database has (phrases.yaml says which), or need several sentences. In others a reader is told too
-much: a time zone's name says a city, or one condition alone leaves nothing but the answer and what
-the question names. Such a question is put aside and given only where a world has no others.
+much: a name looks like the answer or like a thing on the way, a time zone's name says a city, a
+language says its only country. Such a question is put aside and given only where a world has no
+others, those that tell too much last.
 
 Left out: whether the words are well chosen, which only a reader can say (figures/reference/data/
-readings).
+readings); what everybody knows, but for the few marks of it named here.
 """
 
 import re
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from drlib.synthesis.checks import coincidences
-from drlib.synthesis.derived import participle
+from drlib.synthesis.derived import PERSONS, participle
 from drlib.synthesis.giveaways import PLAIN
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.queries import (
@@ -39,9 +40,14 @@ MAX_WORDS = 32
 MAX_NAMES = 3
 MAX_CONDITIONS = 2
 MAX_INNER_CLAUSES = 1  # in all conditions together
+TOLD = 3  # how much stranger a question is that tells too much
+FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
+TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
+OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
+AWKWARD = re.compile(r"\(\d| - | SAR ")  # in a name: "(1994–2002)", "Congo - Brazzaville"
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
 COMMON = 0.1  # a word of so many names says nothing
-TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
+SAID_TWICE = re.compile(r"\b(\w{5,}?)\w* by (?:an?|the) \1")  # "maintained by a maintainer"
 UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
     "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
@@ -54,26 +60,27 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
     words = text.removeprefix(f"{book.source}, ")
     names, answers = constants(query), evaluate_query(query, book.graph)
     parts = [*_conditions(query)]
-    inner = sum(max(0, clauses(part) - 1) for part in parts)
     faults = (
         len(words.split()) > MAX_WORDS,
         " step" in words,
         len(names) > MAX_NAMES,
         len(parts) > MAX_CONDITIONS,
         bool(UNINHABITED & {*names, *answers}),
-        any(book.kind(name) in TELLING for name in names),
-        any(_is_alike(name, one, book) for name in names for one in answers),
+        any(AWKWARD.search(name) for name in names),
         _repeats(query, book),
-        len({_phrase_of(part) for part in parts}) < len(parts),
-        re.search(r"\b(\w{5,}?)\w* by (?:an?|the) \1", words) is not None,
+        len({_relation(part) for part in parts}) < len(parts),
+        SAID_TWICE.search(words) is not None,
         any(_is_torn(part, book) for part in walk(query)),
-        _is_idle_for_a_reader(query, book),
+        any(_compares_kinds(part, answers, book) for part in parts),
+        _is_idle_for_a_reader(parts, names, answers, book),
         coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
         not all(_is_of_one_kind(part, book) for top in parts for part in [*walk(top)][1:]),
     )
-    odd = sum(_is_odd(part, book) for part in walk(query))
+    inner = sum(max(0, clauses(part) - 1) for part in parts)
     deep = max(0, inner - MAX_INNER_CLAUSES)
-    return 2 * (words.count(". ") + odd) + deep + sum(faults)
+    odd = sum(_is_odd(part, book) for part in walk(query))
+    told = TOLD * _tells(query, parts, answers, book)
+    return 2 * (words.count(". ") + odd) + deep + sum(faults) + told
 
 
 def _conditions(query: Query) -> Iterator[Query]:
@@ -87,11 +94,20 @@ def _conditions(query: Query) -> Iterator[Query]:
         yield query
 
 
+def _relation(query: Query) -> str:
+    """What a condition asks by, in either direction."""
+    is_fact = isinstance(query, Proj | Range | Extreme)
+    return query.relation.removesuffix(" of") if is_fact else type(query).__name__
+
+
+# ------------------------------------------------------------------------------- what is not asked
+
+
 def _is_odd(part: Query, book: Phrasebook) -> bool:
     """Whether `part` asks by what no person asks by."""
     if not isinstance(part, Proj | Range | Extreme):
         return False
-    phrase = book.phrases[part.relation.removesuffix(" of")]
+    phrase = book.phrases[_relation(part)]
     if isinstance(part, Proj) and shared_with(part) is not None:
         return phrase.plain != "always"
     return phrase.plain == "never"
@@ -102,11 +118,79 @@ def _is_torn(part: Query, book: Phrasebook) -> bool:
     lead"."""
     if not isinstance(part, Proj) or not part.relation.endswith(" of"):
         return False
-    phrase = book.phrases[part.relation.removesuffix(" of")]
+    phrase = book.phrases[_relation(part)]
     other = shared_with(part)
     form = phrase.of_thing if other is None else phrase.same
     described = part.of if other is None else other
     return isinstance(described, Proj) and not form.endswith("{x}")
+
+
+def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a condition compares what is asked for with a thing of another kind (a person in the
+    same team as a product), or a person with one who is only described (and may be the same)."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if other is None or not book.is_folder:
+        return False
+    kinds = {book.kind(title) for title in evaluate_query(other, book.graph)}
+    return kinds != {book.kind(title) for title in answers} or (
+        isinstance(other, Proj) and kinds <= PERSONS
+    )
+
+
+def _repeats(query: Query, book: Phrasebook) -> bool:
+    """Whether one relation follows itself ("extended by the class extended by"), or what is ranked
+    has no noun for its rank ("the earliest released year"), or it says "or"."""
+    for part in walk(query):
+        if isinstance(part, Proj) and isinstance(part.of, Proj):
+            is_value = not part.relation.endswith(" of")
+            phrase = book.phrases[_relation(part)]
+            back_again = inverse(part.relation) if is_value and not phrase.along else ""
+            if part.of.relation in (part.relation, back_again):
+                return True
+        if isinstance(part, Or):
+            return True
+        if isinstance(part, Extreme) and participle(part.relation):
+            return True
+    return False
+
+
+def _is_of_one_kind(query: Query, book: Phrasebook) -> bool:
+    return len({book.kind(title) for title in evaluate_query(query, book.graph)}) < 2
+
+
+def _is_idle_for_a_reader(
+    parts: list[Query], names: list[str], answers: frozenset[str], book: Phrasebook
+) -> bool:
+    """Whether one condition alone leaves the answer and things that the question names: of "the
+    same currency as Sint Maarten" a reader takes Sint Maarten out."""
+    left = (evaluate_query(part, book.graph) - {*names} for part in parts)
+    return len(parts) > 1 and any(some <= answers for some in left)
+
+
+# ---------------------------------------------------------------------------- what tells too much
+
+
+def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a reader who looks up nothing knows the answer or a thing on the way."""
+    names = constants(query)
+    if any(book.kind(name) in TELLING for name in names):
+        return True
+    if any(_is_alike(name, answer, book) for name in names for answer in answers):
+        return True
+    if any(_names_what_it_finds(part, book) for part in walk(query) if part not in parts):
+        return True
+    is_public = bool(book.source)
+    return is_public and any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
+
+
+def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
+    """Whether a description names what it describes: the official language of Samoa, the place
+    where Hebrew is spoken."""
+    if not (isinstance(part, Proj) and isinstance(part.of, str)):
+        return False
+    found = evaluate_query(part, book.graph)
+    is_only_one = bool(book.source) and len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE
+    return is_only_one or any(_is_alike(part.of, title, book) for title in found)
 
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
@@ -133,40 +217,3 @@ def _common_words(book: Phrasebook) -> frozenset[str]:
     packages = Counter(name.removeprefix("the ").partition(".")[0] for name in names)
     frequent |= {name for name, count in packages.items() if count > COMMON * len(names)}
     return frozenset(frequent | {word for noun in book.nouns for word in noun.split()} | PLAIN)
-
-
-def _phrase_of(query: Query) -> tuple:
-    """By which phrase a condition begins."""
-    is_fact = isinstance(query, Proj)
-    return (query.relation, shared_with(query) is None) if is_fact else (type(query),)
-
-
-def _is_idle_for_a_reader(query: Query, book: Phrasebook) -> bool:
-    """Whether one condition alone leaves the answer and things that the question names: of "the
-    same currency as Sint Maarten" a reader takes Sint Maarten out."""
-    parts = [*_conditions(query)]
-    named, answer = set(constants(query)), evaluate_query(query, book.graph)
-    return len(parts) > 1 and any(
-        evaluate_query(part, book.graph) - named <= answer for part in parts
-    )
-
-
-def _repeats(query: Query, book: Phrasebook) -> bool:
-    """Whether one relation follows itself ("extended by the class extended by"), or what is ranked
-    has no noun for its rank ("the earliest released year"), or it says "or"."""
-    for part in walk(query):
-        if isinstance(part, Proj) and isinstance(part.of, Proj):
-            is_value = not part.relation.endswith(" of")
-            phrase = book.phrases[part.relation.removesuffix(" of")]
-            back_again = inverse(part.relation) if is_value and not phrase.along else ""
-            if part.of.relation in (part.relation, back_again):
-                return True
-        if isinstance(part, Or):
-            return True
-        if isinstance(part, Extreme) and participle(part.relation):
-            return True
-    return False
-
-
-def _is_of_one_kind(query: Query, book: Phrasebook) -> bool:
-    return len({book.kind(title) for title in evaluate_query(query, book.graph)}) < 2

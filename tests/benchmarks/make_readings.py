@@ -29,7 +29,7 @@ from tests.folder_makers import MAKERS, written
 FOLDER = Path("figures/reference/data/readings")
 WORLDS = ("cldr", "pydocs", *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
-SEED = "readings, third draft"
+SEED = "readings, fourth draft"
 SECOND = 12  # questions of each world that a second reader reads
 
 
