@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from drlib.synthesis.checks import coincidences, effort, first_fault
 from drlib.synthesis.derived import TYPES
 from drlib.synthesis.expansion import can_be_asked_for, draft
-from drlib.synthesis.plainness import strangeness
+from drlib.synthesis.plainness import plain_part, strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
@@ -107,6 +107,9 @@ def synthesize_questions(
             f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
         )
     graph = asked_about(world.graph, structure)
+    left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
+    if plain and graph is not None:
+        graph = plain_part(graph, grammar_of(world.graph, world.scheme).book)
     titles = sorted(graph.nodes) if graph is not None and graph.facts else []
     answers = [
         title
@@ -117,7 +120,6 @@ def synthesize_questions(
         and can_be_asked_for(title, graph)
     ]
     rules = _Rules(graph, world.graph, width, max_effort, strict)
-    left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)

@@ -77,10 +77,11 @@ def _is_long(word: str) -> bool:
 
 
 def _all_in(words: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    return bool(words) and all(any(_same_stem(word, other) for other in others) for word in words)
+    return bool(words) and all(any(same_stem(word, other) for other in others) for word in words)
 
 
-def _same_stem(word: str, other: str) -> bool:
+def same_stem(word: str, other: str) -> bool:
+    """Whether two words in one case begin with the same stem."""
     if word == other:
         return True
     if not (_is_long(word) and _is_long(other)):

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from drlib.synthesis.checks import coincidences
 from drlib.synthesis.derived import PERSONS, participle
-from drlib.synthesis.giveaways import PLAIN
+from drlib.synthesis.giveaways import PLAIN, same_stem
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.queries import (
     And,
@@ -34,7 +34,7 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.sentences import clauses, shared_with
-from drlib.worlds.graph import VALUE, inverse
+from drlib.worlds.graph import VALUE, Graph, inverse
 
 MAX_WORDS = 32
 MAX_NAMES = 3
@@ -44,7 +44,8 @@ TOLD = 3  # how much stranger a question is that tells too much
 FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
 TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
 OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
-AWKWARD = re.compile(r"\(\d| - | SAR ")  # in a name: "(1994–2002)", "Congo - Brazzaville"
+# in a name: "(1994–2002)", "Congo - Brazzaville", and scripts that CLDR alone calls so
+AWKWARD = re.compile(r"\(\d| - | SAR |^(?:Simplified|Traditional) script$")
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
 COMMON = 0.1  # a word of so many names says nothing
 SAID_TWICE = re.compile(r"\b(\w{5,}?)\w* by (?:an?|the) \1")  # "maintained by a maintainer"
@@ -81,6 +82,18 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
     odd = sum(_is_odd(part, book) for part in walk(query))
     told = TOLD * _tells(query, parts, answers, book)
     return 2 * (words.count(". ") + odd) + deep + sum(faults) + told
+
+
+def plain_part(graph: Graph, book: Phrasebook) -> Graph:
+    """`graph` with the facts that people ask by: what is drawn from these is seldom strange."""
+    pages = [node for node in graph.nodes.values() if node.kind != VALUE]
+    hidden = UNINHABITED | {node.title for node in pages if node.kind in TELLING}
+    facts = [
+        (thing, relation, value)
+        for thing, relation, value in graph.facts
+        if book.phrases[relation].plain != "never" and not hidden & {thing, value}
+    ]
+    return Graph([node for node in pages if node.title not in hidden], facts)
 
 
 def _conditions(query: Query) -> Iterator[Query]:
@@ -194,14 +207,14 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
 
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
-    """Whether two names share a word or the beginning of one (UPLOAD_LIMIT and harbor.uploads), or
-    stand in one package (ssl.SSLSocket and ssl.SSLError)."""
+    """Whether two names share a word's stem (UPLOAD_LIMIT and harbor.uploads, Turkish and Turkey),
+    or stand in one package (ssl.SSLSocket and ssl.SSLError)."""
     said = [book.name(title) for title in (name, answer)]
     package, other = (one.removeprefix("the ").partition(".") for one in said)
     if package[1] and package[0] == other[0] and package[0] not in _common_words(book):
         return True
     words, others = (_long_words(one) - _common_words(book) for one in said)
-    return any(a.startswith(b) or b.startswith(a) for a in words for b in others)
+    return any(same_stem(one, two) for one in words for two in others)
 
 
 def _long_words(name: str) -> frozenset[str]:

@@ -1,0 +1,122 @@
+"""What keeps a question from being asked by a person, fault by fault, on a world of nine lands."""
+
+import pytest
+
+from drlib.synthesis.phrases import Phrasebook
+from drlib.synthesis.plainness import TOLD, strangeness
+from drlib.synthesis.queries import And, Or, Proj, evaluate_query
+from drlib.synthesis.sentences import say
+from drlib.worlds.graph import Graph, Node
+
+LANDS = "Arden Bolm Corvia Drune Estland Fenn Gorm Hask Ivar".split()
+KINDS = dict.fromkeys(LANDS, "territory") | {
+    "Crown": "currency",
+    "Mark": "currency",
+    "Common": "language",
+    "Tongue": "language",
+    "Nord/Gorm": "time zone",
+}
+
+
+def book(*more: tuple[str, str, str], without: tuple[str, ...] = ()) -> Phrasebook:
+    """Five lands pay with the Crown, five speak Common officially; Arden alone does both."""
+    facts = [(land, "currency", "Crown") for land in LANDS[:5] if land not in without]
+    facts += [(land, "official language", "Common") for land in [LANDS[0], *LANDS[5:]]]
+    names = {name for fact in more for name in (fact[0], fact[2])} - KINDS.keys()
+    nodes = [Node(name, kind) for name, kind in KINDS.items()]
+    nodes += [Node(name, "territory") for name in sorted(names) if not name.isdigit()]
+    return Phrasebook(Graph(nodes, [*facts, *more]), "cldr")
+
+
+def like(relation: str, thing) -> Proj:
+    return Proj(f"{relation} of", Proj(relation, thing))
+
+
+MONEY, SPEECH = like("currency", "Bolm"), like("official language", "Fenn")
+
+
+def measured(query, phrases: Phrasebook) -> int:
+    return strangeness(query, say(query, phrases), phrases)
+
+
+def test_two_things_in_common_are_plain():
+    assert evaluate_query(And((MONEY, SPEECH)), book().graph) == {"Arden"}
+    assert measured(And((MONEY, SPEECH)), book()) == 0
+
+
+def test_a_public_condition_that_leaves_few_tells_the_answer():
+    fewer = book(without=("Drune", "Estland"))
+    assert measured(And((MONEY, SPEECH)), fewer) == TOLD
+    assert measured(And((MONEY, SPEECH)), book(without=("Drune",))) == 0
+
+
+def test_a_condition_that_leaves_the_answer_and_what_is_named_is_idle_for_a_reader():
+    pair = book(without=("Corvia", "Drune", "Estland"))
+    assert measured(And((MONEY, SPEECH)), pair) == TOLD + 1
+
+
+@pytest.mark.parametrize("land, more", [("Bolmian Reef", TOLD), ("Jorn Reef", 0)])
+def test_names_that_share_a_word_tell(land, more):
+    marks = [(one, "former currency", "Mark") for one in (land, *LANDS[5:])]
+    phrases = book((land, "currency", "Crown"), *marks)
+    query = And((MONEY, Proj("former currency of", "Mark")))
+    assert evaluate_query(query, phrases.graph) == {land}
+    assert measured(query, phrases) == more
+
+
+def test_a_language_of_one_land_names_it():
+    query = And((like("currency", Proj("official language of", "Tongue")), SPEECH))
+    one, two = ("Bolm", "official language", "Tongue"), ("Corvia", "official language", "Tongue")
+    assert measured(query, book(one)) == TOLD
+    assert measured(query, book(one, two)) == 0
+
+
+def test_a_time_zone_names_a_place():
+    zone = [(land, "time zone", "Nord/Gorm") for land in ("Arden", *LANDS[6:])]
+    zoned = book(*zone)
+    assert measured(And((MONEY, Proj("time zone of", "Nord/Gorm"))), zoned) == TOLD
+    assert measured(And((MONEY, like("time zone", "Hask"))), zoned) == 0
+
+
+@pytest.mark.parametrize(
+    "query, more",
+    [
+        (And((MONEY, like("currency", "Corvia"), SPEECH)), 2),  # three conditions, one twice
+        (And((MONEY, like("clock time", "Fenn"))), 2),  # nobody asks by clock times
+        (And((MONEY, Or((SPEECH, like("clock time", "Fenn"))))), 5),
+    ],
+)
+def test_other_faults_are_counted(query, more):
+    phrases = book(*[(land, "clock time", "Noon") for land in ("Arden", *LANDS[5:])])
+    assert measured(query, phrases) >= more
+
+
+def test_a_clause_inside_a_clause_twice_is_one_too_many():
+    marks = [(land, "former currency", "Mark") for land in ("Bolm", "Corvia", "Gorm", "Hask")]
+    of_mark = Proj("former currency of", "Mark")
+    once = And((like("currency", of_mark), SPEECH))
+    twice = And((like("currency", of_mark), like("official language", of_mark)))
+    assert measured(once, book(*marks)) == 0
+    assert measured(twice, book(*marks)) == 1
+
+
+def office() -> Phrasebook:
+    kinds = {"Ada": "person", "Ben": "person", "Cleo": "person", "Lamp": "product", "Blue": "team"}
+    kinds["Dora"] = "person"
+    nodes = [Node(name, kind) for name, kind in kinds.items()]
+    facts = [(name, "team", "Blue") for name in ("Ada", "Ben", "Lamp")]
+    facts += [("Ada", "mentor", "Cleo"), ("Ben", "mentor", "Cleo"), ("Cleo", "team", "Blue")]
+    facts += [("Dora", "mentor", "Cleo"), ("Blue", "lead", "Cleo")]
+    return Phrasebook(Graph(nodes, facts), "folder")
+
+
+def test_a_person_is_not_compared_with_a_product():
+    together = like("team", "Lamp"), like("team", "Ben")
+    asked = [And((one, Proj("mentor of", "Cleo"))) for one in together]
+    assert [measured(query, office()) for query in asked] == [2, 0]  # a team of two kinds
+
+
+def test_a_description_in_the_middle_of_a_phrase_is_torn():
+    led = Proj("mentor of", Proj("lead", "Blue"))
+    assert say(led, office()) == ("Which person has the lead of the Blue team as their mentor?")
+    assert measured(led, office()) == 1 + measured(Proj("mentor of", "Cleo"), office())
