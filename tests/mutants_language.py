@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 
 TESTS = "tests/test_synthesis_sentences.py"
 WORDS = f"{TESTS}::test_a_query_in_words_and_back"
+PLAIN = "tests/test_synthesis_plainness.py"
+PLAINNESS = "drlib/synthesis/plainness.py"
 SENTENCES = "drlib/synthesis/sentences.py"
 
 MUTANTS = [
@@ -43,8 +45,8 @@ MUTANTS = [
     Mutant(
         "sentences: the deepest condition comes first",
         SENTENCES,
-        "        parts = sorted(parts, key=_depth)\n",
-        "        parts = sorted(parts, key=_depth, reverse=True)\n",
+        "key=lambda part: (clauses(part), self.ends_in_a_clause(part)))",
+        "key=lambda part: (-clauses(part), self.ends_in_a_clause(part)))",
         (WORDS,),
         "a clause hangs on the wrong noun",
     ),
@@ -71,5 +73,53 @@ MUTANTS = [
         '    if told.wording != "brackets":\n',
         (f"{TESTS}::test_the_engine_words_for_readers_or_for_a_small_policy",),
         "the two wordings are exchanged",
+    ),
+    Mutant(
+        "plainness: a condition that leaves one thing tells nothing",
+        PLAINNESS,
+        "len(evaluate_query(part, book.graph)) < FEW for part in parts",
+        "len(evaluate_query(part, book.graph)) > FEW for part in parts",
+        (f"{PLAIN}::test_a_public_condition_that_leaves_few_tells_the_answer",),
+        "the currency of Greenland says Denmark",
+    ),
+    Mutant(
+        "plainness: names are not compared",
+        PLAINNESS,
+        "    return any(same_stem(one, two) for one in words for two in others)\n",
+        "    return False\n",
+        (f"{PLAIN}::test_names_that_share_a_word_tell",),
+        "a name that looks like the answer is shown",
+    ),
+    Mutant(
+        "plainness: a language of one land is as good as any",
+        PLAINNESS,
+        "    is_only_one = bool(book.source) and len(found) == 1",
+        "    is_only_one = bool(book.source) and len(found) == 0",
+        (f"{PLAIN}::test_a_language_of_one_land_names_it",),
+        "a step needs no look-up",
+    ),
+    Mutant(
+        "plainness: people are compared with products",
+        PLAINNESS,
+        "    return kinds != {book.kind(title) for title in answers} or (",
+        "    return kinds == {book.kind(title) for title in answers} or (",
+        (f"{PLAIN}::test_a_person_is_not_compared_with_a_product",),
+        "a question that nobody asks counts as plain",
+    ),
+    Mutant(
+        "plainness: strange facts are drawn too",
+        PLAINNESS,
+        'if book.phrases[relation].plain != "never" and',
+        'if book.phrases[relation].plain != "" and',
+        (f"{PLAIN}::test_plain_questions_are_drawn_from_what_people_ask_by",),
+        "few draws are plain",
+    ),
+    Mutant(
+        "sentences: the source hangs on an order",
+        SENTENCES,
+        '    if sentence.startswith((FIRST, "Name ")):\n',
+        '    if sentence.startswith("Find nothing"):\n',
+        (WORDS,),
+        "nobody names according to CLDR",
     ),
 ]

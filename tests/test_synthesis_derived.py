@@ -102,3 +102,27 @@ def test_what_is_strange_is_counted(world):
     assert strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
     alone = strangeness(members, "", book)
     assert strangeness(members, "Find it. Finally, who?", book) == 2 + alone
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory):
+    folder = written(MAKERS["research notes"](1), tmp_path_factory.mktemp("notes"))
+    return Phrasebook(load_world(f"folder:{folder}").graph, "folder").phrases
+
+
+def test_what_is_over_is_said_in_the_past(notes, world):
+    assert notes["led by"].of_thing == "was led by {x}"
+    assert notes["carried out at"].of_values == "where {x} was carried out"
+    lasting = Phrasebook(world.graph, world.scheme).phrases
+    assert lasting["Organised by"].of_thing == "is organised by {x}"
+
+
+def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
+    assert notes["journal"].same == "appeared in the same journal as {x}"
+    assert notes["curator"].same == "is curated by the same person as {x}"
+    assert notes["institute"].of_thing == "works at {x}"  # of people; of others "has .."
+    assert notes["municipality"].same == "is in the same municipality as {x}"
+    phrases = Phrasebook(world.graph, world.scheme).phrases
+    assert phrases["role"].same == "has the same role as {x}"
+    assert phrases["role"].of_thing == "has the role {x}"
+    assert phrases["Product"].of_value == "is bought by {x}" and not phrases["Product"].owned

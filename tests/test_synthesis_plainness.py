@@ -3,7 +3,7 @@
 import pytest
 
 from drlib.synthesis.phrases import Phrasebook
-from drlib.synthesis.plainness import TOLD, strangeness
+from drlib.synthesis.plainness import TOLD, plain_part, strangeness
 from drlib.synthesis.queries import And, Or, Proj, evaluate_query
 from drlib.synthesis.sentences import say
 from drlib.worlds.graph import Graph, Node
@@ -120,3 +120,11 @@ def test_a_description_in_the_middle_of_a_phrase_is_torn():
     led = Proj("mentor of", Proj("lead", "Blue"))
     assert say(led, office()) == ("Which person has the lead of the Blue team as their mentor?")
     assert measured(led, office()) == 1 + measured(Proj("mentor of", "Cleo"), office())
+
+
+def test_plain_questions_are_drawn_from_what_people_ask_by():
+    zones = [("Arden", "time zone", "Nord/Gorm"), ("Arden", "clock time", "Noon")]
+    phrases = book(*zones, ("Bouvet Island", "currency", "Crown"))
+    part = plain_part(phrases.graph, phrases)
+    left_out = set(phrases.graph.facts) - set(part.facts)
+    assert left_out == {*zones, ("Bouvet Island", "currency", "Crown")}

@@ -21,7 +21,7 @@ from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
 from drlib.synthesis.read_back import grammar_of
-from drlib.synthesis.sentences import STYLES
+from drlib.synthesis.sentences import STYLES, Style
 from drlib.synthesis.shortage import Tally, shortage
 from drlib.synthesis.upgrades import OPERATORS
 from drlib.synthesis.wording import TEMPLATES, render_question
@@ -33,7 +33,7 @@ MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up th
 PLAIN_MISSES = 400  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
-ASKED = tuple(style for style in STYLES if style != "steps")  # steps where nothing else will do
+ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
 COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
 
 

@@ -122,7 +122,12 @@ def _has(phrase: str | list[str]) -> tuple[str, str]:
     return one, many
 
 
-SOURCES = {"cldr": "According to Unicode CLDR"}
+# What a question of a world goes by. Without a source nobody can say what "raises" means: by a
+# statement of its own, or through a call.
+SOURCES = {
+    "cldr": "According to Unicode CLDR",
+    "pydocs": "Going by the signatures and raise statements in Python's library",
+}
 # How a name of a kind is said; {x} is the name.
 NAMES = {
     "currency": "the {x}",

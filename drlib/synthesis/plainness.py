@@ -73,6 +73,8 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         SAID_TWICE.search(words) is not None,
         any(_is_torn(part, book) for part in walk(query)),
         any(_compares_kinds(part, answers, book) for part in parts),
+        any(_is_one_of_several(part, answers, book) for part in parts),
+        any(_is_one_of_any(part, book) for part in walk(query) if part not in parts),
         _is_idle_for_a_reader(parts, names, answers, book),
         coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
         not all(_is_of_one_kind(part, book) for top in parts for part in [*walk(top)][1:]),
@@ -148,6 +150,23 @@ def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> b
     return kinds != {book.kind(title) for title in answers} or (
         isinstance(other, Proj) and kinds <= PERSONS
     )
+
+
+def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether "the same currency" is said of what has two."""
+    if not isinstance(part, Proj) or shared_with(part) is None:
+        return False
+    relation = _relation(part)
+    says_the = "the same" in book.phrases[relation].same
+    return says_the and any(len(book.graph.values(answer, relation)) > 1 for answer in answers)
+
+
+def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
+    """Whether "the language spoken by at least 5%" says one and any number at once."""
+    if not isinstance(part, Proj) or part.relation.endswith(" of"):
+        return False
+    says_any = "at least" in book.phrases[part.relation].of_values
+    return says_any and len(evaluate_query(part, book.graph)) == 1
 
 
 def _repeats(query: Query, book: Phrasebook) -> bool:
