@@ -114,7 +114,8 @@ class Guard:
 
         hidden: names that must not be told (`drlib.synthesis.rewriting.hidden_names`).
         """
-        plain, asked = in_digits(text), in_digits(question)
+        without_source = question.removeprefix(f"{self.grammar.book.source}, ")
+        plain, asked = in_digits(text), in_digits(without_source)
         wrong = flaw(plain, asked, (), [*hidden])
         if wrong:
             return wrong
