@@ -151,6 +151,12 @@ SAID = [
         "how many territories whose currency is the Euro are there?",
     ),
     (
+        Count(And((uses("Euro"), speaks("German")))),
+        "which",
+        "Find the territories whose currency is the Euro and whose official languages include"
+        " German, according to Unicode CLDR. Finally, what is the number of those territories?",
+    ),
+    (
         uses(Extreme("introduction year", Proj("former currency", "Ukraine"), True)),
         "which",
         "which territory uses the currency with the latest year of introduction among the"

@@ -35,6 +35,7 @@ Style = Literal["which", "what", "name", "steps"]
 STYLES: tuple[Style, ...] = ("which", "what", "name", "steps")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 FIRST, NEXT, LAST = "Find ", "Then find ", "Finally, "
+MARK = "\0"  # round what stands for a step until all steps are known
 YEAR_RANKS = ("earliest", "latest")
 RANKS = ("smallest", "largest")
 
@@ -106,7 +107,8 @@ class _Speaker:
         """The last sentence."""
         if isinstance(query, Count):
             group = self.group(query.of, 2 * self._spare)
-            if style == "which" and not isinstance(query.of, str):
+            is_found = group.startswith(MARK)  # "how many those territories" is no English
+            if style == "which" and not isinstance(query.of, str) and not is_found:
                 return f"How many {group.removeprefix('the ')} are there?"
             return f"What is the number of {group.removeprefix('the ')}?"
         is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
@@ -275,7 +277,7 @@ class _Speaker:
             text, is_one, noun = self._step(query)
             self._found[query] = len(self.steps)
             self.steps.append(Step(noun, is_one, text))
-        return f"\0{self._found[query]}{how[0]}\0"
+        return f"{MARK}{self._found[query]}{how[0]}{MARK}"
 
     def _step(self, query: Query) -> tuple[str, bool, str]:
         is_one = len(evaluate_query(query, self.book.graph)) == 1
@@ -304,7 +306,8 @@ class _Speaker:
             else:
                 group = f"the {noun} of the {ORDINALS[number]} step"
             member = group if step.is_one else f"one of {group}"
-            text = text.replace(f"\0{number}m\0", member).replace(f"\0{number}g\0", group)
+            text = text.replace(f"{MARK}{number}m{MARK}", member)
+            text = text.replace(f"{MARK}{number}g{MARK}", group)
         return text
 
 
