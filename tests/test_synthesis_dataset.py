@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from drlib.synthesis import splitting
+from drlib.synthesis import draws, splitting
 from drlib.synthesis.checks import faults
 from drlib.synthesis.dataset import Wish, assemble, draw_dataset
 from drlib.synthesis.draws import FAMILIES, draw_block
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.evidence import facts_used, quote
+from drlib.synthesis.plainness import strangeness
 from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate_query, from_text
 from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.synthesis.splitting import Rests, graph_split, neighbourhood
@@ -77,6 +78,21 @@ def hangs_on_a_number(query, graph):
         getattr(query, name) for name in ("of", "left", "right") if hasattr(query, name)
     ]
     return any(hangs_on_a_number(part, graph) for part in inside)
+
+
+def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
+    book = grammar_of(world.graph, world.scheme).book
+    monkeypatch.setattr(draws, "PLAIN_MISSES", 400)
+
+    def strange(plain: bool) -> list[bool]:
+        block = draw_block("webshaper", world, 6, 5, 0, 3, plain=plain)
+        rows = [(from_text(task.query), task.question) for task, _ in block.questions]
+        return [strangeness(query, text, book) > 0 for query, text in rows]
+
+    assert strange(plain=True) == [False] * 6
+    assert any(strange(plain=False))
+    vague = draw_block("websailor", cldr, 1, 5, 0, 2, plain=True)  # whose texts are in brackets
+    assert vague.questions == [] and "not plain" in vague.note
 
 
 def test_an_unknown_family_is_named_with_the_nearest(world):

@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--structure", action="store_true", help="ask about a folder's links and sections as well"
     )
     parser.add_argument(
+        "--plain", action="store_true", help="such as a person would ask; there are fewer of them"
+    )
+    parser.add_argument(
         "--benchmarks", nargs="+", default=[], metavar="FILE", help="whose questions are left out"
     )
     return parser
@@ -84,6 +87,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         test_share=args.test_share,
         max_share=args.max_share,
         structure=args.structure,
+        plain=args.plain,
         benchmarks=tuple(args.benchmarks),
     )
 

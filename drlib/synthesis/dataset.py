@@ -47,8 +47,9 @@ class Wish:
 
     n: questions of both sides together. hops: look-ups that follow each other, at most. test_share:
     of the questions. max_share: of `n`, those that may have the same answer (one always may).
-    structure: about a folder's links and sections too. benchmarks: files of which no question may
-    be in the data set.
+    structure: about a folder's links and sections too. plain: such as a person would ask
+    (`drlib.synthesis.draws.draw_block`). benchmarks: files of which no question may be in the data
+    set.
     ValueError: a setting is impossible, or a family not known; OSError: a benchmark is missing.
     """
 
@@ -60,6 +61,7 @@ class Wish:
     test_share: float = 0.2
     max_share: float = 0.02
     structure: bool = False
+    plain: bool = False
     benchmarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,7 +166,9 @@ def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[l
     """The rows of a block, and why it is not full; read where its file is there."""
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
-        block = draw_block(family, world, wish.block, wish.seed, number, wish.hops, wish.structure)
+        block = draw_block(
+            family, world, wish.block, wish.seed, number, wish.hops, wish.structure, wish.plain
+        )
         rows = [
             _row(task, wording, family, number, world) | {"evidence": evidence}
             for task, wording in block.questions

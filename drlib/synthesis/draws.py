@@ -41,6 +41,7 @@ from drlib.synthesis.families.websailor_v2 import (
     dense_subgraph,
     focuses,
 )
+from drlib.synthesis.plainness import plain_part, strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     Query,
@@ -57,6 +58,7 @@ from drlib.worlds.graph import Graph
 
 MAX_EFFORT = 60  # pages that a solver may have to read, as in the engine
 MISSES = 400  # draws in a row that gave nothing new: the world has no more for this family
+PLAIN_MISSES = 4000  # the same where questions must be plain: one draw in some hundreds is
 FOCUSES = 12  # things that are asked for in one dense subgraph, as many as it has pages
 NOT_TAKEN = {
     "webwalker": "asks about sites that it builds itself, not about a world",
@@ -87,11 +89,19 @@ class Block(NamedTuple):
 
 
 def draw_block(
-    family: str, world, n: int, seed: int, block: int, hops: int, structure: bool = False
+    family: str,
+    world,
+    n: int,
+    seed: int,
+    block: int,
+    hops: int,
+    structure: bool = False,
+    plain: bool = False,
 ) -> Block:
     """Up to `n` verified questions of at most `hops` look-ups that follow each other, all
     different in their query. `structure`: about links, sections and the like of a folder's pages as
-    well, as in `synthesize_questions`. ValueError: the family is not known."""
+    well. `plain`: such as a person would ask; the engine fills up with others, as in
+    `synthesize_questions`, the other families do not. ValueError: the family is not known."""
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}: {nearest(family, FAMILIES)}")
     draws, _, allowed = FAMILIES[family]
@@ -99,7 +109,7 @@ def draw_block(
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             tasks = synthesize_questions(
-                world, n, f"{seed}-{block}", depth=hops, structure=structure
+                world, n, f"{seed}-{block}", depth=hops, structure=structure, plain=plain
             )
         told = "\n".join(str(one.message) for one in said) if len(tasks) < n else ""
         return Block([(task, "sentences") for task in tasks], told)
@@ -107,8 +117,10 @@ def draw_block(
     if graph is None or not graph.facts or not _askable(graph):
         return Block([], "no page can be asked for: no two facts tell one from the others")
     rng = random.Random(f"{family}-{seed}-{block}")
+    if plain:
+        graph = plain_part(graph, grammar_of(world.graph, world.scheme).book)
     asked = SimpleNamespace(graph=graph, search=world.search)
-    return _collected(draws(asked, rng, hops), world, n, rng, hops, allowed)
+    return _collected(draws(asked, rng, hops), world, n, rng, hops, allowed, plain)
 
 
 def _collected(
@@ -118,6 +130,7 @@ def _collected(
     rng: random.Random,
     hops: int,
     allowed: frozenset[str],
+    plain: bool,
 ) -> Block:
     """The first `n` different questions of `draws` that hold, until `MISSES` in a row do not."""
     questions: dict[str, tuple[Task, Wording]] = {}
@@ -139,6 +152,8 @@ def _collected(
             text, wording = (vague, "brackets") if vague else _worded(query, world, rng)
             if any(says(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
                 reason = "told"
+            elif plain and (wording == "brackets" or _is_strange(query, text, world)):
+                reason = "not plain"
         if reason:
             reasons[reason] += 1
             misses += 1
@@ -146,13 +161,17 @@ def _collected(
             questions[to_text(query)] = question_task(world, answer, query, text), wording
             by_coincidence += coincides
             misses = 0
-        if len(questions) == n or misses == MISSES:
+        if len(questions) == n or misses == (PLAIN_MISSES if plain else MISSES):
             break
     if len(questions) == n:
         return Block([*questions.values()], "")
     told = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
     note = f"a block gave {len(questions)} of {n}; draws met: {told or 'nothing at all'}"
     return Block([*questions.values()], note)
+
+
+def _is_strange(query: Query, text: str, world) -> bool:
+    return strangeness(query, text, grammar_of(world.graph, world.scheme).book) > 0
 
 
 def _worded(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
