@@ -356,3 +356,19 @@ def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
     assert sentences.query == brackets.query and sentences.id == brackets.id
     assert "ccording to Unicode CLDR" in sentences.question
     assert "(" in brackets.question and "ccording" not in brackets.question
+
+
+@pytest.mark.parametrize(
+    "relation, name, said",
+    [
+        ("subclass of", "shutil.Error", "raises the direct base class of shutil.Error?"),
+        ("subclass", "email.errors.MessageError", "raises a direct subclass of email.errors.Me"),
+    ],
+)
+def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
+    library = load_world("pydocs")
+    grammar = grammar_of(library.graph, library.scheme)
+    query = Proj("raised exception of", Proj(relation, name))
+    text = say(query, grammar.book)
+    assert text.startswith("Going by the signatures and raise statements in Python's library, ")
+    assert said in text and read_question(text, grammar) == canonical(query)

@@ -206,7 +206,8 @@ class Phrasebook:
         if kinds == [word] and self.is_folder:  # where a name says its kind
             phrase = phrase._replace(of_thing="has {x}")
         noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
-        by_name = forms_by_name(relation, whens, noun, several, self._is_over(relation))
+        is_over = self._is_over(relation)
+        by_name = forms_by_name(relation, whens, noun, several, is_over)
         if not by_name:
             phrase = phrase._replace(owned=phrase.noun)
         common_rows = _rows()["common"]
@@ -218,7 +219,7 @@ class Phrasebook:
             same, sames = (own[form].replace("{x}", shared) for form in ("of_thing", "of_things"))
             phrase = phrase._replace(same=same, sames=sames)
         phrase = phrase._replace(**by_name, **own)
-        if not self._is_over(relation):
+        if not is_over:
             return phrase
         return phrase._replace(of_thing=in_the_past(phrase.of_thing), same=in_the_past(phrase.same))
 
@@ -345,6 +346,7 @@ class Phrasebook:
         pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
         values = [phrase.noun for phrase in self.phrases.values()]
         values += [phrase.owned for phrase in self.phrases.values() if phrase.owned]
+        values += [phrase.owner for phrase in self.phrases.values() if phrase.owner]
         return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
 
 
