@@ -372,3 +372,18 @@ def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
     text = say(query, grammar.book)
     assert text.startswith("Going by the signatures and raise statements in Python's library, ")
     assert said in text and read_question(text, grammar) == canonical(query)
+
+
+@pytest.mark.parametrize("name", ["cldr", "pydocs"])
+def test_every_form_of_every_phrase_is_read_back(name):
+    world = load_world(name)
+    grammar = grammar_of(world.graph, world.scheme)
+    for relation in grammar.book.phrases:
+        rows = world.graph.adjacent[relation]
+        thing = min(rows)
+        value, back = min(rows[thing]), f"{relation} of"
+        likes = Proj(back, Proj(relation, thing)), Proj(relation, Proj(back, value))
+        for query in (Proj(back, value), Proj(relation, thing), *likes):
+            for style in STYLES:
+                said = say(query, grammar.book, style)
+                assert read_question(said, grammar) == in_one_form(query), said
