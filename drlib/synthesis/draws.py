@@ -8,8 +8,7 @@ a solver reads at most `MAX_EFFORT` pages. Faults that a family has by its natur
 the thing where it closes) are `allowed` and stand in the data set's report.
 
 What a query asks is said in sentences that are proved to mean it
-(`drlib.synthesis.proven.word_question`), and in the older brackets where no sentence says it; a
-question that says its facts vaguely is always in brackets, for nothing could read it back.
+(`drlib.synthesis.proven.word_question`), and in the older brackets where no sentence says it.
 
 Left out, with the reason, are the recipes in `NOT_TAKEN`: they ask about something else than a
 world's facts, or make no questions.
@@ -18,7 +17,7 @@ world's facts, or make no questions.
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -34,7 +33,7 @@ from drlib.synthesis.engine import (
 )
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.families.webdancer import e2hqa
-from drlib.synthesis.families.websailor import hard_question
+from drlib.synthesis.families.websailor import hard_question, rare_seeds
 from drlib.synthesis.families.websailor_v2 import (
     bridge_question,
     cyclic_question,
@@ -117,9 +116,10 @@ def draw_block(
     if graph is None or not graph.facts or not _askable(graph):
         return Block([], "no page can be asked for: no two facts tell one from the others")
     rng = random.Random(f"{family}-{seed}-{block}")
+    grammar = grammar_of(world.graph, world.scheme)
     if plain:
-        graph = plain_part(graph, grammar_of(world.graph, world.scheme).book)
-    asked = SimpleNamespace(graph=graph, search=world.search)
+        graph = plain_part(graph, grammar.book)
+    asked = SimpleNamespace(graph=graph, search=world.search, grammar=grammar)
     return _collected(draws(asked, rng, hops), world, n, rng, hops, allowed, plain)
 
 
@@ -149,7 +149,7 @@ def _collected(
             if to_text(query) in questions:
                 reason = "asked before"
         if not reason:
-            text, wording = (vague, "brackets") if vague else _worded(query, world, rng)
+            text, wording = (vague, "sentences") if vague else _worded(query, world, rng)
             if any(says(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
                 reason = "told"
             elif plain and (wording == "brackets" or _is_strange(query, text, world)):
@@ -206,10 +206,10 @@ def _askable(graph: Graph) -> tuple[str, ...]:
 
 
 def _verified_draft(
-    graph: Graph, rng: random.Random, hops: int
+    answers: Sequence[str], graph: Graph, rng: random.Random, hops: int
 ) -> tuple[str, Query] | tuple[None, None]:
-    """(an answer, a query for it without fault), or (None, None): this draw found none."""
-    answer = rng.choice(_askable(graph))
+    """(one of `answers`, a query for it without fault), or (None, None): this draw found none."""
+    answer = rng.choice(answers)
     query = draft(answer, graph, rng, hops)
     if query is None or first_fault(query, graph):
         return None, None
@@ -219,7 +219,8 @@ def _verified_draft(
 def _webshaper(world, rng: random.Random, hops: int) -> Iterator[Found]:
     """Layer-wise expansion alone: intersections of projections, which triples can say."""
     while True:
-        answer, query = _verified_draft(world.graph, rng, rng.randint(2, hops))
+        answers = _askable(world.graph)
+        answer, query = _verified_draft(answers, world.graph, rng, rng.randint(2, hops))
         yield (answer, query, "") if query is not None else None
 
 
@@ -235,11 +236,12 @@ def _webdancer(world, rng: random.Random, hops: int) -> Iterator[Found]:
 
 
 def _websailor(world, rng: random.Random, hops: int) -> Iterator[Found]:
-    """Obfuscation: a question whose facts are said vaguely, until a search of ten results does
-    not find the answer."""
+    """Fog: a question for a rare thing whose facts are said vaguely, each clue wider than its
+    fact, until a search of ten results does not find the answer."""
+    rare = rare_seeds(_askable(world.graph), world.graph)
     while True:
-        answer, query = _verified_draft(world.graph, rng, rng.randint(2, hops))
-        hard = hard_question(query, world, rng) if query is not None else None
+        answer, query = _verified_draft(rare, world.graph, rng, rng.randint(2, hops))
+        hard = hard_question(query, world, world.grammar, rng) if query is not None else None
         yield (answer, hard[1].query, hard[0]) if hard else None
 
 
