@@ -91,7 +91,7 @@ def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
 
     assert strange(plain=True) == [False] * 6
     assert any(strange(plain=False))
-    vague = draw_block("websailor", cldr, 1, 5, 0, 2, plain=True)  # whose texts are in brackets
+    vague = draw_block("websailor", cldr, 1, 5, 0, 2, plain=True)  # unions of initials
     assert vague.questions == [] and "not plain" in vague.note
 
 

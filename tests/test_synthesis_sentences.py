@@ -387,3 +387,12 @@ def test_every_form_of_every_phrase_is_read_back(name):
             for style in STYLES:
                 said = say(query, grammar.book, style)
                 assert read_question(said, grammar) == in_one_form(query), said
+
+
+def test_a_verb_agrees_with_its_noun():
+    library = load_world("pydocs")
+    grammar = grammar_of(library.graph, library.scheme)
+    query = Count(Proj("raised exception of", "aifc.Error"))
+    for style in STYLES:
+        text = say(query, grammar.book, style)
+        assert "methods that raise aifc.Error" in text and read_question(text, grammar) == query

@@ -14,6 +14,7 @@ said as what they are: "the Georgian language", "the Norwegian Krone", "the Caym
 Articles and plurals are inflect's. Left out: languages other than English.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -360,6 +361,13 @@ def _english():
 def pronoun(noun: str) -> str:
     """The word that joins a clause to `noun`: who or that."""
     return "who " if noun in PERSONS else "that "
+
+
+def of_several(clause: str) -> str:
+    """`clause` about several things: "that raises {x}" -> "that raise {x}". Only a verb after
+    "that" has a number; "raising" has none."""
+    clause = re.sub(r"^that has ", "that have ", clause)
+    return re.sub(r"^that (\w+)s ", r"that \1 ", clause)
 
 
 @lru_cache(maxsize=4096)

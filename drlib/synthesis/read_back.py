@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from drlib.synthesis.phrases import Phrasebook, plural
+from drlib.synthesis.phrases import Phrasebook, of_several, plural
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -84,7 +84,8 @@ class Grammar:
             (phrase.along, phrase.alongs, lambda of: Proj(relation, Proj(back, of))),
         )
         for verb, clause, made in makers:
-            for text, forms in ((verb, self.verbs), (clause, self.clauses)) if verb else ():
+            said = [(text, self.clauses) for text in {clause, of_several(clause)}]
+            for text, forms in ((verb, self.verbs), *said) if verb else ():
                 before, after = text.split("{x}")
                 forms[before.split(" ", 1)[0]].append(Form(before, after, made))
         for is_verb, text in ((True, phrase.during), (False, phrase.durings)):

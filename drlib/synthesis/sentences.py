@@ -16,7 +16,7 @@ Left out: the short wordings that small policies learn (`drlib.synthesis.wording
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from drlib.synthesis.phrases import Phrasebook, plural, pronoun, with_article
+from drlib.synthesis.phrases import Phrasebook, of_several, plural, pronoun, with_article
 from drlib.synthesis.queries import (
     And,
     Count,
@@ -138,7 +138,7 @@ class _Speaker:
         )
         if is_one and several:
             return self.conditions(query, is_verb=True, that=pronoun(self.noun(query)))
-        return self.conditions(query)
+        return self.conditions(query, several=not is_one)
 
     def noun(self, query: Query) -> str:
         """What the answers of `query` are called."""
@@ -149,7 +149,9 @@ class _Speaker:
         relation = inner.relation if isinstance(inner, Proj) else ""
         return self.book.noun(evaluate_query(query, self.book.graph), relation)
 
-    def conditions(self, query: Query, is_verb: bool = False, that: str = "") -> str:
+    def conditions(
+        self, query: Query, is_verb: bool = False, that: str = "", several: bool = False
+    ) -> str:
         """What the things of `query` fulfil, joined: the one that nests deepest comes last."""
         excluded = None
         if isinstance(query, Diff):
@@ -163,7 +165,7 @@ class _Speaker:
             has_clause = number > 1 and (
                 clauses(parts[number - 2]) > 1 or " that " in said.removeprefix(that)
             )
-            said = that + self.condition(part, room, is_verb)
+            said = that + self.condition(part, room, is_verb, several)
             text += said if number == 1 else f"{', and ' if has_clause else ' and '}{said}"
         if excluded is None:
             return text
@@ -179,10 +181,12 @@ class _Speaker:
         shares = relation and shared_with(query) is not None
         return bool(shares) and " that " in self.book.phrases[relation].same
 
-    def condition(self, query: Query, room: int, is_verb: bool) -> str:
-        """One condition, as a verb of one thing or a clause about any number of things."""
+    def condition(self, query: Query, room: int, is_verb: bool, several: bool = False) -> str:
+        """One condition, as a verb of one thing or a clause about any number of things; `several`:
+        a clause that follows a plural."""
         if isinstance(query, Proj):
-            return self.fact(query, room, is_verb)
+            said = self.fact(query, room, is_verb)
+            return of_several(said) if several else said
         if isinstance(query, Range):
             return self.span(query, is_verb)
         if (
@@ -247,21 +251,21 @@ class _Speaker:
             return f"{f'the {noun}' if is_one else with_article(noun)} {clause}"
         return self.reference(query, "member")
 
-    def noun_and_clause(self, query: Proj, room: int) -> tuple[str, str]:
+    def noun_and_clause(self, query: Proj, room: int, several: bool = False) -> tuple[str, str]:
         """A noun and the one condition of what is described: ("exception", "raised by the module"),
         or, where a noun says the relation, ("currency", "of Denmark")."""
         phrase = self.book.phrases[query.relation.removesuffix(" of")]
         noun = phrase.owner if query.relation.endswith(" of") else phrase.owned
         if noun:
             return noun, f"of {self.operand(query.of, room)}"
-        return self.noun(query), self.condition(query, room, False)
+        return self.noun(query), self.condition(query, room, False, several)
 
     def group(self, query: Query, room: int) -> str:
         """A noun phrase for all of the things of `query`, in the plural."""
         if isinstance(query, str):
             return self.said(query)
         if query not in self._found and _fits(query, room) and isinstance(query, Proj):
-            noun, clause = self.noun_and_clause(query, room - 1)
+            noun, clause = self.noun_and_clause(query, room - 1, several=True)
             return f"the {plural(noun)} {clause}"
         return self.reference(query, "group")
 
@@ -290,7 +294,7 @@ class _Speaker:
             said = " or ".join(self.operand(part, 0) for part in query.parts)
             return f"each {noun} that is {said}", False, noun
         if isinstance(query, Proj):
-            noun, clause = self.noun_and_clause(query, 2 * self._spare)
+            noun, clause = self.noun_and_clause(query, 2 * self._spare, several=not is_one)
         else:
             clause = self.which(query, is_one)
         return f"the {noun if is_one else plural(noun)} {clause}", is_one, noun
