@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 from query_examples import answers
 
-from drlib.synthesis.checks import conditions, constant_edges, faults
+from drlib.synthesis.checks import conditions, faults
 from drlib.synthesis.families.websailor_v2 import (
     bridge_question,
     cycle_rank,
@@ -19,7 +19,7 @@ from drlib.synthesis.families.websailor_v2 import (
     orbits,
     with_distractors,
 )
-from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate_query
+from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate_query, walk
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -139,18 +139,22 @@ def questions(make, subgraphs, graph):
                 yield focus, made
 
 
-def test_a_cycle_is_asked_as_two_paths_that_meet(graph, subgraphs):
-    made = list(questions(cyclic_question, subgraphs, graph))
-    assert len(made) >= 3
-    for focus, query in made:
+def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, subgraphs):
+    made = [(s, *row) for s in subgraphs for row in questions(cyclic_question, [s], graph)]
+    assert len(made) >= 4
+    for subgraph, focus, query in made:
         assert answers(query, graph) == {focus}  # brute force over all nodes
-        assert {*faults(query, graph)} <= {"redundant", "shortcut"}
-        assert constant_edges(query, graph) == 0
-        twice = [c for c, n in Counter(constants(query)).items() if n > 1]
-        assert twice and focus not in constants(query)
         inner = query.left if isinstance(query, Diff) else query
+        assert {*faults(query, graph)} <= {"redundant", "shortcut"}
+        assert "shortcut" not in faults(inner, graph)
         assert isinstance(inner, And) and all(isinstance(part.of, Proj) for part in inner.parts)
         assert all(len(evaluate_query(part, graph)) > 1 for part in inner.parts)  # no shortcut
+        said = Counter(part for part in walk(query) if isinstance(part, Proj))
+        (where,) = [part for part, n in said.items() if n > 1 and isinstance(part.of, str)]
+        (meeting,) = answers(where, graph)
+        assert meeting in subgraph and meeting != focus and meeting not in constants(query)
+        cycle = nx.simple_cycles(subgraph, length_bound=6)
+        assert any({focus, meeting} <= {*nodes} and where.of not in nodes for nodes in cycle)
 
 
 def island():
@@ -179,11 +183,14 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     assert cycle_rank(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
     assert set(nx.articulation_points(found)) == {"B", "C"}
     query = cyclic_question(found, "A", graph)
-    assert isinstance(query, Diff) and query.right == "B"
+    meeting = Proj("road of", "C")  # B, which nothing names
+    assert isinstance(query, Diff) and query.right == meeting
     assert set(query.left.parts) == {
-        Proj("guild of", Proj("guild", "B")),
-        Proj("lord of", Proj("lord", "B")),
+        Proj("guild of", Proj("guild", meeting)),
+        Proj("lord of", Proj("lord", meeting)),
     }
+    two_roads = Graph([*graph.nodes.values()], [*graph.facts, ("E", "road", "C")])
+    assert cyclic_question(found, "A", two_roads) is None  # nothing tells B from E
     query, bridge = bridge_question(found, "B", graph)
     assert bridge == ("B", "C") and evaluate_query(query, graph) == {"B"}
     assert evaluate_query(query, cut(graph, {"B", "C"})) == set()

@@ -4,8 +4,8 @@ A family is a way to make questions, named after the recipe that it comes from. 
 function that draws a block of them: the same world, block and seed give the same block, whatever
 was drawn before, so that a data set can be made piece by piece and go on after an interruption.
 Every question is a query that was executed: it has its one answer, the text does not tell it, and
-a solver reads at most `MAX_EFFORT` pages. Faults that a family has by its nature (a cycle names
-the thing where it closes) are `allowed` and stand in the data set's report.
+a solver reads at most `MAX_EFFORT` pages. Faults that a family has by its nature (a cycle says
+twice what tells the thing where it closes) are `allowed` and stand in the data set's report.
 
 What a query asks is said in sentences that are proved to mean it
 (`drlib.synthesis.proven.word_question`), and in the older brackets where no sentence says it.

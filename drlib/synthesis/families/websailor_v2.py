@@ -8,24 +8,36 @@ come kinds of uncertainty beyond obfuscation: distractors, and facts that no det
 
 Taken from it: walk, shapes, orbits, cyclic questions, bridges and distractors; every step is
 deterministic and every question is a query that `drlib.synthesis.checks` has executed. A cycle
-through the focus is asked as two paths that meet in one named node ("shares its currency and its
-language with Austria, and is not Austria"): the algebra has trees only, and a constant can stand in
-two places of one. Reduced: orbits are colour classes, coarser than true orbits at worst; a cycle
-closes in a node that is named. Missing: statistics per entity, and the pair of environments.
+through the focus is asked as two paths that meet in a node without a name, which a fact beside the
+cycle tells from all others ("uses the currency introduced in 1999, and has a region that formerly
+used that currency"): the algebra has trees only, and a description can stand in two places of one.
+So no page of the cycle is given, and a solver has to find where it closes. Reduced: orbits are
+colour classes, coarser than true orbits at worst. Missing: statistics per entity, and the pair of
+environments.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from itertools import combinations
 
 import networkx as nx
 
-from drlib.synthesis.checks import answer_of, conditions, constant_edges, faults
+from drlib.synthesis.checks import answer_of, conditions, faults
 from drlib.synthesis.expansion import all_needed
-from drlib.synthesis.queries import And, Diff, Proj, Query, evaluate_query
+from drlib.synthesis.queries import (
+    And,
+    Diff,
+    Proj,
+    Query,
+    constants,
+    evaluate_query,
+    substitute,
+)
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
 
-EXTRA_PATHS = 60  # further facts that are tried to tell the answer from what else fits
+EXTRA_PATHS = 200  # further facts that are tried to tell the answer from what else fits
+EXTRA_FACTS = 12  # that are tried to describe the node where a cycle closes
 RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
 WALKS = 200  # until a dense subgraph is given up
 STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
@@ -113,23 +125,52 @@ def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
 def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
     """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
 
-    It has no fault but the one named node where the cycle closes: said twice ("redundant"), and, if
-    it would be an answer itself, excluded by its name ("shortcut").
+    It names no node of the cycle. Its only faults may be that what describes the node where the
+    cycle closes is said twice, once for each way there ("redundant"), and a third time where that
+    node would be an answer itself and is excluded ("shortcut").
     """
-    for ring in _rings(subgraph, focus):
+    rings = _rings(subgraph, focus)
+    extra = _extra_paths(focus, graph) if rings else []
+    for ring in rings:
         middle = len(ring) // 2
         meeting = ring[middle]
+        descriptions = [*_descriptions(meeting, ring, graph)]
         one_way = _path(ring[: middle + 1], graph)
         other_way = _path(ring[middle:][::-1], graph)
-        for query in _enriched((one_way, other_way), focus, graph):
-            for candidate in (query, Diff(query, meeting)):
-                if (
-                    evaluate_query(candidate, graph) == {focus}
-                    and not constant_edges(candidate, graph)
-                    and {*faults(candidate, graph)} <= {"redundant", "shortcut"}
-                ):
-                    return candidate
+        for query in _enriched((one_way, other_way), extra, graph) if descriptions else ():
+            for named in (query, Diff(query, meeting)):
+                if evaluate_query(named, graph) != {focus}:
+                    continue
+                for described in descriptions:
+                    candidate = substitute(named, meeting, described)
+                    if not _has_a_fault(candidate, graph) and not _names_joined(candidate, graph):
+                        return candidate
     return None
+
+
+def _has_a_fault(query: And | Diff, graph: Graph) -> bool:
+    """Whether something else is wrong with a cyclic question than its nature."""
+    asked = query.left if isinstance(query, Diff) else query
+    others = {*faults(query, graph)} - {"redundant", "shortcut"}
+    return bool(others) or "shortcut" in faults(asked, graph)
+
+
+def _descriptions(title: str, ring: Sequence[str], graph: Graph) -> Iterator[Query]:
+    """Up to `EXTRA_FACTS` queries of one fact that `title` alone answers and that name no node of
+    the `ring`."""
+    facts = [
+        Proj(inverse(relation), value)
+        for relation in graph.relations[title]
+        for value in sorted(graph.values(title, relation) - {*ring})
+    ]
+    telling = [fact for fact in facts if evaluate_query(fact, graph) == {title}]
+    yield from random.Random(title).sample(telling, min(len(telling), EXTRA_FACTS))
+
+
+def _names_joined(query: Query, graph: Graph) -> bool:
+    """Whether a fact joins two of the different things that are named."""
+    pairs = combinations(sorted({*constants(query)}), 2)
+    return any(b in graph.neighbours.get(a, ()) for a, b in pairs)
 
 
 def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
@@ -150,12 +191,13 @@ def bridge_question(
     """(a verified query for `focus`, a bridge of `subgraph` that no solver can do without): when
     the facts that join the bridge's two ends are gone, `focus` is no answer in the whole graph.
     None: there is none."""
+    extra = _extra_paths(focus, graph)
     for bridge in sorted(nx.bridges(subgraph)):
         without = nx.restricted_view(subgraph, (), [bridge])
         near = nx.node_connected_component(without, focus)
         for anchor in sorted(set(subgraph) - near):
             path = _path(nx.shortest_path(subgraph, focus, anchor), graph)
-            for query in _enriched((path,), focus, graph):
+            for query in _enriched((path,), extra, graph):
                 if (
                     evaluate_query(query, graph) == {focus}
                     and not faults(query, graph)
@@ -237,9 +279,8 @@ def _path(nodes: list[str], graph: Graph) -> Query:
     return query
 
 
-def _enriched(arms: Sequence[Query], focus: str, graph: Graph) -> Iterator[Query]:
-    """And of `arms`, and of `arms` and one more path of two facts from `focus`, anywhere: those of
-    which all parts are needed and that at most one other thing fits."""
+def _extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]:
+    """Paths of two facts from `focus`, anywhere in the graph, with their answers."""
     near = graph.neighbours[focus]
     paths = [
         [focus, by, end]
@@ -247,9 +288,20 @@ def _enriched(arms: Sequence[Query], focus: str, graph: Graph) -> Iterator[Query
         for end in sorted(graph.neighbours[by] - near - {focus})
     ]
     some = random.Random(focus).sample(paths, min(len(paths), EXTRA_PATHS))
-    longer = ((*arms, _path(path, graph)) for path in some)
-    for parts in ((*arms,), *longer):
-        sets = [evaluate_query(part, graph) for part in parts]
-        left = frozenset.intersection(*sets)
-        if len(left) < 3 and all_needed(sets, len(left)):
-            yield And(parts) if len(parts) > 1 else parts[0]
+    queries = [_path(path, graph) for path in some]
+    return [(query, evaluate_query(query, graph)) for query in queries]
+
+
+def _enriched(
+    arms: Sequence[Query], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
+) -> Iterator[Query]:
+    """And of `arms`, and of `arms` and one of the `_extra_paths`: those of which all parts are
+    needed and that at most one other thing fits."""
+    sets = [evaluate_query(arm, graph) for arm in arms]
+    both = frozenset.intersection(*sets)
+    if len(both) < 3 and all_needed(sets, len(both)):
+        yield And(tuple(arms)) if len(arms) > 1 else arms[0]
+    for query, found in extra:
+        left = both & found
+        if len(left) < 3 and all_needed([*sets, found], len(left)):
+            yield And((*arms, query))
