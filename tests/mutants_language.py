@@ -1,5 +1,5 @@
-"""The faults of questions in sentences: drlib/synthesis/sentences.py, phrases.py and read_back.py
-(see `tests.mutants`)."""
+"""The faults of questions in sentences, of fog and of cycles: drlib/synthesis/sentences.py,
+phrases.py, read_back.py, families/websailor.py and websailor_v2.py (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -8,6 +8,8 @@ WORDS = f"{TESTS}::test_a_query_in_words_and_back"
 PLAIN = "tests/test_synthesis_plainness.py"
 PLAINNESS = "drlib/synthesis/plainness.py"
 SENTENCES = "drlib/synthesis/sentences.py"
+FOG = "drlib/synthesis/families/websailor.py"
+FOGGY = "tests/test_synthesis_websailor.py"
 
 MUTANTS = [
     Mutant(
@@ -121,5 +123,53 @@ MUTANTS = [
         '    if sentence.startswith("Find nothing"):\n',
         (WORDS,),
         "nobody names according to CLDR",
+    ),
+    Mutant(
+        "fog: a clue that fits the same things is fog",
+        FOG,
+        "    return fact < vague\n",
+        "    return fact <= vague\n",
+        (f"{FOGGY}::test_only_what_more_things_fit_is_fog",),
+        "another name of a thing counts as vague",
+    ),
+    Mutant(
+        "fog: a search is not asked",
+        FOG,
+        "    return [hit.title for hit in world.search(words, 1)] == [hidden]\n",
+        "    return False\n",
+        (f"{FOGGY}::test_a_clue_that_a_search_answers_with_what_it_hides_is_none",),
+        "one search gives the hidden name",
+    ),
+    Mutant(
+        "fog: seeds of which much is told",
+        FOG,
+        "    return tuple(title for title in titles if neighbours[title] <= most)\n",
+        "    return tuple(title for title in titles if neighbours[title] >= most)\n",
+        (f"{FOGGY}::test_rare_seeds_are_the_half_of_which_least_is_told",),
+        "questions are about what everybody knows",
+    ),
+    Mutant(
+        "fog: initials that nothing of this relation has",
+        FOG,
+        "        if _initials(title) == short and graph.values(title, fact.relation)\n",
+        "        if _initials(title) == short\n",
+        (f"{FOGGY}::test_a_name_becomes_initials_that_similar_names_share",),
+        "an idle branch keeps the clue from being used",
+    ),
+    Mutant(
+        "cycles: the node where one closes is named",
+        "drlib/synthesis/families/websailor_v2.py",
+        "candidate = substitute(named, meeting, described)",
+        "candidate = named",
+        ("tests/test_synthesis_websailor_v2.py",),
+        "a page of the cycle is given",
+    ),
+    Mutant(
+        "sentences: a plural takes the verb of one",
+        SENTENCES,
+        "            return of_several(said) if several else said\n",
+        "            return said\n",
+        (f"{TESTS}::test_a_verb_agrees_with_its_noun",),
+        "functions that raises",
     ),
 ]
