@@ -6,11 +6,13 @@ Run: python -m pytest tests/test_training_warm.py
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,6 +23,7 @@ from drlib.lab import launching
 from drlib.training import build, stages, warm
 from drlib.training.warm import WarmRanks, server
 from tests.lab_programs import running, start, wait_for
+from tests.real_examples import built, miniature
 
 PROGRAM = """
 import json, os, sys, time
@@ -31,7 +34,9 @@ def main():
     ranks = Ranks()
     sums = ranks.sum({"rank": ranks.rank + 1.0})
     with open(f"{out}.{ranks.rank}.tmp", "w") as file:
-        json.dump({"pid": os.getpid(), "argv": sys.argv, "size": ranks.size, **sums}, file)
+        told = sorted({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & {*os.environ})
+        said = {"pid": os.getpid(), "argv": sys.argv, "size": ranks.size, "environment": told}
+        json.dump(said | sums, file)
     os.replace(f"{out}.{ranks.rank}.tmp", f"{out}.{ranks.rank}")
     if mode == "fail" and ranks.rank == 1:
         sys.exit("error: rank 1 could not go on")
@@ -72,6 +77,13 @@ def program(place, tmp_path, monkeypatch):
     return fork, wrote, log
 
 
+def threads_of(there):
+    """The names of a server's threads: a fork has the main one alone; jemalloc starts its own."""
+    tasks = Path(f"/proc/{there.process.pid}/task").glob("*/comm")  # on Linux alone
+    names = [task.read_text().strip() for task in tasks]
+    return [name for name in names if not name.startswith("jemalloc")]
+
+
 def is_there(wrote, rank):
     try:
         return bool(wrote(rank))
@@ -92,10 +104,7 @@ def test_ranks_meet_and_are_fresh_processes_of_one_server(program):
     printed = sorted(log.read_text().splitlines())
     assert printed == ["fine from rank 0"] * 2 + ["fine from rank 1"] * 2
     assert len(warm._servers) == 1
-    if sys.platform == "linux":  # a fork has the main thread alone; jemalloc starts its own again
-        tasks = Path(f"/proc/{warm._servers[0].process.pid}/task").glob("*/comm")
-        names = [task.read_text().strip() for task in tasks]
-        assert len([name for name in names if not name.startswith("jemalloc")]) == 1, names
+    assert len(threads_of(warm._servers[0])) <= 1
 
 
 def test_the_others_end_with_the_one_that_fails(program):
@@ -168,11 +177,50 @@ def test_a_fork_does_not_use_its_parents_server(program):
     fork, *_ = program
     assert fork("end", 1).wait(60) == 0
     there = warm._servers[0]
-    environment = launching._environment()
-    assert there.fits(environment, lab.ROOT)
+    ground = warm._ground(launching._environment(), lab.ROOT, "local")
+    assert there.fits(ground)
     there.owner += 1
-    assert not there.fits(environment, lab.ROOT)
+    assert not there.fits(ground)
     there.owner -= 1
+
+
+def test_another_trainer_starts_another_server(program, tmp_path):
+    fork, wrote, log = program
+    assert fork("end", 1).wait(60) == 0
+    first = warm._servers[0]
+    second = server(launching._environment(), lab.ROOT, "trl")
+    assert second is not first and second is warm._servers[0]
+    assert WarmRanks(second, "warm_program", [tmp_path / "out", "end"], 1, log).wait(60) == 0
+    assert len(threads_of(second)) <= 1 and wrote(0)["size"] == 1
+
+
+def test_one_alone_is_nobodys_rank(program):
+    """accelerate would take RANK in the environment for a distributed run and wait for it."""
+    fork, wrote, _ = program
+    assert fork("end", 1).wait(60) == 0
+    assert wrote(0)["environment"] == []
+    assert fork("end", 2).wait(60) == 0
+    assert "WORLD_SIZE" in wrote(0)["environment"]
+
+
+@pytest.mark.parametrize(
+    "settings, processes, device, can",
+    [
+        ({"trainer": "local", "engine": "local"}, 2, "", True),
+        ({"trainer": "local", "engine": "local"}, 1, "nvidia0", True),
+        ({"trainer": "trl", "engine": "hf"}, 1, "", True),
+        ({"trainer": "trl", "engine": "hf"}, 1, "nvidia0", False),
+        ({"trainer": "trl", "engine": "hf"}, 1, "kfd", False),
+        ({"trainer": "trl", "engine": "hf"}, 2, "", False),
+        ({"trainer": "trl", "engine": "vllm"}, 1, "", False),
+    ],
+)
+def test_what_may_be_forked(settings, processes, device, can, tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "DEVICES", tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in filter(None, ["null", "nvram", device]):
+        (tmp_path / name).touch()
+    assert warm.can_fork(SimpleNamespace(**settings), processes) is can
 
 
 # ------------------------------------------------------------------ stages
@@ -191,6 +239,23 @@ def test_a_stage_has_the_bits_of_a_cold_start(tmp_path):
                 launching.launch(build.MODULE, stages.arguments(name, config, runs), processes)
         weights = stages.folder("cpt", config, runs) / "policy" / stages.WEIGHTS
         hashes.append(hashlib.sha256(weights.read_bytes()).hexdigest())
+    assert hashes[0] == hashes[1]
+
+
+def test_a_stage_of_trl_has_the_bits_of_a_cold_start(tmp_path):
+    """Fine-tuning of a miniature model with adapters, forked and by `python -m`."""
+    runs = {how: tmp_path / how for how in ("warm", "cold")}
+    config = miniature(tmp_path, "llama")
+    *before, sft = stages.needed("sft", config, runs["warm"])
+    for name in before:
+        built(name, config, runs["warm"])
+    shutil.copytree(runs["warm"], runs["cold"])
+    if not warm.can_fork(config, 1):
+        pytest.skip("this machine has an accelerator: stages of TRL are not forked")
+    lab.ensure(sft, config, runs=runs["warm"])
+    launching.launch(build.MODULE, stages.arguments(sft, config, runs["cold"]))
+    folders = [stages.folder(sft, config, where) / "policy" for where in runs.values()]
+    hashes = [hashlib.sha256((f / stages.WEIGHTS).read_bytes()).hexdigest() for f in folders]
     assert hashes[0] == hashes[1]
 
 

@@ -24,7 +24,7 @@ import psutil
 
 from drlib.config import Config
 from drlib.lab.display import ROOT, progress
-from drlib.training.warm import WarmRanks, server, stop_with_parent
+from drlib.training.warm import WarmRanks, can_fork, server, stop_with_parent
 
 LOGS = ROOT / "runs" / "logs"
 GRACE_S = 10.0  # from SIGINT to SIGKILL
@@ -148,10 +148,10 @@ def ensure(stage: str, config, *, runs: Path | None = None, processes: int | Non
         ranks = (processes or config.processes) if spec.parallel else 1
         follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
         total = getattr(config, spec.steps) if spec.steps else None
-        if config.trainer == "local":
+        if can_fork(config, ranks):
             log = _new_log(name)
             with _one_warm_stage:
-                warm = server(_environment(), ROOT)
+                warm = server(_environment(), ROOT, config.trainer)
                 child = WarmRanks(warm, build.MODULE, arguments, ranks, log)
                 _attend(child, name, log, follow, total)
         else:

@@ -13,8 +13,9 @@ environment has changed since the server began, the next stage starts another on
 Python's own fork server (multiprocessing) would import the program's main module again in every
 fork: a script that calls `lab.ensure` without a guard would run itself.
 
-Left out: stages of TRL (a process that was forked may not be able to use a GPU), and two stages at
-the same time from one program (the second waits).
+TRL's stages are forked too where they are one process on a machine without an accelerator: what
+they import may ask for a GPU, and then a fork cannot use it. Left out: two stages at the same time
+from one program (the second waits).
 """
 
 import ctypes
@@ -34,14 +35,13 @@ from pathlib import Path
 import psutil
 
 PACKAGE = Path(__file__).resolve().parents[1]
-PRELOADED = (
-    "drlib.training.build",
-    "drlib.training.data",
-    "drlib.training.pretrain",
-    "drlib.training.sft",
-    "drlib.training.grpo",
-    "drlib.evals.evaluate",
-)
+OF_EVERY_LINE = ("drlib.training.build", "drlib.training.data", "drlib.evals.evaluate")
+PRELOADED = {  # trainer -> what its stages import
+    "local": (*OF_EVERY_LINE, *(f"drlib.training.{name}" for name in ("pretrain", "sft", "grpo"))),
+    "trl": (*OF_EVERY_LINE, "drlib.training.sft_trl", "drlib.training.grpo_trl"),
+}
+ACCELERATORS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*", "davinci*", "xpu*")  # in /dev
+DEVICES = Path("/dev")
 NO_MATTER = {"PYTEST_CURRENT_TEST"}  # it changes from test to test, and no stage reads it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -61,14 +61,24 @@ def stop_with_parent() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-class Server:
-    """A process that has imported what stages import, and forks."""
+def can_fork(config, processes: int) -> bool:
+    """Whether a stage with these settings, on so many processes, does the same in forks."""
+    if config.trainer == "local":
+        return True
+    has_accelerator = sys.platform != "linux" or any(
+        device for name in ACCELERATORS for device in DEVICES.glob(name)
+    )
+    return processes == 1 and config.engine != "vllm" and not has_accelerator
 
-    def __init__(self, environment: Mapping[str, str], cwd: Path):
-        self.owner, self.ground = os.getpid(), _ground(environment, cwd)
+
+class Server:
+    """A process that has imported what the stages of a trainer import, and forks."""
+
+    def __init__(self, environment: Mapping[str, str], cwd: Path, trainer: str):
+        self.owner, self.ground = os.getpid(), _ground(environment, cwd, trainer)
         self.requests = 0  # so far; answers carry the number of theirs
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "drlib.training.warm"],
+            [sys.executable, "-m", "drlib.training.warm", trainer],
             cwd=cwd,
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -78,10 +88,9 @@ class Server:
             preexec_fn=stop_with_parent,
         )
 
-    def fits(self, environment: Mapping[str, str], cwd: Path) -> bool:
+    def fits(self, ground: tuple) -> bool:
         """Whether it runs, is this process's own, and began with the same code and environment."""
-        is_own = self.owner == os.getpid()
-        return is_own and self.process.poll() is None and self.ground == _ground(environment, cwd)
+        return self.owner == os.getpid() and self.process.poll() is None and self.ground == ground
 
     def fork(self, request: dict) -> int:
         """Ask for forks; returns the request's number."""
@@ -113,19 +122,20 @@ class Server:
         self.process.stdout.close()
 
 
-def _ground(environment: Mapping[str, str], cwd: Path) -> tuple:
-    """What a fork takes over: the environment, and the library as it lies on the disk."""
+def _ground(environment: Mapping[str, str], cwd: Path, trainer: str) -> tuple:
+    """What a fork takes over: the environment, the library as it lies on the disk, and what of it
+    is imported."""
     settings = sorted(item for item in environment.items() if item[0] not in NO_MATTER)
     sources = sorted((str(p), p.stat().st_mtime_ns) for p in PACKAGE.rglob("*.py"))
-    return cwd, settings, sources
+    return cwd, settings, sources, trainer
 
 
-def server(environment: Mapping[str, str], cwd: Path) -> Server:
+def server(environment: Mapping[str, str], cwd: Path, trainer: str = "local") -> Server:
     """The server whose forks are as new processes would be; one that is not is replaced."""
-    if _servers and not _servers[0].fits(environment, cwd):
+    if _servers and not _servers[0].fits(_ground(environment, cwd, trainer)):
         _servers.pop().stop()
     if not _servers:
-        _servers.append(Server(environment, cwd))
+        _servers.append(Server(environment, cwd, trainer))
     return _servers[0]
 
 
@@ -243,25 +253,27 @@ def serve() -> list[str]:
 
 
 def _become(rank: int, request: dict) -> None:
-    """What a program that starts this rank would have given it."""
+    """What a program that starts this rank would have given it: one alone is started by Python, and
+    is nobody's rank (accelerate would look for the others)."""
     stop_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(request["log"], "ab") as log, open(os.devnull, "rb") as nothing:
         for stream, file in ((0, nothing), (1, log), (2, log)):
             os.dup2(file.fileno(), stream)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(request["processes"]),
-        "LOCAL_WORLD_SIZE": str(request["processes"]),
-        "DRLIB_RENDEZVOUS": request["meeting"],
-    }
+    if request["processes"] > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(request["processes"]),
+            "LOCAL_WORLD_SIZE": str(request["processes"]),
+            "DRLIB_RENDEZVOUS": request["meeting"],
+        }
     sys.argv = request["command"]
 
 
 def main() -> None:
     """The server; and, in its forks, the program that was asked for."""
-    for name in PRELOADED:
+    for name in PRELOADED[sys.argv[1]]:
         importlib.import_module(name)
     module, *_ = serve()
     importlib.import_module(module).main()
