@@ -3,11 +3,16 @@
 Run: python -m pytest tests/test_analysis_sweep.py
 """
 
+import copy
 from itertools import combinations
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from drlib.analysis import sweep_plots
+from drlib.analysis.plots import CONTROL
+from drlib.lab.findings_page import EFFECTS, reference_sweeps
 from drlib.lab.sweep_runs import RESULTS
 from drlib.lab.sweep_table import curves, summary
 from tests.sweep_examples import HALF, RIGHT, asked, keep_made, rows, toy_sweep
@@ -83,3 +88,39 @@ def test_supervised_arms_are_drawn_by_their_loss(tmp_path):
     ax = sweep_plots.sweep_figure(found, curves(found, tmp_path / RESULTS)).axes[2]
     assert ax.get_ylabel() == "loss, nats a token" and ax.get_xlabel() == "step"
     assert list(ax.get_lines()[0].get_ydata()) == pytest.approx([4, 3.5])
+
+
+def test_the_effects_of_many_sweeps_are_in_one_figure(tmp_path):
+    """Each arm's interval once, under its sweep, in the order given; colour without zero."""
+    sweeps = []
+    for number in (2, 3):
+        (tmp_path / str(number)).mkdir()
+        sweeps.append(many(tmp_path / str(number), number)[0])
+    sure = copy.deepcopy(sweeps[0]) | {"name": "sure"}
+    for arm, (low, high) in zip(sure["arms"][1:], ((0.1, 0.3), (-0.1, 0.3))):
+        arm["asked"][0]["difference"] |= {"effect": 0.2, "interval": [low, high]}
+    wanted = []
+    for found in (*sweeps, sure):
+        wanted.append((f"{found['name']}, less {found['control']}", None))
+        arms = [(arm["arm"], arm["asked"][0].get("difference")) for arm in found["arms"]]
+        wanted += [(name, [100 * x for x in less["interval"]]) for name, less in arms if less]
+    figure = sweep_plots.effects_figure([*sweeps, sure])
+    shown, colors = [], {}
+    for ax in figure.axes:
+        bars = {line.get_ydata()[0]: line for line in ax.get_lines() if line.get_ls() == "-"}
+        for y, label in enumerate(ax.get_yticklabels()):
+            interval = list(bars[y].get_xdata()) if y in bars else None
+            shown.append((label.get_text(), interval))
+            colors[len(shown) - 1] = bars[y].get_color() if y in bars else None
+        assert -ax.get_xlim()[0] == ax.get_xlim()[1] == figure.axes[0].get_xlim()[1]
+    assert shown == wanted
+    excludes = [i for i, (_, ends) in enumerate(wanted) if ends and not ends[0] <= 0 <= ends[1]]
+    assert [i for i, color in colors.items() if color not in (None, CONTROL)] == excludes
+
+
+def test_the_committed_figure_of_all_sweeps_is_of_the_files_as_they_are(tmp_path):
+    again = tmp_path / "effects.png"
+    again.write_bytes(sweep_plots.drawn(sweep_plots.effects_figure(reference_sweeps())))
+    kept, made = plt.imread(EFFECTS), plt.imread(again)
+    assert kept.shape == made.shape, "run python -m drlib.lab table"
+    assert (np.abs(kept - made) > 0.1).sum() < 10, "run python -m drlib.lab table"

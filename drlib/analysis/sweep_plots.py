@@ -4,6 +4,7 @@ Left: held-out accuracy with its interval, and each seed as a dot. Middle: the p
 the control with its interval. Right: accuracy in training against the tokens that were generated
 for it, the mean over seeds and their range. An arm has one colour in all three and a line of its
 own in the first two, so eight arms are as legible as two; the control is grey and dashed.
+`effects_figure` has the differences of many sweeps in one picture.
 
 Drawn from what `drlib.lab.sweep_table` wrote; nothing here trains or reads a file.
 """
@@ -41,6 +42,55 @@ def sweep_figure(found: Mapping, curves: Curves) -> Figure:
         _training_panel(axes[2], found, curves, looks)
         fig.suptitle(textwrap.fill(f"{found['name']}: {found['about']}", 130), fontsize=11)
     return fig
+
+
+def effects_figure(sweeps: Sequence[Mapping], columns: int = 2) -> Figure:
+    """Every arm of some sweeps (sweep.json) less the control of its own sweep, with its interval,
+    in points of the first question that its sweep asks. In colour: the interval excludes zero.
+
+    A sweep's arms stand together under its name and its control's; a sweep stays in one column.
+    """
+    blocks = [_effects(found) for found in sweeps]
+    total = sum(len(block) for block in blocks)
+    shares: list[list] = [[] for _ in range(columns)]
+    for block in blocks:  # in order, a new column once the one before has its share of the rows
+        before = sum(map(len, shares))
+        place = min(columns * before // max(total, 1), columns - 1)
+        shares[place] += block
+    with plt.style.context(STYLE):
+        height = 0.9 + 0.235 * max(map(len, shares))
+        fig, axes = plt.subplots(
+            1, columns, figsize=(6.2 * columns, height), layout="constrained", squeeze=False
+        )
+        for ax, rows in zip(axes[0], shares):
+            _effects_panel(ax, rows)
+        widest = max((max(map(abs, ax.get_xlim())) for ax in axes[0]), default=1.0)
+        for ax in axes[0]:
+            ax.set(xlim=(-widest, widest), xlabel="points less the control")
+    return fig
+
+
+def _effects(found: Mapping) -> list[tuple[str, Mapping | None]]:
+    """A sweep's lines: its heading, and a label and difference for each arm that has one."""
+    lines = [
+        (arm["arm"], arm["asked"][0].get("difference")) for arm in found["arms"] if arm["asked"]
+    ]
+    return [(f"{found['name']}, less {found['control']}", None), *(row for row in lines if row[1])]
+
+
+def _effects_panel(ax: Axes, rows: Sequence[tuple[str, Mapping | None]]) -> None:
+    ax.axvline(0, color=CONTROL, lw=1.2, ls="--")
+    for y, (_, difference) in enumerate(rows):
+        if difference:
+            low, high = difference["interval"]
+            color = CONTROL if low <= 0 <= high else COLORS[1]
+            _interval(ax, y, difference["effect"], difference["interval"], color)
+    ax.set_yticks(range(len(rows)), [name for name, _ in rows])
+    for label, (_, difference) in zip(ax.get_yticklabels(), rows):
+        label.set_weight("normal" if difference else "bold")
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.grid(False, axis="y")
 
 
 def drawn(fig: Figure) -> bytes:

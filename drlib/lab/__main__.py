@@ -159,11 +159,13 @@ def _strategies(args) -> None:
 
 
 def _table(args) -> None:
-    from drlib.lab.findings_page import FINDINGS_PAGE, findings_page
+    from drlib.analysis.sweep_plots import drawn, effects_figure
+    from drlib.lab.findings_page import EFFECTS, FINDINGS_PAGE, findings_page, reference_sweeps
     from drlib.lab.reference import readme_blocks, refresh_readme
 
     changed = refresh_readme(ROOT / "README.md", readme_blocks())
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")
+    print(write_whole(EFFECTS, drawn(effects_figure(reference_sweeps()))))
     print(write_whole(FINDINGS_PAGE, findings_page()))
 
 

@@ -14,6 +14,7 @@ from drlib.lab.findings import FINDINGS
 from drlib.lab.sweep import REFERENCE_SWEEPS
 
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
+EFFECTS = REFERENCE_SWEEPS / "effects.png"
 HEADS = (
     "claim",
     "source",
@@ -33,14 +34,16 @@ effect one would seem to have some.
 
 This page is drawn from the files in figures/reference by `python -m drlib.lab table`.
 """
+IN_ONE = """Every arm of every sweep less its control, in points of the first question that the
+sweep asks (held-out search, sampled). In colour where the interval leaves zero out."""
 
 
 def findings_block(folder: Path = FINDINGS, sweeps: Path = REFERENCE_SWEEPS) -> str:
     """The committed claims as a Markdown table."""
     lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
     found = [_read(path) for path in sorted(folder.glob("*.json"))]
-    for path in sorted(sweeps.glob("*/sweep.json")):
-        found += _claims_of(_read(path))
+    for sweep in reference_sweeps(sweeps):
+        found += _claims_of(sweep)
     for claim in found:
         on, off = (f"{100 * share:.1f}" for share in claim["accuracy"])
         low, high = (f"{100 * end:+.1f}" for end in claim["interval"])
@@ -81,9 +84,15 @@ def _claims_of(sweep: Mapping) -> Iterator[dict]:
         }
 
 
+def reference_sweeps(sweeps: Path = REFERENCE_SWEEPS) -> list[dict]:
+    """The summaries of the committed sweeps, by their names."""
+    return [_read(path) for path in sorted(sweeps.glob("*/sweep.json"))]
+
+
 def findings_page(folder: Path = FINDINGS, sweeps: Path = REFERENCE_SWEEPS) -> str:
-    """docs/findings.md: all claims, and each sweep with its table and its figure."""
-    parts = [OPENING, "## Claims", findings_block(folder, sweeps)]
+    """docs/findings.md: all claims, all sweeps in one figure, each with its table and its own."""
+    effects = f"![effects](../{EFFECTS.relative_to(ROOT).as_posix()})"
+    parts = [OPENING, "## Claims", findings_block(folder, sweeps), "## All sweeps", IN_ONE, effects]
     for path in sorted(sweeps.glob("*/table.md")):
         name = path.parent.name
         table = re.sub("^# ", "## Sweep: ", path.read_text(encoding="utf-8")).strip()
