@@ -189,4 +189,28 @@ MUTANTS = [
         (f"{WARM_TESTS}::test_whoever_waits_may_give_up",),
         "stages are killed instead of saving",
     ),
+    Mutant(
+        "warm: one alone is a rank",
+        WARM,
+        '    if request["processes"] > 1:\n',
+        '    if request["processes"] > 0:\n',
+        (f"{WARM_TESTS}::test_one_alone_is_nobodys_rank",),
+        "accelerate waits for the others",
+    ),
+    Mutant(
+        "warm: an accelerator is no matter",
+        WARM,
+        "and not has_accelerator\n",
+        "and (has_accelerator or True)\n",
+        (f"{WARM_TESTS}::test_what_may_be_forked",),
+        "a fork that cannot use the GPU",
+    ),
+    Mutant(
+        "effects: an interval around zero is in colour",
+        PLOTS,
+        "            color = CONTROL if low <= 0 <= high else COLORS[1]\n",
+        "            color = CONTROL if low >= 0 >= high else COLORS[1]\n",
+        ("tests/test_analysis_sweep.py::test_the_effects_of_many_sweeps_are_in_one_figure",),
+        "chance looks like an effect",
+    ),
 ]
