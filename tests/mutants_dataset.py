@@ -54,4 +54,20 @@ MUTANTS = [
         (f"{TESTS}::test_every_family_asks_what_has_one_answer",),
         "a data set ends after one block",
     ),
+    Mutant(
+        "dataset: what a model knows stays in",
+        "drlib/synthesis/dataset.py",
+        'if not row.get("closed_book")]',
+        'if row.get("closed_book") != 1.0]',
+        (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),
+        "a question that needs no tool trains tool use",
+    ),
+    Mutant(
+        "dataset: who could not be asked knows nothing",
+        "drlib/synthesis/dataset.py",
+        '    kept = [row for row in found if row["closed_book"] is not None]\n',
+        "    kept = found\n",
+        (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),
+        "a server that is down makes every question hard",
+    ),
 ]

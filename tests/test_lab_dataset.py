@@ -22,6 +22,7 @@ from drlib.synthesis.export import read_tasks
 from drlib.synthesis.queries import evaluate_query, from_text
 from drlib.worlds import load_world
 from tests.folder_examples import guild_folder, island_folder
+from tests.scripted_server import Scripted
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -214,3 +215,48 @@ def test_a_folder_of_another_wish_is_left_alone(made, notes, capsys):
     assert main([*arguments(notes, made), "--seed", "1"]) == 1
     assert "seed was 0 and is 1" in capsys.readouterr().err
     assert bytes_of(made) == before
+
+
+def test_what_a_model_knows_by_heart_is_left_out(made, notes, tmp_path):
+    """A real server: five answers it knows at every try, one question it cannot take."""
+    rows = rows_of(made, "train")
+    *known, refused = rows[:6]
+    answers = {row["question"]: f"<think>hm</think>{row['answer']}" for row in known}
+    answers[refused["question"]] = None  # HTTP status 400
+
+    out = tmp_path / "set"
+    with Scripted(lambda messages: answers.get(messages[-1]["content"], "no idea")) as server:
+        asked_of = ["--closed-book", server.url, "--model", "scripted", "--tries", "2"]
+        assert main([*arguments(notes, out), *asked_of]) == 0
+        asked = server.asked
+        data = bytes_of(out / "data")
+        assert main([*arguments(notes, out), *asked_of]) == 0
+        again = 2 * 2  # what nobody could judge: two tries in each of two rounds
+        assert server.asked == asked + again
+    assert bytes_of(out / "data") == data
+    kept = [row for side in ("train", "test") for row in rows_of(out, side)]
+    assert len(kept) == 40 and {row["closed_book"] for row in kept} == {0.0}
+    assert not {row["question"] for row in kept} & {*answers}
+    card = (out / "README.md").read_text()
+    heads, _, *cells = [line.split(" | ") for line in card.splitlines() if line.startswith("|")]
+    columns = {name.strip("| "): place for place, name in enumerate(heads)}
+    dropped = {
+        reason: sum(int(row[columns[reason]].strip("| ")) for row in cells)
+        for reason in ("answered from memory", "not judged closed book")
+    }
+    assert dropped == {"answered from memory": 5, "not judged closed book": 1}
+    assert "closed_book scripted, tries 2" in card
+    assert not any("closed_book" in row for row in rows)  # where no model was asked
+
+
+def test_a_model_that_says_nothing_is_an_error_and_leaves_no_card(notes, tmp_path, capsys):
+    out = tmp_path / "set"
+    with Scripted(lambda messages: "no idea") as server:
+        wrong_name = ["--closed-book", server.url, "--model", "another"]
+        assert main([*arguments(notes, out), *wrong_name]) == 1
+    assert "answered none of" in capsys.readouterr().err and not (out / "README.md").exists()
+    for some in (["--model", "scripted"], ["--closed-book", "http://127.0.0.1:9/v1"]):
+        assert main([*arguments(notes, out), *some]) == 1
+        assert "go together" in capsys.readouterr().err
+    assert main([*arguments(notes, out), "--closed-book", "nowhere", "--model", "scripted"]) == 1
+    assert "is not an http(s) address" in capsys.readouterr().err

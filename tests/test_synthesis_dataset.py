@@ -348,6 +348,7 @@ def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
         ({"hops": 1}, "at least 2 look-ups"),
         ({"test_share": 1.0}, "test_share must be"),
         ({"max_share": -0.1}, "max_share must be"),
+        ({"tries": 0}, "asked at least once"),
         ({"families": ()}, "name a family"),
         ({"families": ("engin",)}, "did you mean 'engine'"),
     ],
@@ -358,3 +359,34 @@ def test_an_impossible_wish_is_named(wrong, said):
         Wish(**{"world": "cldr", "n": 5} | wrong)
     with pytest.raises(FileNotFoundError, match="absent.json"):
         Wish("cldr", 5, benchmarks=("absent.json",))
+
+
+def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):
+    for asked, attempt in (("a model", None), ("", lambda tasks, n: [])):
+        with pytest.raises(ValueError, match="give both or none"):
+            draw_dataset(replace(wish, closed_book=asked), world, tmp_path, print, attempt)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_right_try_of_many_is_enough_to_leave_a_question_out(drawn, world, wish):
+    """And what is left out makes room: the quota counts what is kept."""
+    pieces = pieces_of(drawn)
+    ids = sorted({row["id"] for some in pieces.values() for row in some})
+    rates = {one: (0.25, 0.0, None)[place % 3] for place, one in enumerate(ids)}
+    asked = []
+
+    def measured(rows):
+        asked.extend(row["query"] for row in rows)
+        return [rates[row["id"]] for row in rows]
+
+    made = assemble(pieces, wish, world.graph, measured)
+    kept = [row for some in made.rows.values() for row in some]
+    assert kept and {rates[row["id"]] for row in kept} == {0.0}
+    assert len({*asked}) == len(asked), "doubles are not asked about"
+    lost = Counter(reason for _, reason in made.dropped.elements())
+    first = {row["query"]: row["id"] for some in pieces.values() for row in some}
+    assert lost["answered from memory"] > 0 and lost["not judged closed book"] > 0
+    of = Counter(rates[one] for one in {*first.values()})
+    assert lost["answered from memory"] <= of[0.25]
+    with pytest.raises(ValueError, match="answered none of"):
+        assemble(pieces, wish, world.graph, lambda rows: [None] * len(rows))

@@ -9,6 +9,7 @@ Left out: an upload. The folder is as a hub of data sets wants it, card and conf
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from functools import partial
@@ -17,15 +18,21 @@ from pathlib import Path
 import yaml
 from datasets import disable_progress_bars
 
+from drlib.checks import require
+from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_whole
 from drlib.lab.display import use_style
-from drlib.synthesis.dataset import Drawn, Wish, draw_dataset, task_of
+from drlib.synthesis.dataset import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
 from drlib.synthesis.dataset_files import CONFIGS, VERL, write_folder
 from drlib.synthesis.draws import FAMILIES, NOT_TAKEN
+from drlib.synthesis.pass_rates import Attempt, by_heart
 from drlib.synthesis.quality import quality_report, save_report, split_overlap
+from drlib.synthesis.replies import Replies
 from drlib.worlds import load_world
 
 ALL = "all"
+KEY, REPLIES = "DRLIB_API_KEY", "replies.jsonl"
+AS_IT_SAMPLES = {"temperature": 1.0}  # each try has a seed of its own
 REPORT, FIGURE, CARD = "quality_report.json", "quality.png", "README.md"
 
 
@@ -37,9 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         wish = _wish(args)
         world = load_world(wish.world)
-        drawn = draw_dataset(wish, world, args.out, _tell)
+        attempt = _closed_book(wish, args) if args.closed_book else None
+        drawn = draw_dataset(wish, world, args.out, _tell, attempt)
         _write(wish, drawn, args.out, world)
-    except (ValueError, OSError) as fault:
+    except (ValueError, OSError, EndpointError) as fault:
         print(f"drlib dataset: {fault}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -73,10 +81,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--benchmarks", nargs="+", default=[], metavar="FILE", help="whose questions are left out"
     )
+    parser.add_argument(
+        "--closed-book",
+        default="",
+        metavar="URL",
+        help="leave out what the model there answers from memory (its key: DRLIB_API_KEY)",
+    )
+    parser.add_argument("--model", default="", help="of --closed-book")
+    parser.add_argument("--tries", type=int, default=Wish.tries, help="of --closed-book, each")
     return parser
 
 
 def _wish(args: argparse.Namespace) -> Wish:
+    require(
+        bool(args.closed_book) == bool(args.model),
+        "--closed-book URL and --model NAME go together: the model there of that name is asked",
+    )
     names = [name.strip() for name in args.families.split(",") if name.strip()]
     return Wish(
         world=args.world,
@@ -89,7 +109,17 @@ def _wish(args: argparse.Namespace) -> Wish:
         structure=args.structure,
         plain=args.plain,
         benchmarks=tuple(args.benchmarks),
+        closed_book=args.model,
+        tries=args.tries,
     )
+
+
+def _closed_book(wish: Wish, args: argparse.Namespace) -> Attempt:
+    """Asks the model of the wish; its replies are kept in the folder. Each try may be repeated
+    once, for a server that fails now and then."""
+    endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(KEY, ""))
+    calls = 2 * wish.tries * MOST_DRAWN * wish.n
+    return by_heart(Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES))
 
 
 def _tell(line: str) -> None:

@@ -6,18 +6,19 @@ else (doubles, benchmarks, the quota, the split) is a pure function of the piece
 gives the same questions, however often the work was interrupted on the way.
 
 A question is dropped that says the same as one before it (its query, or 8-grams of words with a
-Jaccard index of 0.7), that shares an n-gram with a benchmark (`drlib.synthesis.quality`), whose
-answer has its share of the questions already, over all families, or that would show training what
-the test asks for (`drlib.synthesis.splitting`).
+Jaccard index of 0.7), that shares an n-gram with a benchmark (`drlib.synthesis.quality`), that a
+model answers from memory, where one is asked, whose answer has its share of the questions already,
+over all families, or that would show training what the test asks for
+(`drlib.synthesis.splitting`).
 
-Left out: a model's judgement of questions, and pass rates (`drlib.synthesis.pass_rates`), which
-need a model and are another program's work.
+Left out: a model's judgement of questions, and pass rates with tools
+(`drlib.synthesis.pass_rates`), which need an agent and are another program's work.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from drlib.registry import nearest
 from drlib.synthesis.checks import effort
 from drlib.synthesis.draws import FAMILIES, draw_block
 from drlib.synthesis.evidence import facts_used, quote
+from drlib.synthesis.pass_rates import Attempt, pass_rates
 from drlib.synthesis.quality import contaminated, near_duplicates
 from drlib.synthesis.queries import constants, from_text
 from drlib.synthesis.splitting import Rests, graph_split, neighbourhood
@@ -39,6 +41,8 @@ SPARE = 1.3  # what is drawn for each question that is wanted, in the first roun
 LEAST_NEW = 0.1  # of a block: a family that gives less has no more to give
 MOST_DRAWN = 8  # questions that are drawn for each wanted one, until the wish is given up
 SETTINGS = "settings.json"
+RATES = "closed_book.jsonl"
+NOT_JUDGED, FROM_MEMORY = "not judged closed book", "answered from memory"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Wish:
     of the questions. max_share: of `n`, those that may have the same answer (one always may).
     structure: about a folder's links and sections too. plain: such as a person would ask
     (`drlib.synthesis.draws.draw_block`). benchmarks: files of which no question may be in the data
-    set.
+    set. closed_book: the name of the model that is asked each question `tries` times without a
+    tool; what it answers once is left out. "" asks none.
     ValueError: a setting is impossible, or a family not known; OSError: a benchmark is missing.
     """
 
@@ -63,6 +68,8 @@ class Wish:
     structure: bool = False
     plain: bool = False
     benchmarks: tuple[str, ...] = ()
+    closed_book: str = ""
+    tries: int = 4
 
     def __post_init__(self) -> None:
         require(self.n >= 1, f"a data set has at least 1 question, not {self.n}")
@@ -70,6 +77,7 @@ class Wish:
         for name in ("test_share", "max_share"):
             share = getattr(self, name)
             require(0 <= share < 1, f"{name} must be at least 0 and below 1, not {share}")
+        require(self.tries >= 1, f"a model is asked at least once, not {self.tries} times")
         require(self.families, f"name a family. Known: {', '.join(FAMILIES)}")
         for name in self.families:
             require(name in FAMILIES, f"unknown family {name!r}: {nearest(name, FAMILIES)}")
@@ -106,11 +114,27 @@ class Drawn(NamedTuple):
     notes: dict[str, str]
 
 
-def draw_dataset(wish: Wish, world, folder: Path, tell: Callable[[str], object]) -> Drawn:
-    """The questions of `wish`, or as many as `world` gives. `folder`: where the pieces are kept,
-    and where a run that was interrupted goes on; `tell` is given a line after each round.
-    ValueError: the folder holds another data set."""
+def draw_dataset(
+    wish: Wish,
+    world,
+    folder: Path,
+    tell: Callable[[str], object],
+    closed_book: Attempt | None = None,
+) -> Drawn:
+    """The questions of `wish`, or as many as `world` gives. `folder`: where the pieces and rates
+    are kept, and where a run that was interrupted goes on; `tell` is given a line after each round.
+    `closed_book`: asks the model that the wish names.
+    ValueError: the folder holds another data set, or the wish names a model and nobody asks it."""
+    require(
+        bool(wish.closed_book) == (closed_book is not None),
+        "a model is asked where the wish names one, and only there: give both or none",
+    )
     _claim(folder, wish, world)
+
+    def rates(rows: Sequence[dict]) -> list[float | None]:
+        tasks = [task_of(row) for row in rows]
+        return pass_rates(tasks, closed_book, wish.tries, folder / RATES)
+
     pieces: dict[str, list[dict]] = {family: [] for family in wish.families}
     notes: dict[str, str] = {}
     live = [*wish.families]
@@ -124,7 +148,9 @@ def draw_dataset(wish: Wish, world, folder: Path, tell: Callable[[str], object])
                 notes[family] = note
             tell(f"block {number} of {family}: {len(rows)} questions")
         # more questions may split worse: what is best is kept
-        assembly = max(assemble(pieces, wish, world.graph), assembly, key=lambda one: one.size)
+        asked = rates if wish.closed_book else None
+        made = assemble(pieces, wish, world.graph, asked)
+        assembly = max(made, assembly, key=lambda one: one.size)
         tell(f"{assembly.size} of {wish.n} questions are in the data set")
         live = [family for family in live if _gives(pieces[family], number, wish)]
         number += 1
@@ -212,7 +238,7 @@ def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
 def task_of(row: dict) -> Task:
     """The question of a row as the other rooms take it."""
     difficulty = row["difficulty"]
-    return Task(
+    task = Task(
         row["id"],
         row["question"],
         row["answer"],
@@ -223,20 +249,30 @@ def task_of(row: dict) -> Task:
         query=row["query"],
         conditions=difficulty["conditions"],
     )
+    return replace(task, closed_book=row.get("closed_book"))
 
 
 # ----------------------------------------------------------------------------------- assembly
 
 
-def assemble(pieces: dict[str, list[dict]], wish: Wish, graph: Graph) -> Assembly:
+def assemble(
+    pieces: dict[str, list[dict]],
+    wish: Wish,
+    graph: Graph,
+    rates: Callable[[Sequence[dict]], list[float | None]] | None = None,
+) -> Assembly:
     """The data set that the rows of the families give. The families take turns, so that what is
-    dropped for a question before it is dropped from all of them alike."""
+    dropped for a question before it is dropped from all of them alike. `rates`: how often a model
+    answers each of some rows from memory, None where nobody can say; it is asked about what is no
+    double and in no benchmark."""
     turns = zip_longest(*pieces.values())
     rows = [row for row in chain.from_iterable(turns) if row is not None]
     dropped: Counter[tuple[str, str]] = Counter()
     for reason, keep in (
         ("asked before", _without_doubles),
         ("in a benchmark", lambda some: _without_benchmarks(some, wish.benchmarks)),
+        (NOT_JUDGED, lambda some: _judged(some, rates) if rates else some),
+        (FROM_MEMORY, lambda some: [row for row in some if not row.get("closed_book")]),
         ("its answer has its share", lambda some: _within_quota(some, wish.quota)),
     ):
         kept = keep(rows)
@@ -280,6 +316,18 @@ def _without_benchmarks(rows: list[dict], benchmarks: Sequence[str]) -> list[dic
     texts = [row["question"] for row in rows]
     known = {place for path in benchmarks for place in contaminated(texts, path)}
     return [row for place, row in enumerate(rows) if place not in known]
+
+
+def _judged(rows: Sequence[dict], rates: Callable) -> list[dict]:
+    """Those whose rate is known, with it. ValueError: none is, so nothing is known of the model."""
+    found = [row | {"closed_book": rate} for row, rate in zip(rows, rates(rows), strict=True)]
+    kept = [row for row in found if row["closed_book"] is not None]
+    require(
+        bool(kept) or not rows,
+        f"the model answered none of {len(rows)} questions: is its server up, and is that its "
+        "name? The same command goes on",
+    )
+    return kept
 
 
 def _within_quota(rows: list[dict], quota: int) -> list[dict]:
