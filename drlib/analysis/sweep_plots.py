@@ -80,14 +80,14 @@ def _effects(found: Mapping) -> list[tuple[str, Mapping | None]]:
 
 def _effects_panel(ax: Axes, rows: Sequence[tuple[str, Mapping | None]]) -> None:
     ax.axvline(0, color=CONTROL, lw=1.2, ls="--")
-    for y, (_, difference) in enumerate(rows):
-        if difference:
-            low, high = difference["interval"]
+    for y, (_, less) in enumerate(rows):
+        if less:
+            low, high = less["interval"]
             color = CONTROL if low <= 0 <= high else COLORS[1]
-            _interval(ax, y, difference["effect"], difference["interval"], color)
+            _interval(ax, y, less["effect"], less["interval"], color)
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
-    for label, (_, difference) in zip(ax.get_yticklabels(), rows):
-        label.set_weight("normal" if difference else "bold")
+    for label, (_, less) in zip(ax.get_yticklabels(), rows):
+        label.set_weight("normal" if less else "bold")
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.grid(False, axis="y")
