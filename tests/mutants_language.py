@@ -159,8 +159,8 @@ MUTANTS = [
     Mutant(
         "cycles: the node where one closes is named",
         "drlib/synthesis/families/websailor_v2.py",
-        "candidate = substitute(named, meeting, described)",
-        "candidate = named",
+        "query = substitute(named, meeting, described)",
+        "query = named",
         ("tests/test_synthesis_websailor_v2.py",),
         "a page of the cycle is given",
     ),
@@ -171,5 +171,13 @@ MUTANTS = [
         "            return said\n",
         (f"{TESTS}::test_a_verb_agrees_with_its_noun",),
         "functions that raises",
+    ),
+    Mutant(
+        "proven: vague names are said unproved",
+        "drlib/synthesis/proven.py",
+        "        if text and _means(text, wanted, grammar):\n",
+        "        if text and (names or _means(text, wanted, grammar)):\n",
+        (f"{FOGGY}::test_a_vague_wording_is_proved_with_the_names_in_it",),
+        "a foggy question may have two meanings",
     ),
 ]

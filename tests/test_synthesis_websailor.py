@@ -21,6 +21,7 @@ from drlib.synthesis.families.websailor import (
     rare_seeds,
     widens,
 )
+from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     And,
     Or,
@@ -31,7 +32,7 @@ from drlib.synthesis.queries import (
     evaluate_query,
     from_text,
 )
-from drlib.synthesis.read_back import grammar_of, in_one_form, read_question
+from drlib.synthesis.read_back import Grammar, grammar_of, in_one_form, read_question
 from drlib.synthesis.wording import render_question, says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
@@ -221,6 +222,19 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
         else:
             assert read_question(text, grammar) == in_one_form(fuzzed.query)
     assert found >= 20 and 5 <= with_initials < found and not spoken[True], (found, with_initials)
+
+
+def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
+    """The text with initials cannot be read; the one with names must be, or neither is used."""
+    union = Or(("French", "Fula"))
+    query = And((Proj("official language of", union), Proj("currency of", "Euro")))
+    names = {union: 'a language with the initial "F."'}
+    grammar = Grammar(grammar_of(cldr.graph, cldr.scheme).book)
+    text = word_question(query, grammar, "which", names)
+    assert names[union] in text and "French" not in text
+    grammar.verbs.clear()  # a reader that knows no verb can prove nothing
+    grammar.clauses.clear()
+    assert word_question(query, grammar, "which", names) is None
 
 
 def test_a_merge_that_would_admit_a_second_answer_is_not_made():

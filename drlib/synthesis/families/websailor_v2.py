@@ -19,7 +19,7 @@ environments.
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import combinations
+from itertools import combinations, product
 
 import networkx as nx
 
@@ -132,20 +132,30 @@ def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | Non
     rings = _rings(subgraph, focus)
     extra = _extra_paths(focus, graph) if rings else []
     for ring in rings:
-        middle = len(ring) // 2
-        meeting = ring[middle]
+        meeting = ring[len(ring) // 2]
         descriptions = [*_descriptions(meeting, ring, graph)]
-        one_way = _path(ring[: middle + 1], graph)
-        other_way = _path(ring[middle:][::-1], graph)
-        for query in _enriched((one_way, other_way), extra, graph) if descriptions else ():
-            for named in (query, Diff(query, meeting)):
-                if evaluate_query(named, graph) != {focus}:
-                    continue
-                for described in descriptions:
-                    candidate = substitute(named, meeting, described)
-                    if not _has_a_fault(candidate, graph) and not _names_joined(candidate, graph):
-                        return candidate
+        named_questions = _named_questions(ring, extra, graph) if descriptions else ()
+        for named, described in product(named_questions, descriptions):
+            query = substitute(named, meeting, described)
+            if not _has_a_fault(query, graph) and not _names_joined(query, graph):
+                return query
     return None
+
+
+def _named_questions(
+    ring: Sequence[str], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
+) -> list[Query]:
+    """The queries along a cycle that its first node alone answers, and that name the node opposite,
+    where both ways round meet; where that node would be an answer too, it is excluded."""
+    focus, middle = ring[0], len(ring) // 2
+    one_way = _path(ring[: middle + 1], graph)
+    other_way = _path(ring[middle:][::-1], graph)
+    drafts = (
+        draft
+        for query in _enriched((one_way, other_way), extra, graph)
+        for draft in (query, Diff(query, ring[middle]))
+    )
+    return [draft for draft in drafts if evaluate_query(draft, graph) == {focus}]
 
 
 def _has_a_fault(query: And | Diff, graph: Graph) -> bool:
