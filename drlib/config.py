@@ -125,6 +125,13 @@ class Config(RLSettings):
     balance_coef: float = setting(
         0.01, "weight of the experts' load-balancing loss", "cpt", "sft", "rl"
     )
+    router_bias_rate: float = setting(
+        0.0,
+        "that balances experts by a bias, a step (drlib.policy.router_bias)",
+        "cpt",
+        "sft",
+        "rl",
+    )
     checkpoint_every: int = setting(20, "steps from checkpoint to checkpoint", "cpt", "sft", "rl")
 
     cpt_steps: int = setting(600, "steps of agentic pre-training", "cpt")

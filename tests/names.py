@@ -28,7 +28,7 @@ PROMISED = frozenset(
 # the other halves of mechanisms that docs/papers.md lists: no run uses those yet either
 COMPANIONS = frozenset(
     """
-    biased_routing expert_load distillation_loss
+    expert_load distillation_loss
     """.split()
 )
 

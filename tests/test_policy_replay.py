@@ -1,4 +1,4 @@
-"""Routing replay on a real tiny Qwen3-MoE: exactness, gradients, checkpointing, balance.
+"""Routing replay on a real tiny Qwen3-MoE: exactness, gradients, checkpointing, load.
 
 Run: python -m pytest tests/test_policy_replay.py
 """
@@ -13,12 +13,10 @@ from torch import nn
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.replay import (
     agreement,
-    biased_routing,
     expert_load,
     record_routes,
     replay_routes,
     router_entropy,
-    update_bias,
 )
 from drlib.training.batches import Flat, score
 from tests.policy_examples import SMALL
@@ -287,7 +285,7 @@ def test_a_broken_pass_is_not_recorded_and_leaves_nothing_behind():
     assert recorder.passes == [] and n_hooks(model) == 0
 
 
-# ---------------------------------------------------------------- statistics and balance
+# ---------------------------------------------------------------- statistics
 
 
 def test_statistics_by_hand():
@@ -317,33 +315,3 @@ def test_router_entropy_is_log_e_when_undecided_and_falls_when_sharp():
     by_hand = router_entropy([torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])])
     want = (math.log(4) - 0.75 * math.log(3) + math.log(2)) / 2
     assert by_hand.tolist() == [pytest.approx(want)]
-
-
-def test_a_bias_evens_out_the_load_and_touches_no_gate():
-    model, ids, bias = policy(std=0.3), some_ids(batch=4, tokens=24), torch.zeros(2, 8)
-    fullest = []
-    for _ in range(25):
-        with torch.no_grad(), biased_routing(model, bias), record_routes(model) as recorder:
-            logits(model, ids)
-        load = expert_load(recorder.passes[0], 8)
-        fullest.append(load.max().item() * 8 - 1)  # above the mean
-        bias = update_bias(bias, load, rate=0.01)
-    assert fullest[-1] < fullest[0] / 2
-    native = logits(model, ids)  # outside the context nothing is biased
-    with torch.no_grad(), replay_routes(model, recorder.passes):
-        gated = logits(model, ids)  # the biased choice with unbiased gates ...
-    assert not torch.equal(gated, native)
-    # ... and a bias common to all experts changes nothing
-    with biased_routing(model, torch.full((2, 8), 0.125)):
-        assert torch.equal(logits(model, ids), native)
-    assert n_hooks(model) == 0
-
-
-def test_bias_updates_by_hand_and_refuses_other_shapes():
-    bias, load = torch.zeros(1, 4), torch.tensor([[0.5, 0.25, 0.25, 0.0]])
-    assert update_bias(bias, load, rate=0.5).tolist() == [[-0.5, 0.0, 0.0, 0.5]]
-    with pytest.raises(ValueError, match=r"load_LE is \[1, 3\], the bias \[1, 4\]"):
-        update_bias(bias, torch.ones(1, 3))
-    with pytest.raises(ValueError, match=r"\[1, 4\], the model's \[layers, experts\] \[2, 8\]"):
-        with biased_routing(policy(), bias):
-            pass

@@ -146,6 +146,7 @@ EVERY_RANK = {
     "rl_minibatches": 2,
     "rl_correction": "truncate",
     "rl_kl_coef": 0.01,
+    "router_bias_rate": 0.01,
 }
 
 

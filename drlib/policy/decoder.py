@@ -90,7 +90,9 @@ class Decoder:
             "dense_in": torch.cat([gate.reshape(-1, hidden), up.reshape(-1, hidden)]).t(),
             "dense_out": down.permute(0, 2, 1).reshape(-1, hidden),
         }
-        return {k: v.detach().float().contiguous().clone() for k, v in fused.items()}
+        fused = {k: v.detach().float().contiguous().clone() for k, v in fused.items()}
+        bias_E = getattr(layer.mlp.gate, "bias_E", None)  # drlib.policy.router_bias
+        return fused if bias_E is None else fused | {"router_bias": bias_E.float().clone()}
 
     # ---- the two passes
 
@@ -192,7 +194,12 @@ class Decoder:
         """x plus the weighted outputs of each token's top experts."""
         k, n_experts = self.config.num_experts_per_tok, self.config.num_experts
         h = self._norm(x)
-        weights, chosen = torch.softmax(torch.mm(h, w["router"]), -1).topk(k, -1)
+        probs = torch.softmax(torch.mm(h, w["router"]), -1)
+        if "router_bias" in w:
+            chosen = (probs + w["router_bias"]).topk(k, -1).indices
+            weights = probs.gather(1, chosen)
+        else:
+            weights, chosen = probs.topk(k, -1)
         weights = weights / weights.sum(-1, keepdim=True)
         if self.routes:
             self.chosen.append(chosen)

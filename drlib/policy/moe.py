@@ -2,7 +2,8 @@
 
 The model is transformers' own `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face
 folder that transformers, TRL and vLLM load with no drlib present. Only the configuration and the
-first weights are ours.
+first weights are ours. (Where the experts are balanced by biases it is a model type of its own:
+`drlib.policy.router_bias`.)
 
 No weights can be downloaded here, and a plainly initialised model of this size needs far more
 tokens than a quarter of an hour on two cores has before it can copy a name out of a page. The
@@ -34,6 +35,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging as hf_logging
+
+from drlib.policy.router_bias import RouterBiasConfig, RouterBiasForCausalLM
 
 # Chosen on the random-token copy task (see the tests) with token frequencies of 1/rank: what counts
 # is how surely *rare* tokens are copied.
@@ -230,8 +233,11 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
         if not (path / name).is_file():
             raise FileNotFoundError(f"checkpoint {path} has no {name}: it is incomplete; {again}")
     try:
+        described, _ = Qwen3MoeConfig.get_config_dict(path, local_files_only=True)
+        is_biased = described.get("model_type") == RouterBiasConfig.model_type
+        architecture = RouterBiasForCausalLM if is_biased else Qwen3MoeForCausalLM
         with quiet_loading():
-            model, report = Qwen3MoeForCausalLM.from_pretrained(
+            model, report = architecture.from_pretrained(
                 path,
                 dtype=torch.float32,
                 experts_implementation="grouped_mm",

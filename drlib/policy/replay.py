@@ -19,12 +19,11 @@ The routes of a pass are one tensor `experts_LNK`, int [L, N, k]: the k experts 
 record. Statistics leave those out, so `experts_LNK.masked_fill(~real_N[:, None], -1)` takes padding
 out of them.
 
-`biased_routing` balances load without a loss (arXiv 2408.15664); the loss is in `training.batches`.
 Left out: routers with sigmoid scores or expert groups, frozen routers.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -37,8 +36,8 @@ def _routers(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if all(hasattr(m, name) for name in needs)]
 
 
-def _scores(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
-    """The gates of the chosen experts, with the router's own arithmetic (bit for bit)."""
+def gates_of(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
+    """The gates of the chosen experts [N, k], with the router's own arithmetic (bit for bit)."""
     probs_NE = torch.softmax(logits_NE, dtype=torch.float, dim=-1)
     gates_NK = probs_NE.gather(1, experts_NK)
     if router.norm_topk_prob:
@@ -93,7 +92,7 @@ class _Hooks(ExitStack):
 class record_routes(_Hooks):  # a context manager, named like a function
     """Record the experts of every forward pass inside the context: `passes`, int16 [L, N, k] each.
 
-    Inside `replay_routes` or `biased_routing`, what they chose. ValueError: no such routers.
+    Inside `replay_routes`, what it chose. ValueError: no such routers.
     """
 
     def __init__(self, model: nn.Module):
@@ -161,10 +160,10 @@ class replay_routes(_Hooks):
                 f"{router.num_experts}, or all -1 (no record)"
             )
         # Is the router's arithmetic this? (Without a graph: recomputation must save the same.)
-        if not torch.equal(_scores(router, logits_NE.detach(), native_NK), scores_NK):
+        if not torch.equal(gates_of(router, logits_NE.detach(), native_NK), scores_NK):
             raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
         chosen_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
-        return logits_NE, _scores(router, logits_NE, chosen_NK), chosen_NK
+        return logits_NE, gates_of(router, logits_NE, chosen_NK), chosen_NK
 
 
 def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:
@@ -193,36 +192,3 @@ def router_entropy(router_logits: Sequence[Tensor]) -> Tensor:
     """
     logp_LNE = torch.stack(list(router_logits)).float().log_softmax(-1)
     return -(logp_LNE.exp() * logp_LNE).sum(-1).mean(1)
-
-
-@contextmanager
-def biased_routing(model: nn.Module, bias_LE: Tensor) -> Iterator[None]:
-    """Choose experts by probability + bias_LE [L, E] inside the context.
-
-    Load balancing without a loss (arXiv 2408.15664): gates stay unbiased, so no gradient is
-    disturbed. Enter it before recording or replay. Whoever samples must use the bias too: a saved
-    model does not contain it. ValueError: it does not fit the model.
-    """
-    routers = _routers(model)
-    if (need := [len(routers), *{r.num_experts for r in routers}]) != [*bias_LE.shape]:
-        raise ValueError(f"bias_LE is {[*bias_LE.shape]}, the model's [layers, experts] {need}")
-
-    def biased(bias_E, router, args, output):
-        probs_NE = torch.softmax(output[0].detach(), dtype=torch.float, dim=-1)
-        chosen_NK = (probs_NE + bias_E.to(probs_NE)).topk(router.top_k, dim=-1).indices
-        return output[0], _scores(router, output[0], chosen_NK), chosen_NK
-
-    with ExitStack() as stack:
-        for router, bias_E in zip(routers, bias_LE):
-            stack.enter_context(router.register_forward_hook(partial(biased, bias_E)))
-        yield
-
-
-def update_bias(bias_LE: Tensor, load_LE: Tensor, rate: float = 1e-3) -> Tensor:
-    """The bias after a step with this `expert_load`, after its backward pass: [L, E].
-
-    An expert above the mean load loses `rate` and one below gains it (algorithm 1 of the paper).
-    """
-    if load_LE.shape != bias_LE.shape:
-        raise ValueError(f"load_LE is {[*load_LE.shape]}, the bias {[*bias_LE.shape]}")
-    return bias_LE - rate * (load_LE - load_LE.mean(dim=1, keepdim=True)).sign().to(bias_LE)

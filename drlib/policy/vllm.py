@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from drlib.checks import require
 from drlib.policy.moe import config_in, save_policy
 from drlib.policy.protocol import Completion, SamplingParams
+from drlib.policy.router_bias import router_biases
 from drlib.policy.turns import Conversation, TurnwiseEngine, ends, reason_of
 
 SMALLEST_HEAD = 32  # coordinates, of vLLM's attention on a CPU
@@ -47,6 +48,10 @@ INSTALL_VLLM = (
 NO_ROUTES = (
     "routes=True: vLLM on a CPU records no experts, its runner that does wants a GPU: sample on a "
     "GPU, or with engine=hf (drlib.policy.hf.HfEngine)"
+)
+NO_BIASES = (
+    "vLLM runs no Qwen3-MoE whose routers have biases (drlib.policy.router_bias): sample with "
+    "engine=local or engine=hf"
 )
 
 
@@ -119,8 +124,8 @@ class VllmEngine(TaughtEngine):
         options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (float32).
 
     Raises:
-        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder, or routes
-            on a CPU or of a model without experts.
+        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder, routes on a
+            CPU or of a model without experts, or a model whose routers have biases.
         WeightsDiffer: the model that was passed is not the one that vLLM runs.
     """
 
@@ -139,6 +144,7 @@ class VllmEngine(TaughtEngine):
         self.max_gap = max_gap
         path = model
         if isinstance(model, PreTrainedModel):
+            require(router_biases(model) is None, NO_BIASES)
             path = save_policy(model, None, Path(self._folder.name, "model"))
         plan = {
             "dtype": "float32",

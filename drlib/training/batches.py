@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drlib.policy.flat import flat_pass
 from drlib.policy.kernels import token_logprobs
+from drlib.policy.router_bias import biased_choice, router_biases
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,25 @@ def score(
         if temperature != 1.0:
             logits_MV = logits_MV / temperature
         logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")
-    return Scored(logp_M, at_M, balance_loss(router_logits, model.config.num_experts_per_tok))
+    k = model.config.num_experts_per_tok
+    return Scored(logp_M, at_M, balance_loss(router_logits, k, router_biases(model)))
 
 
-def balance_loss(router_logits: Sequence[Tensor], k: int) -> Tensor:
+def balance_loss(
+    router_logits: Sequence[Tensor], k: int, biases_LE: Tensor | None = None
+) -> Tensor:
     """Switch-style load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even.
 
     f_e is the share of the tokens' k choices that went to expert e, p_e its mean probability.
-    router_logits: of each layer [N, E].
+    router_logits: of each layer [N, E]. biases_LE: what the routers add where they choose.
     Source: Fedus et al., Switch Transformers, eq. 4-6.
     """
+    if biases_LE is None:
+        biases_LE = torch.zeros(len(router_logits), router_logits[0].size(-1))
     losses = []
-    for logits_NE in router_logits:
+    for logits_NE, bias_E in zip(router_logits, biases_LE):
         p_NE = logits_NE.softmax(-1)
-        top_Nk = p_NE.topk(k, dim=-1).indices
+        top_Nk = biased_choice(logits_NE, bias_E, k)
         f_E = torch.bincount(top_Nk.reshape(-1), minlength=p_NE.size(-1)) / top_Nk.numel()
         losses.append(p_NE.size(-1) * (f_E * p_NE.mean(0)).sum())
     return torch.stack(losses).mean()

@@ -38,6 +38,7 @@ from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.asking import Asking, Begun
+from drlib.training.balance import balance_experts
 from drlib.training.flat_routes import Routes, engine_routes
 from drlib.training.gradient import Recorded, Share, chosen_routes, learn, record
 from drlib.training.optim import Optimizers, schedule
@@ -240,6 +241,7 @@ class Step:
             row["grad_norm"] = ranks.sum_gradients(self.model)
             if row["trained_share"] > 0:
                 self.optimizers.step(factor)
+                row |= balance_experts(self.model, config)
                 row["updates"] += 1
         self.clock.updated(row["updates"])
         return row | left_out | replayed

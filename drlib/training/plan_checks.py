@@ -151,6 +151,11 @@ def _trainer_rules(config: Config) -> tuple[tuple[bool, str], ...]:
             f"model={config.model!r} needs trainer=trl: the local line trains the small policy",
         ),
         (
+            not local and config.router_bias_rate > 0,
+            f"router_bias_rate={config.router_bias_rate} needs trainer=local: TRL's stages move no "
+            "biases",
+        ),
+        (
             not local and config.fsdp and config.processes < 2,
             "fsdp=true shards over processes: set processes to 2 or more",
         ),

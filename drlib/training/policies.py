@@ -13,6 +13,7 @@ from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy, save_policy
 from drlib.policy.protocol import Engine
 from drlib.training import stages
+from drlib.training.balance import balanced
 from drlib.training.data import WORLD_FILE
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
@@ -34,7 +35,7 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
     tokenizer, *others = policy_tools(config, runs)
     if before in stages.inputs_of(name, config):
         model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
-        return run, model, *others
+        return run, balanced(model, config), *others
     start = stages.start_folder(name, config)
     model, own = load_policy(start)
     if own.get_vocab() != tokenizer.get_vocab():
@@ -42,7 +43,7 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
             f"the policy in {start} has another vocabulary than the world {config.world!r}: "
             "start from one that was trained on this world"
         )
-    return run, model, *others
+    return run, balanced(model, config), *others
 
 
 @contextmanager

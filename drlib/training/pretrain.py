@@ -28,6 +28,7 @@ from drlib.synthesis.action_rows import ActionRows
 from drlib.synthesis.actions import ActionData, Sample
 from drlib.synthesis.skills import SkillData
 from drlib.training import stages
+from drlib.training.balance import balance_experts
 from drlib.training.batches import Flat, mixed, portions, score
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.policies import begin, finish, policy_tools
@@ -66,29 +67,45 @@ def train_supervised(
         drawn = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
         shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
-        sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
-        for samples in filter(None, shards):
-            batch = Flat.of([s.ids for s in samples])
-            scored = score(model, batch, batch.spread([s.loss for s in samples], torch.bool))
-            nll = -scored.logp_M.sum() / counted
-            (nll + config.balance_coef * scored.balance / parts).backward()
-            sums["loss"] += nll.item()
-            sums["balance"] += scored.balance.item() / parts
-            sums["tokens"] += sum(map(len, samples))
+        sums = _accumulate(model, shards, counted, parts, config.balance_coef)
         norm = ranks.sum_gradients(model)
         factor = schedule(step, steps, warmup, decay_share)
         optimizers.step(factor)
+        evenness = balance_experts(model, config)
         sums = ranks.sum(sums)
-        return sums | {
-            "tokens": int(sums["tokens"]),
-            "loss_tokens": int(counted),
-            "grad_norm": norm,
-            "lr_factor": factor,
-            "step": step + 1,
-            "seconds": round(time.perf_counter() - started, 4),
-        }
+        return (
+            sums
+            | evenness
+            | {
+                "tokens": int(sums["tokens"]),
+                "loss_tokens": int(counted),
+                "grad_norm": norm,
+                "lr_factor": factor,
+                "step": step + 1,
+                "seconds": round(time.perf_counter() - started, 4),
+            }
+        )
 
     return run.loop(take, steps, config.checkpoint_every)
+
+
+def _accumulate(
+    model, shards: list[list[Sample]], counted: float, parts: int, balance_coef: float
+) -> dict[str, float]:
+    """Add the gradient of this process's samples to the model's; sums for the metrics.
+
+    counted: the loss tokens of all processes. parts: of the whole step, a micro-batch each.
+    """
+    sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
+    for samples in filter(None, shards):
+        batch = Flat.of([s.ids for s in samples])
+        scored = score(model, batch, batch.spread([s.loss for s in samples], torch.bool))
+        nll = -scored.logp_M.sum() / counted
+        (nll + balance_coef * scored.balance / parts).backward()
+        sums["loss"] += nll.item()
+        sums["balance"] += scored.balance.item() / parts
+        sums["tokens"] += sum(map(len, samples))
+    return sums
 
 
 def shape_of_policy(config: Config) -> PolicyShape:

@@ -247,7 +247,6 @@ def material(seed: int, runs: Path, base: Path, world) -> Material:
     stream = data.stream("held-out-general", REPLAY)
     return Material(
         config,
-        tokenizer.pad_token_id,
         data,
         rows,
         pools=context_stages(kept, SHORT, config.max_context_tokens),

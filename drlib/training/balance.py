@@ -1,0 +1,26 @@
+"""Experts balanced by biases, in the stages' loops: all ranks' tokens move the biases of each.
+
+`drlib.policy.router_bias` says what the biases are. With `router_bias_rate` above 0 a stage gives
+them to the policy that it begins with, and moves them after every step; a later stage goes on from
+where they are. The auxiliary loss is a setting of its own (`balance_coef`): the paper's recipe has
+it at 0.
+"""
+
+from drlib.config import Config
+from drlib.policy.router_bias import max_violation, move_biases, take_load, with_router_bias
+from drlib.training.ranks import all_sum
+
+
+def balanced(model, config: Config):
+    """The policy as a stage trains it: with biases where they are to move."""
+    return with_router_bias(model) if config.router_bias_rate > 0 else model
+
+
+def balance_experts(model, config: Config) -> dict[str, float]:
+    """Move the biases after an optimizer's step, by the tokens of all ranks; the step's metric:
+    `max_violation`, how far the fullest expert is above the mean. {} where none move."""
+    if config.router_bias_rate == 0:
+        return {}
+    (load_LE,) = all_sum([take_load(model)])
+    move_biases(model, load_LE, config.router_bias_rate)
+    return {"max_violation": max_violation(load_LE)}
