@@ -52,6 +52,7 @@ Row = tuple[Mutant, str, float]  # with the test that caught it ("": none), and 
 def all_mutants() -> list[Mutant]:
     """In the order of the rooms."""
     from tests import (
+        mutants_balance,
         mutants_contexts,
         mutants_crawl,
         mutants_dataset,
@@ -73,6 +74,7 @@ def all_mutants() -> list[Mutant]:
 
     modules = (
         mutants_loop,
+        mutants_balance,
         mutants_flat,
         mutants_switches,
         mutants_steering,

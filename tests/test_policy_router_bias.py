@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from drlib.policy.engine import LocalEngine
+from drlib.policy.flat import flat_pass
 from drlib.policy.hf import HfEngine
 from drlib.policy.moe import build_policy, load_policy, save_policy
 from drlib.policy.protocol import SamplingParams
@@ -160,14 +161,12 @@ def test_the_balance_loss_counts_the_experts_that_a_bias_chose():
     bias_LE = torch.tensor([[0.0, 0.6]])
     assert balance_loss([logits_NE], 1).item() == pytest.approx(2 * 0.75)
     assert balance_loss([logits_NE], 1, bias_LE).item() == pytest.approx(2 * 0.25)
-    model = biased()
-    batch = Flat.of([range(12)])
-    loss_N = torch.ones(12, dtype=torch.bool)
+    model, batch = biased(), Flat.of([range(12)])
     with torch.no_grad():
-        uneven = score(model, batch, loss_N).balance
-        for layer in model.model.layers:
-            layer.mlp.gate.bias_E.zero_()
-        assert uneven != score(model, batch, loss_N).balance
+        _, of_layers = flat_pass(model, batch.ids_N, batch.lengths)
+        scored = score(model, batch, torch.ones(12, dtype=torch.bool))
+    assert torch.equal(scored.balance, balance_loss(of_layers, 2, router_biases(model)))
+    assert scored.balance != balance_loss(of_layers, 2)
 
 
 # ---------------------------------------------------------------- who samples, and the folder

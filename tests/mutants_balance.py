@@ -1,0 +1,82 @@
+"""The faults of experts that are balanced by biases (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+BIAS = "tests/test_policy_router_bias.py"
+STAGES = "tests/test_training_stages.py"
+ROUTER = "drlib/policy/router_bias.py"
+
+MUTANTS = [
+    Mutant(
+        "bias: full experts are filled",
+        ROUTER,
+        "router.bias_E -= rate * excess_E.sign()",
+        "router.bias_E += rate * excess_E.sign()",
+        (f"{BIAS}::test_moving_them_evens_out_the_load",),
+        "all tokens would end in the same experts",
+    ),
+    Mutant(
+        "bias: a gate knows it",
+        ROUTER,
+        "return logits_NE, gates_of(self, logits_NE, chosen_NK), chosen_NK",
+        "return logits_NE, gates_of(self, logits_NE + self.bias_E, chosen_NK), chosen_NK",
+        (f"{BIAS}::test_a_bias_chooses_and_no_gate_knows_it",),
+        "the bias would disturb the gradient, which it is there to leave alone",
+    ),
+    Mutant(
+        "bias: scored tokens are counted",
+        ROUTER,
+        "        if self.training and torch.is_grad_enabled():\n",
+        "        if True:\n",
+        (f"{BIAS}::test_the_tokens_of_passes_that_train_are_counted_and_no_others",),
+        "evaluations and old policies would move the policy",
+    ),
+    Mutant(
+        "bias: counting goes on",
+        ROUTER,
+        "        router.load_E = None\n    return torch.stack(loads)",
+        "    return torch.stack(loads)",
+        (f"{BIAS}::test_the_tokens_of_passes_that_train_are_counted_and_no_others",),
+        "the biases would follow all tokens since the beginning",
+    ),
+    Mutant(
+        "bias: of one rank's tokens",
+        "drlib/training/balance.py",
+        "    (load_LE,) = all_sum([take_load(model)])",
+        "    load_LE = take_load(model)",
+        (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
+        "each rank would train another policy",
+    ),
+    Mutant(
+        "bias: the engine has none",
+        "drlib/policy/decoder.py",
+        '        if "router_bias" in w:\n',
+        "        if False:\n",
+        (f"{BIAS}::test_an_engine_samples_with_the_biases_that_it_was_given_last",),
+        "rollouts would be of another policy than the one that learns",
+    ),
+    Mutant(
+        "bias: lost on the way to the next stage",
+        "drlib/policy/moe.py",
+        "architecture = RouterBiasForCausalLM if is_biased else Qwen3MoeForCausalLM",
+        "architecture = Qwen3MoeForCausalLM",
+        (f"{BIAS}::test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them",),
+        "a stage would send tokens elsewhere than the one before it",
+    ),
+    Mutant(
+        "bias: the balance loss knows none",
+        "drlib/training/batches.py",
+        "balance_loss(router_logits, k, router_biases(model))",
+        "balance_loss(router_logits, k)",
+        (f"{BIAS}::test_the_balance_loss_counts_the_experts_that_a_bias_chose",),
+        "the loss would be of a load that nobody has",
+    ),
+    Mutant(
+        "bias: RL does not move it",
+        "drlib/training/grpo.py",
+        "                row |= balance_experts(self.model, config)\n",
+        "",
+        (f"{BIAS}::test_in_rl_they_move_with_the_update_and_the_engine_follows",),
+        "the setting would do nothing in RL",
+    ),
+]
