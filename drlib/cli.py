@@ -6,6 +6,7 @@
     drlib plan --profile gpu8                        what it needs      python -m drlib.training
     drlib sweep clips                                settings x seeds  python -m drlib.lab sweep
     drlib dataset --world cldr -n 100 --out DIR      questions          python -m drlib.lab.dataset
+    drlib craft --world cldr -n 100 --url U ...      with a model       python -m drlib.lab.craft
     drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
     drlib crawl URL FOLDER                           a site as a world  python -m drlib.tools.crawl
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
@@ -39,6 +40,7 @@ COMMANDS = {
     "plan": Command("drlib.training.plan", "what a run needs of memory, time and disk"),
     "sweep": Command("drlib.lab.__main__", "several settings against a control", ("sweep",)),
     "dataset": Command("drlib.lab.dataset", "questions about a world, as a data set"),
+    "craft": Command("drlib.lab.craft", "questions and pre-training rows, by a language model"),
     "ask": Command("drlib.ask.__main__", "research one question, in the terminal"),
     "crawl": Command("drlib.tools.crawl", "a web site as a folder of Markdown, which is a world"),
     "report": Command("drlib.analysis.__main__", "one page about trajectories of any model"),

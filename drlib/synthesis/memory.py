@@ -37,6 +37,7 @@ class EntityMemory:
 
     def __init__(self, entities: Iterable[str] = ()):
         self._held: dict[str, dict[str, Statement]] = defaultdict(dict)
+        self._told_of: dict[str, set[str]] = defaultdict(set)  # a statement -> its entities
         titles = sorted(entities, key=lambda title: (-len(title), title))  # the longest name wins
         names = "|".join(map(re.escape, titles)) or "(?!)"
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
@@ -47,7 +48,7 @@ class EntityMemory:
         if not (entity and text and source):
             raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
         known = self._held[entity]
-        key = text.rstrip(".!?; ").casefold()
+        key = _key(text)
         old = known.get(key, Statement(text, fact=fact))
         times = {old.time, time} - {""}
         sources = {*old.sources, source}
@@ -55,6 +56,7 @@ class EntityMemory:
         is_fact, wording = max((old.fact, old.text), (fact, text))
         earliest = min(times, default="")
         known[key] = Statement(wording, earliest, tuple(sorted(sources)), is_fact)
+        self._told_of[key].add(entity)
         return not old.sources
 
     def fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
@@ -101,6 +103,10 @@ class EntityMemory:
         """What is known about `entity`, by time and then text; empty when nothing is."""
         return sorted(self._held.get(entity, {}).values(), key=lambda s: (s.time, s.text))
 
+    def told_of(self, statement: Statement) -> list[str]:
+        """The entities at which this statement is kept, sorted."""
+        return sorted(self._told_of.get(_key(statement.text), ()))
+
     def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
         """(value, statement) of each fact that gives `entity` a value of `relation`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
@@ -109,3 +115,8 @@ class EntityMemory:
             for known in self.about(entity)
             if known.text.startswith(head)
         ]
+
+
+def _key(text: str) -> str:
+    """What statements that say the same have in common."""
+    return text.rstrip(".!?; ").casefold()

@@ -203,3 +203,18 @@ def _read(reply: dict | None, most: int) -> tuple[str, int]:
         raise EndpointError("a malformed reply")
     counted = all(type(count) is int and count >= 0 for count in used)
     return text, sum(used) if counted else most
+
+
+def read_json(said: str, kind: type[Result]) -> Result:
+    """The JSON of this kind (dict or list) in what a model said, thoughts and fences aside.
+    ValueError: there is none."""
+    said = said.rpartition("</think>")[2]
+    opening, closing = "{}" if kind is dict else "[]"
+    start, end = said.find(opening), said.rfind(closing)
+    try:
+        found = json.loads(said[start : end + 1]) if 0 <= start < end else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise ValueError(f"no JSON {kind.__name__} in the reply {said.strip()[:80]!r}")
+    return found

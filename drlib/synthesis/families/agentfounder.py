@@ -18,13 +18,13 @@ of general text; the memory is `drlib.synthesis.memory`. Reduced: the teacher is
 at a stated rate, so that rejection has work to do; loss lies on what can be predicted (`own`), not
 on questions, options, facts and responses, nor on the steps of a failed trajectory, of which only
 the decision is learned (the paper trains on all of its text). The tour's smaller stage is
-`drlib.synthesis.actions`. Missing: a language model as teacher and judge.
+`drlib.synthesis.actions`. A language model as teacher and judge: `drlib.synthesis.model_teacher`.
 """
 
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from drlib.chat import ChatIds
 from drlib.format import END, Answer, ToolCall, parse, render_answer, render_call
@@ -109,7 +109,21 @@ class Teacher:
         answer = {1: task.start, 2: another}.get(mistake, values[-1])
         return f"<think>{' '.join(steps)}</think>{render_answer(answer)}"
 
-    def alternative(self, step: str, rng: random.Random) -> str:
+    def alternatives(
+        self, messages: Sequence[dict], step: str, n: int, rng: random.Random
+    ) -> list[str]:
+        """`n` other (thought, call) in the place of `step`, all different; what was said before
+        (`messages`) is not looked at. ValueError: there are not so many."""
+        found: dict[str, None] = {}
+        for _ in range(DRAWS_OF_ALTERNATIVES):
+            if len(found) == n:
+                return [*found]
+            other = self._alternative(step, rng)
+            if other != step:
+                found[other] = None
+        raise ValueError(f"found {len(found)} alternatives of {n} to {step!r}")
+
+    def _alternative(self, step: str, rng: random.Random) -> str:
         """Another (thought, call) in the place of `step`."""
         action = parse(step)
         name = rng.choice(self.names)
@@ -208,11 +222,22 @@ def _judged(refined: str, task: Task) -> str:
     return KEPT
 
 
+class Widener(Protocol):
+    """Who thinks of other steps; `names` are those that a call may search for."""
+
+    names: Sequence[str]
+
+    def alternatives(
+        self, messages: Sequence[dict], step: str, n: int, rng: random.Random
+    ) -> list[str]:
+        """`n` others in the place of `step`, behind `messages`. ValueError: there are none."""
+
+
 def higher_order(
     messages: Sequence[dict],
     correct: bool,
     source: str,
-    teacher: Teacher,
+    teacher: Widener,
     n: int,
     rng: random.Random,
 ) -> CptRow:
@@ -222,29 +247,18 @@ def higher_order(
     parts = [("user", messages[0]["content"])]
     steps = [message["content"] for message in messages[1::2]]
     responses = [message["content"] for message in messages[2::2]]
-    for step, response in zip(steps, [*responses, None]):
+    for number, (step, response) in enumerate(zip(steps, [*responses, None])):
         if response is None:
             parts.append((said, step))
             continue
-        shown = _options(step, teacher, n, rng)
+        others = teacher.alternatives(messages[: 2 * number + 1], step, n, rng)
+        shown = rng.sample([step, *others], n + 1)
         parts.append(("given", "".join(f"{i}. {o}\n" for i, o in enumerate(shown, 1))))
         parts.append((said, f"{CHOICE}{shown.index(step) + 1}\n{step}{END}"))
         parts.append(("tool", response))
     parts.append(("own", f"\n{DECISION}{'Correct' if correct else 'Incorrect'}{END}"))
     entities = tuple(sorted(_asked_for(steps) & {*teacher.names}))
     return CptRow("has", tuple(parts), entities, (source,), KEPT)
-
-
-def _options(step: str, teacher: Teacher, n: int, rng: random.Random) -> list[str]:
-    """`step` and `n` alternatives to it, all different and shuffled."""
-    options = {step: None}
-    for _ in range(DRAWS_OF_ALTERNATIVES):
-        if len(options) > n:
-            break
-        options[teacher.alternative(step, rng)] = None
-    else:
-        raise ValueError(f"found {len(options) - 1} alternatives of {n} to {step!r}")
-    return rng.sample(list(options), n + 1)
 
 
 def _asked_for(steps: Iterable[str]) -> set[str]:
