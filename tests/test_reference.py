@@ -325,3 +325,13 @@ def test_agentic_pre_training_helped_the_cold_start_and_forgot_nothing(steps):
         assert arm["general_after_cpt"] <= 1.05 * arm["general_before"]
     assert [row["seed"] for row in found["rows"]] == [0, 1, 2] and lower >= 2
     assert "incomplete" not in found
+
+
+def test_a_bias_balances_the_experts_better_than_the_loss_does():
+    """Read, not run here: tests/benchmarks/make_balance.py wrote it."""
+    found = json.loads((TOUR.parent / "balance" / "results.json").read_text())
+    uneven = {(row["arm"], row["seed"]): row["max_violation"] for row in found["rows"]}
+    assert len(uneven) == 3 * len(found["settings"]["arms"])
+    for seed in (0, 1, 2):
+        assert uneven["bias 0.001", seed] < 0.1 < 0.6 < uneven["loss", seed] < 0.7
+        assert 0.9 < uneven["nothing", seed]
