@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
     from tests import (
         mutants_balance,
         mutants_contexts,
+        mutants_crafting,
         mutants_crawl,
         mutants_dataset,
         mutants_escalation,
@@ -80,6 +81,7 @@ def all_mutants() -> list[Mutant]:
         mutants_steering,
         mutants_questions,
         mutants_language,
+        mutants_crafting,
         mutants_guard,
         mutants_replay,
         mutants_real,

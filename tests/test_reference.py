@@ -334,4 +334,4 @@ def test_a_bias_balances_the_experts_better_than_the_loss_does():
     assert len(uneven) == 3 * len(found["settings"]["arms"])
     for seed in (0, 1, 2):
         assert uneven["bias 0.001", seed] < 0.1 < 0.6 < uneven["loss", seed] < 0.7
-        assert 0.9 < uneven["nothing", seed]
+        assert uneven["nothing", seed] > 0.9

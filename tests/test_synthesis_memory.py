@@ -132,3 +132,14 @@ def test_equal_under_any_hash_seed():
         for seed in ("0", "1", "77")
     }
     assert len(told) == 1
+
+
+def test_a_statement_knows_the_entities_that_it_is_kept_at():
+    memory = EntityMemory(["Guinea", "Mali"])
+    memory.read("Guinea borders Mali.", "page:1")
+    memory.fact("Mali", "capital", "Bamako", "graph")
+    (border,) = memory.about("Guinea")
+    assert memory.told_of(border) == ["Guinea", "Mali"]
+    assert memory.told_of(Statement("guinea borders MALI")) == ["Guinea", "Mali"]  # says the same
+    assert memory.told_of(memory.about("Bamako")[0]) == ["Bamako", "Mali"]
+    assert memory.told_of(Statement("Nobody said this.")) == []

@@ -18,6 +18,7 @@ Left out: plans of several steps, a judge that corrects.
 """
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,13 +49,14 @@ Answer the user's question. From memory you said: {draft}. These statements are 
 Use those that matter, and say where your memory was wrong. Reply with JSON and nothing else:
 {{"reasoning": "a few sentences", "answer": "a name, a date or a number"}}"""
 OTHERS = f"""\
-You see a researcher at work. Think of {{n}} other steps in the place of the last one: each another
+You see a researcher at work. Think of COUNT other steps in the place of the last one: each another
 idea of what to do there, better or worse. Nobody will take them. The tools are
 {TOOLS}.
-Reply with a JSON list of {{n}} steps and nothing else, each of them
-{STEP.replace("{", "{{").replace("}", "}}")} or {{{{"thought": "..", "answer": ".."}}}}"""
+Reply with a JSON list of COUNT steps and nothing else, each of them
+{STEP} or {{"thought": "..", "answer": ".."}}"""
 WORDS_A_STATEMENT = 25  # of a refined answer's reasoning: what is longer rambles
 UNREADABLE = "it cannot be read"
+_VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
 
 class ModelTeacher:
@@ -99,10 +101,10 @@ class ModelTeacher:
         if reply.failed:
             return f"not judged: {reply.failed}"
         said = reply.text.rpartition("</think>")[2].strip()
-        word = said[:3].casefold().rstrip(":., ")
-        if word == "yes":
-            return KEPT
-        return f"the judge: {said}" if word == "no" else "not judged: no verdict"
+        word = _VERDICT.match(said)
+        if word is None:
+            return "not judged: no verdict"
+        return KEPT if word[1].casefold() == "yes" else f"the judge: {said}"
 
     def reasoning(self, task: Task, known: Sequence[str], sources: Sequence[str]) -> CptRow:
         """A draft from what the model knows, the statements, the refined answer; judged."""
@@ -129,7 +131,7 @@ class ModelTeacher:
         """`n` other steps in the place of `step`, behind `messages`, all different.
         ValueError: the model does not think of so many."""
         before = "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
-        asked = _prompt(OTHERS.format(n=n), f"{before}\n\nThe last step:\n{step}")
+        asked = _prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
         reply = self.writer.ask(asked, seed=rng.getrandbits(31))
         if reply.failed:
             raise ValueError(f"no alternatives: {reply.failed}")

@@ -1,0 +1,108 @@
+"""The faults of questions and rows that a language model writes (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+CRAFTING = "tests/test_synthesis_crafting.py"
+TEACHER = "tests/test_synthesis_model_teacher.py"
+MEMORY = "tests/test_synthesis_world_memory.py"
+CRAFT = "drlib/synthesis/crafting.py"
+MODEL = "drlib/synthesis/model_teacher.py"
+
+MUTANTS = [
+    Mutant(
+        "craft: an answer from any statement",
+        CRAFT,
+        "any(says(one.text, said.answer) for one in said.used):",
+        "any(said.answer for one in said.used):",
+        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        "answers that nobody told would be trained on",
+    ),
+    Mutant(
+        "craft: a sum is not computed",
+        CRAFT,
+        "    if not answers_match(said.answer, str(value)):\n",
+        "    if False:\n",
+        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        "wrong numbers would be right answers",
+    ),
+    Mutant(
+        "craft: numbers from nowhere",
+        CRAFT,
+        "if len(taken) < 2 or not {*taken} <= there:",
+        "if len(taken) < 2:",
+        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        "a sum of invented numbers would pass",
+    ),
+    Mutant(
+        "craft: one statement is enough",
+        CRAFT,
+        "    if any(says(one.text, title) for one in holds for title in named):\n",
+        "    if False:\n",
+        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        "questions of two hops would need one",
+    ),
+    Mutant(
+        "craft: hops that nothing links",
+        CRAFT,
+        "{*first.entities} & {*last.entities} - named for",
+        "{*first.entities} | {*last.entities} for",
+        (f"{CRAFTING}::test_nothing_links_the_statements_of_two_things",),
+        "two unrelated facts would be a chain",
+    ),
+    Mutant(
+        "craft: nobody reads again",
+        CRAFT,
+        "return made if made.reason else _read_again(made, shown, reader or writer)",
+        "return made",
+        (f"{CRAFTING}::test_a_second_reader_must_come_to_the_same",),
+        "a question with two answers would have one",
+    ),
+    Mutant(
+        "craft: a hub links everything",
+        CRAFT,
+        "if len(memory.about(title)) < HUB]",
+        "if len(memory.about(title)) >= 0]",
+        (f"{CRAFTING}::test_what_is_shown_is_the_thing_and_what_stands_beside_it",),
+        "all that is a ferry would stand beside a ferry",
+    ),
+    Mutant(
+        "teacher: no verdict is a yes",
+        MODEL,
+        '            return "not judged: no verdict"\n',
+        "            return KEPT\n",
+        (f"{TEACHER}::test_a_judge_without_a_verdict_keeps_nothing",),
+        "rows that nobody judged would be trained on",
+    ),
+    Mutant(
+        "teacher: a no is a yes",
+        MODEL,
+        'return KEPT if word[1].casefold() == "yes" else',
+        'return KEPT if word[1].casefold() != "maybe" else',
+        (f"{TEACHER}::test_plans_are_written_blind_and_judged_by_what_is_known",),
+        "rejection would reject nothing",
+    ),
+    Mutant(
+        "teacher: the planner sees the facts",
+        MODEL,
+        "reply = self.writer.ask(_prompt(PLAN, task.question), seed=number)",
+        "reply = self.writer.ask(_prompt(PLAN + _lines(known), task.question), seed=number)",
+        (f"{TEACHER}::test_plans_are_written_blind_and_judged_by_what_is_known",),
+        "plans would be of what a policy cannot know",
+    ),
+    Mutant(
+        "teacher: another answer is kept",
+        MODEL,
+        'return turn, "" if right else "another answer"',
+        'return turn, ""',
+        (f"{TEACHER}::test_reasoning_is_kept_by_its_answer_and_its_length",),
+        "wrong answers would be learned",
+    ),
+    Mutant(
+        "memory: two things of one name",
+        "drlib/synthesis/world_memory.py",
+        "if taken[name] == 1}",
+        "if taken[name] >= 1}",
+        (f"{MEMORY}::test_what_cannot_be_told_apart_or_says_nothing_is_left_out",),
+        "what is said of a town would be said of its harbour",
+    ),
+]
