@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "memory: two things of one name",
         "drlib/synthesis/world_memory.py",
-        "if taken[name] == 1}",
-        "if taken[name] >= 1}",
+        "        if not is_address:\n",
+        "        if True:\n",
         (f"{MEMORY}::test_what_cannot_be_told_apart_or_says_nothing_is_left_out",),
         "what is said of a town would be said of its harbour",
     ),

@@ -52,17 +52,17 @@ def memory_of_world(world: World) -> EntityMemory:
 
 
 def _names(world: World, book: Phrasebook) -> dict[str, str]:
-    """Title of a page -> how it is called, where that means one thing."""
-    found, taken = {}, {}
+    """Title of a page -> how it is called, where that means one thing (else it is called by its
+    address)."""
+    found = {}
     for title in world.graph.nodes:
-        name = "" if world.graph.is_value(title) else book.short(title)
-        is_address = name == title and "/" in title or not name
-        if is_address or world.find(title) is None:
+        if world.graph.is_value(title) or world.find(title) is None:
             continue
-        plain = name.removeprefix("the ")
-        taken[plain] = taken.get(plain, 0) + 1
-        found[title] = plain
-    return {title: name for title, name in found.items() if taken[name] == 1}
+        name = book.short(title)
+        is_address = name == title and "/" in title
+        if not is_address:
+            found[title] = name.removeprefix("the ")
+    return found
 
 
 def _read_page(
