@@ -150,6 +150,9 @@ class Config(RLSettings):
         "graph", "first-order rows are of all facts, or of what attempts have seen", "cpt"
     )
     cpt_has_share: float = setting(0.0, "of the documents: its higher-order rows", "cpt")
+    cpt_has_alternatives: Literal["anywhere", "read"] = setting(
+        "anywhere", "what higher-order rows offer beside the real step", "cpt"
+    )
 
     demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
     teacher: Literal["flawed", "solver", "model"] = setting(

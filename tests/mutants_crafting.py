@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 CRAFTING = "tests/test_synthesis_crafting.py"
 TEACHER = "tests/test_synthesis_model_teacher.py"
+ALTERNATIVES = "tests/test_synthesis_alternatives.py"
 MEMORY = "tests/test_synthesis_world_memory.py"
 CRAFT = "drlib/synthesis/crafting.py"
 MODEL = "drlib/synthesis/model_teacher.py"
@@ -104,5 +105,29 @@ MUTANTS = [
         "        if True:\n",
         (f"{MEMORY}::test_what_cannot_be_told_apart_or_says_nothing_is_left_out",),
         "what is said of a town would be said of its harbour",
+    ),
+    Mutant(
+        "alternatives: the same look-up in other words",
+        "drlib/synthesis/alternatives.py",
+        "                pairs.pop((relation, name), None)\n",
+        "",
+        (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
+        "a right option would be taught as a wrong one",
+    ),
+    Mutant(
+        "alternatives: names from anywhere",
+        "drlib/synthesis/alternatives.py",
+        "names = [one for one in every_name if says(read, one)] or [name]",
+        "names = list(every_name)",
+        (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
+        "what was mentioned would tell the real step",
+    ),
+    Mutant(
+        "alternatives: the setting does nothing",
+        "drlib/training/pretrain.py",
+        'close = config.cpt_has_alternatives == "read"',
+        "close = False",
+        (f"{ALTERNATIVES}::test_the_setting_changes_the_higher_order_rows_alone",),
+        "an ablation would compare a thing with itself",
     ),
 ]

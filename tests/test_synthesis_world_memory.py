@@ -36,7 +36,7 @@ instrument: tin whistle
 Silvan Pookley has never been ashore for more than a night.
 """,
     "towns/cold-ankle.md": "# Cold Ankle\n\nCold Ankle has one street and no ferry at all.\n",
-    "harbours/cold-ankle.md": "---\ndepth: 4\n---\n# Cold Ankle\n\nCold Ankle lies under the town.\n",
+    "harbours/cold-ankle.md": "---\ndepth: 4\n---\n# Cold Ankle\n\nIt is deep.\n",
 }
 
 

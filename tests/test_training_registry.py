@@ -83,6 +83,7 @@ OTHERS = {
     "rl_kl_estimator": "k1",
     "world": "cldr",
     "cpt_fas_questions": "memory",
+    "cpt_has_alternatives": "read",
     "demonstration_filter": "none",
     "sft_loss_on": "all",
     "questions": "engine",

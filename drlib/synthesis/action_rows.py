@@ -8,6 +8,8 @@ stream, so that the settings `cpt_fas_share` and `cpt_has_share` can mix them in
 First-order rows need questions and a memory that judges. Both come from all facts of an invented
 world or, with `cpt_fas_questions=memory`, from what a few attempts have seen there, wrong ones too:
 the memory is told the pages that the searches found, and the questions are of what it recalls.
+Higher-order rows need steps beside the real one: of names from anywhere, which a glance at what was
+mentioned tells apart, or with `cpt_has_alternatives=read` of what has been read.
 
 Left out: attempts whose programs fail (nothing is executed here, so nothing can crash), rows of
 more than `MAX_TOKENS`, and of the memory's styles of question all but the fact and the chain.
@@ -20,6 +22,7 @@ from typing import Literal
 
 from drlib.chat import ChatIds
 from drlib.synthesis.actions import InventedTools, Sample
+from drlib.synthesis.alternatives import CloseTeacher
 from drlib.synthesis.families.agentfounder import (
     KEPT,
     CptRow,
@@ -87,10 +90,19 @@ class ActionRows:
     """Endless rows with names of the words of `names`; a search shows `results` hits.
 
     from_memory: whether first-order rows are made from a memory of attempts, not of all facts.
+    close: whether alternatives are of what has been read (`CloseTeacher`).
     """
 
-    def __init__(self, names: Names, chat: ChatIds, results: int, from_memory: bool = False):
+    def __init__(
+        self,
+        names: Names,
+        chat: ChatIds,
+        results: int,
+        from_memory: bool = False,
+        close: bool = False,
+    ):
         self.names = names
+        self.close = close
         self.chat = chat
         self.results = results
         self.from_memory = from_memory
@@ -122,7 +134,7 @@ class ActionRows:
 
     def _higher_order(self, world: SmallWorld, rng: random.Random) -> Iterator[CptRow]:
         """A flawed hand's attempts, widened."""
-        teacher = _teacher(world)
+        teacher = _teacher(world, CloseTeacher if self.close else Teacher)
         for number, episode in enumerate(self._attempts(world, rng)):
             if episode.tool_results:
                 name = f"{world.name}/{number}"
@@ -138,6 +150,6 @@ class ActionRows:
             yield hand.play(task, InventedTools(task, world, self.results, rng), rng)
 
 
-def _teacher(world: SmallWorld) -> Teacher:
+def _teacher(world: SmallWorld, kind: type[Teacher] = Teacher) -> Teacher:
     relations = {relation for entity in world.entities.values() for relation in entity.facts}
-    return Teacher(sorted(world.entities), relations)
+    return kind(sorted(world.entities), relations)

@@ -174,7 +174,8 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     if sum(shares) == 0:
         return of_tour
     from_memory = config.cpt_fas_questions == "memory"
-    rows = ActionRows(names, chat, config.search_results, from_memory)
+    close = config.cpt_has_alternatives == "read"
+    rows = ActionRows(names, chat, config.search_results, from_memory, close)
 
     def with_rows(key: str) -> Iterator[Sample]:
         streams = rows.stream(key, "fas"), rows.stream(key, "has"), of_tour(key)

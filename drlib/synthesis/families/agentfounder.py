@@ -18,7 +18,8 @@ of general text; the memory is `drlib.synthesis.memory`. Reduced: the teacher is
 at a stated rate, so that rejection has work to do; loss lies on what can be predicted (`own`), not
 on questions, options, facts and responses, nor on the steps of a failed trajectory, of which only
 the decision is learned (the paper trains on all of its text). The tour's smaller stage is
-`drlib.synthesis.actions`. A language model as teacher and judge: `drlib.synthesis.model_teacher`.
+`drlib.synthesis.actions`. Harder alternatives: `drlib.synthesis.alternatives`; a language model as
+teacher and judge: `drlib.synthesis.model_teacher`.
 """
 
 import random
@@ -75,7 +76,7 @@ class Teacher:
         # the longest first: "former currency" is no "currency"
         self.relations = sorted(relations, key=lambda relation: (-len(relation), relation))
         self.fault = fault
-        self._relation = re.compile("|".join(map(re.escape, self.relations)))
+        self.relation = re.compile("|".join(map(re.escape, self.relations)))
 
     def _mistake(self, kinds: int, rng: random.Random) -> int | None:
         """Which of so many kinds of mistake is made, if one is."""
@@ -143,7 +144,7 @@ class Teacher:
     def judge(self, plan: str, task: Task, memory: EntityMemory) -> str:
         """KEPT, or why the memory's facts speak against the plan. No tool is asked."""
         action = parse(plan)
-        named = self._relation.search(plan.partition("</think>")[0])
+        named = self.relation.search(plan.partition("</think>")[0])
         query = action.arguments.get("query") if isinstance(action, ToolCall) else None
         if not (isinstance(query, list) and query and named):
             return "no look-up"
