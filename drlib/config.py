@@ -176,6 +176,9 @@ class Config(RLSettings):
     sft_tool_use_share: float = setting(
         0.0, "of the samples: AgentScaler's tool use in made environments", "sft"
     )
+    sft_tool_use_users: bool = setting(
+        False, "its users speak several times and must be asked (drlib.synthesis.users)", "sft"
+    )
     sft_steps: int = setting(250, "steps of the cold start", "sft")
     sft_batch_tokens: int = setting(3808, "a step's, over all processes", "sft")
     sft_muon_lr: float = setting(0.006, "learning rate of the hidden matrices", "sft")

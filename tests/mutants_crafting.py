@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 CRAFTING = "tests/test_synthesis_crafting.py"
 TEACHER = "tests/test_synthesis_model_teacher.py"
 ALTERNATIVES = "tests/test_synthesis_alternatives.py"
+USERS = "tests/test_synthesis_users.py"
+USERS_FILE = "drlib/synthesis/users.py"
 MEMORY = "tests/test_synthesis_world_memory.py"
 CRAFT = "drlib/synthesis/crafting.py"
 MODEL = "drlib/synthesis/model_teacher.py"
@@ -128,6 +130,46 @@ MUTANTS = [
         'close = config.cpt_has_alternatives == "read"',
         "close = False",
         (f"{ALTERNATIVES}::test_the_setting_changes_the_higher_order_rows_alone",),
+        "an ablation would compare a thing with itself",
+    ),
+    Mutant(
+        "users: nothing is withheld",
+        USERS_FILE,
+        "step=step.text(without=self.missing))",
+        "step=step.text())",
+        (f"{USERS}::test_what_is_withheld_is_in_no_turn_before_it_is_asked_for",),
+        "an agent would learn to ask for what it was told",
+    ),
+    Mutant(
+        "users: any answer is told",
+        USERS_FILE,
+        "        if spoken(self.missing) in said.casefold():\n",
+        "        if True:\n",
+        (f"{USERS}::test_a_user_that_nobody_asks_gives_up",),
+        "an agent would not have to ask for the right thing",
+    ),
+    Mutant(
+        "users: the user sees the calls",
+        USERS_FILE,
+        "            elif isinstance(action, Answer):\n",
+        "            elif action and (action := Answer(message['content'])):\n",
+        (f"{USERS}::test_a_model_may_be_the_user_and_sees_no_calls",),
+        "a user would know what only the agent can",
+    ),
+    Mutant(
+        "users: an answer is cut when the user goes on",
+        "drlib/synthesis/actions.py",
+        "        elif pieces and pieces[-1][1]:",
+        "        elif False:",
+        (f"{USERS}::test_a_sample_is_what_a_rollout_would_have_seen",),
+        "what the assistant said last would be cut off and unlearned",
+    ),
+    Mutant(
+        "users: the setting does nothing",
+        "drlib/training/sft.py",
+        "play_with_user(task, seed=0) if several else play(task)",
+        "play(task)",
+        (f"{USERS}::test_the_setting_s_samples_ask",),
         "an ablation would compare a thing with itself",
     ),
 ]

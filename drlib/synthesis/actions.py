@@ -73,6 +73,8 @@ def turns(messages: list[dict], chat: ChatIds) -> Pieces:
             pieces.append((chat.encode(message["content"]) + [chat.end_id], True))
         elif message["role"] == "tool":
             pieces.append((chat.tool_turn(message["content"]), False))
+        elif pieces and pieces[-1][1]:  # behind what the assistant has said to it
+            pieces.append((chat.user_turn(message["content"]), False))
         else:
             # behind an observation that is not answered to: no turn opens in between
             shown, _ = pieces.pop()

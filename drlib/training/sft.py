@@ -7,7 +7,8 @@ forgotten: lists and pages, no logs of tool use, of which the pool is to be the 
 logs for ever would be the endless good demonstrations that this stage does not have).
 Three settings more come from the sources: the attempts also as rounds with a managed context
 (`sft_rounds`), two stages by length (`sft_short_tokens`; both Tongyi DeepResearch's), and tool use
-in environments that were made by rule (`sft_tool_use_share`; AgentScaler).
+in environments that were made by rule (`sft_tool_use_share`; AgentScaler), with users of several
+turns if wanted (`sft_tool_use_users`).
 `sft_continued` goes on from the cold start with the same data and rates for as many steps as
 reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
@@ -33,6 +34,7 @@ from drlib.synthesis.families.agentscaler import (
 )
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.skills import SkillData, resumed, rounds
+from drlib.synthesis.users import play_with_user
 from drlib.task import Task
 from drlib.training import stages
 from drlib.training.batches import mixed
@@ -95,7 +97,8 @@ def mixture(
     system: what a model is told before each question.
     """
     pools = length_pools(episodes, chat, config, system)
-    tool_use = tool_use_samples(chat) if config.sft_tool_use_share > 0 else []
+    several = config.sft_tool_use_users
+    tool_use = tool_use_samples(chat, several) if config.sft_tool_use_share > 0 else []
     data = ActionData(names, chat, config.search_results)
     skills = SkillData(names, chat, config.search_results)
     learns_memory = config.skills == "memory"
@@ -179,14 +182,14 @@ def _attempt(row: dict) -> Episode:
     return episode
 
 
-def tool_use_samples(chat: ChatIds) -> list[Sample]:
+def tool_use_samples(chat: ChatIds, several: bool = False) -> list[Sample]:
     """AgentScaler's attempts that pass its filters, in environments that know nothing of the world;
-    those that a row can hold."""
+    those that a row can hold. several: with users of several turns, who must be asked."""
     domains = [Domain(apis) for apis in find_domains(toy_apis())]
     tasks = [
         sample_task(domain, seed, TOOL_CALLS) for domain in domains for seed in range(TOOL_TASKS)
     ]
-    played = [play(task) for task in tasks]
+    played = [play_with_user(task, seed=0) if several else play(task) for task in tasks]
     kept = [messages for task, messages in zip(tasks, played) if not rejection(task, messages)]
     samples = [episode_sample(messages, chat) for messages in kept]
     return [sample for sample in samples if len(sample) <= TOOL_TOKENS]

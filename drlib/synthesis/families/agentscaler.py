@@ -20,13 +20,14 @@ Taken from it, in its order:
    SFT samples (`drlib.synthesis.actions.episode_sample`).
 
 Reduced: 60 toy tools; a walk uses each tool once, or reads would go in circles; an edge of the walk
-is an equal name. Missing: models that write schemas, tools and users and re-check edges, users of
-several turns, values that look real, a judge of the last reply, and the RL that the paper leaves to
-the future too.
+is an equal name. Users of several turns: `drlib.synthesis.users`. Missing: models that
+write schemas and tools and re-check edges, values that look real, a judge of the last reply, and
+the RL that the paper leaves to the future too.
 """
 
 import json
 import random
+import re
 import sqlite3
 import zlib
 from collections import Counter
@@ -34,6 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import comb
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -45,6 +47,7 @@ TAU = 0.6  # cosine above which two tools are joined; 0.48 to 0.68 give the six 
 NGRAM = 8  # words, more than a call has without its values
 MAX_REPEATS = 3  # of the same n-gram in one trajectory
 WALKS_A_TASK = 200  # drawn until one is long enough and its writes show
+_TURNS = re.compile("(u(ct)*a)+")  # see `_letter`
 FILTERS = ("turns", "repetition", "observation", "state", "exact match")  # three of validity first
 
 
@@ -103,15 +106,35 @@ def find_domains(apis: Sequence[Api], tau: float = TAU, seed: int = 0) -> list[l
 # ------------------------------------------------------------------------------------------ tasks
 
 
+class Step(NamedTuple):
+    """What a user wants of one call: a verb, a table, and how each argument is said ("day-4", or
+    "of step 2")."""
+
+    said: str
+    table: str
+    arguments: tuple[tuple[str, str], ...]
+
+    def text(self, without: str = "") -> str:
+        """As a user says it; `without`: the name of an argument that is left out."""
+        told = [f"{spoken(name)} {word}" for name, word in self.arguments if name != without]
+        return f"{self.said} {self.table}" + (f" with {', '.join(told)}" if told else "")
+
+
 @dataclass(frozen=True)
 class ToolTask:
-    """A request, the seed of the state it starts from, and its gold: calls, final state's hash."""
+    """What is wanted, the seed of the state it starts from, and its gold: calls, final state's
+    hash."""
 
     domain: Domain
     seed: str
-    request: str
+    steps: tuple[Step, ...]
     calls: tuple[ToolCall, ...]
     final_hash: str
+
+    @property
+    def request(self) -> str:
+        """All of it at once."""
+        return f"Please {'; then '.join(step.text() for step in self.steps)}."
 
     @property
     def writes(self) -> bool:
@@ -137,8 +160,8 @@ def sample_task(
         rng = random.Random(f"scaler-{domain.name}-{seed}-{attempt}")
         state = f"{seed}-{attempt}"
         with closing(domain.open(state)) as db:
-            request, calls = _walk(domain, db, rng, rng.randint(min_steps, max_steps), ops)
-            task = ToolTask(domain, state, request, tuple(calls), domain.hash(db))
+            steps, calls = _walk(domain, db, rng, rng.randint(min_steps, max_steps), ops)
+            task = ToolTask(domain, state, tuple(steps), tuple(calls), domain.hash(db))
         _, untouched = task.run(())
         if len(calls) >= min_steps and task.writes == (untouched != task.final_hash):
             return task
@@ -154,11 +177,11 @@ def _walk(
     rng: random.Random,
     max_steps: int,
     ops: Sequence[str],
-) -> tuple[str, list[ToolCall]]:
-    """(request, calls): until `max_steps`, or no tool that is left can be fed and works."""
+) -> tuple[list[Step], list[ToolCall]]:
+    """(steps, calls): until `max_steps`, or no tool that is left can be fed and works."""
     apis = [api for api in domain.apis.values() if api.op in ops]
     calls: list[ToolCall] = []
-    steps: list[str] = []  # what the user says
+    steps: list[Step] = []  # what the user says
     known: dict[str, tuple[str, str]] = {}  # returned so far: name -> value, how the user says it
     options = [*apis]
     while options and len(calls) < max_steps:
@@ -169,8 +192,8 @@ def _walk(
         if not worked:  # say, a loan of a book that nobody has lent: another tool may do
             continue
         calls.append(ToolCall(api.name, arguments))
-        said = [f"{name.replace('_', ' ')} {word}" for name, (_, word) in chosen.items()]
-        steps.append(f"{OPS[api.op].said} {api.table} with {', '.join(said)}")
+        said = tuple((name, word) for name, (_, word) in chosen.items())
+        steps.append(Step(OPS[api.op].said, api.table, said))
         for name, value in json.loads(shown).items():
             known[name] = (value, f"of step {len(calls)}")
         used = [call.name for call in calls]
@@ -182,7 +205,12 @@ def _walk(
             and {*api.returns} & {*other.keys}
             and (other.returns or is_last)
         ]
-    return f"Please {'; then '.join(steps)}.", calls
+    return steps, calls
+
+
+def spoken(name: str) -> str:
+    """An argument's name as a user says it."""
+    return name.replace("_", " ")
 
 
 def _argument(
@@ -219,9 +247,9 @@ def play(task: ToolTask, calls: Sequence[ToolCall] | None = None) -> list[dict[s
 def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
     """The first of `FILTERS` that a trajectory fails, "" when it is kept.
 
-    validity: user, then calls and observations in turn, then an answer (a turn that does not parse
-    is no call); no `NGRAM` words more often than `MAX_REPEATS` in what the assistant wrote; the
-    observations are those of a replay.
+    validity: user, then calls and observations in turn, then an answer, behind which a user may go
+    on (`drlib.synthesis.users`; a turn that does not parse is no call); no `NGRAM` words more often
+    than `MAX_REPEATS` in what the assistant wrote; the observations are those of a replay.
     state: the replay ends in the gold state. A read-only task's is its first: reads alone pass.
     exact match: of read-only tasks, whose state says nothing more: the calls that worked are the
     gold ones in order. Failed calls do not count, here as above: a trajectory with an error that
@@ -234,10 +262,8 @@ def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
 def _checks(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> Iterator[bool]:
     """Whether each of `FILTERS` fails, computed when asked for: a replay needs valid turns."""
     written = [m["content"] for m in messages if m["role"] == "assistant"]
-    *calls, last = [parse(text) for text in written] or [None]
-    turns = ["user", *["assistant", "tool"] * len(calls), "assistant"]
-    are_actions = isinstance(last, Answer) and all(isinstance(call, ToolCall) for call in calls)
-    yield [m["role"] for m in messages] != turns or not are_actions
+    yield not _TURNS.fullmatch("".join(_letter(message) for message in messages))
+    calls = [action for action in map(parse, written) if isinstance(action, ToolCall)]
     words = " ".join(written).split()
     grams = Counter(tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1))
     yield max(grams.values(), default=0) > MAX_REPEATS
@@ -246,6 +272,14 @@ def _checks(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> Iterator[b
     yield final_hash != task.final_hash
     worked = tuple(call for call, (ok, _) in zip(calls, results, strict=True) if ok)
     yield not task.writes and worked != task.calls
+
+
+def _letter(message: Mapping[str, str]) -> str:
+    """u, t, or what an assistant's turn is: a call, an answer, neither."""
+    if message["role"] != "assistant":
+        return message["role"][:1]
+    action = parse(message["content"])
+    return "c" if isinstance(action, ToolCall) else "a" if isinstance(action, Answer) else "?"
 
 
 def filter_trajectories(
