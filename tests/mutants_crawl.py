@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 CRAWL = "drlib/tools/crawl.py"
 TESTS = "tests/test_tools_crawl.py"
+LIVE = "tests/test_tools_live.py"
 WORLD = f"{TESTS}::test_a_site_becomes_a_world_and_nothing_else_is_asked_for"
 
 MUTANTS = [
@@ -38,5 +39,21 @@ MUTANTS = [
         "                continue\n\n",
         (f"{TESTS}::test_a_crawl_goes_on_and_touches_only_what_is_new",),
         "pages are asked for twice",
+    ),
+    Mutant(
+        "live: what was kept is forgotten",
+        "drlib/tools/live.py",
+        "        if not _holds_pages(place):\n            raise\n",
+        "        raise\n",
+        (f"{LIVE}::test_a_site_that_answers_no_more_is_what_was_kept",),
+        "a site that is down takes its questions along",
+    ),
+    Mutant(
+        "live: all sites in one folder",
+        "drlib/tools/live.py",
+        "hashlib.sha256(address.encode())",
+        "hashlib.sha256(host.encode())",
+        (f"{LIVE}::test_each_site_has_a_folder_of_its_own",),
+        "the second part of a site could not be read",
     ),
 ]

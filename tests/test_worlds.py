@@ -109,7 +109,9 @@ def test_the_tour_s_data_are_what_its_policies_were_trained_on(cldr):
 
 def test_unknown_world_or_engine_says_what_is_known():
     for name in ("wikipedia", "cldr:x", "folder:", "zim", "hub"):
-        with pytest.raises(ValueError, match="cldr, folder:PATH, hub:NAME, pydocs, tour, zim:PATH"):
+        with pytest.raises(
+            ValueError, match="cldr, folder:PATH, hub:NAME, live:URL, pydocs, tour, zim"
+        ):
             load_world(name)
     with pytest.raises(ValueError, match="tour has fts5 only"):
         load_world("tour", engine="bm25s")

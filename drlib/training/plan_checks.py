@@ -191,6 +191,11 @@ def _world_faults(config: Config) -> list[str]:
     pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
     if pattern is None or bool(rest) != (":" in pattern):
         return [f"unknown world {config.world!r}: {nearest(config.world, WORLDS)}"]
+    if kind == "live":
+        return [
+            f"world={config.world!r}: a site may change while a policy is trained on it: "
+            f"`drlib crawl {rest} FOLDER`, then world=folder:FOLDER"
+        ]
     if kind not in PATHS:
         return []
     path = Path(config.world_name.partition(":")[2])

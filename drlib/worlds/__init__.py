@@ -57,6 +57,7 @@ WORLDS.register("pydocs", _later("drlib.worlds.pydocs:load"))
 WORLDS.register("folder:PATH", _later("drlib.worlds.folder:load"))
 WORLDS.register("zim:PATH", _later("drlib.worlds.zim:load"))
 WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
+WORLDS.register("live:URL", _later("drlib.tools.live:load"))
 
 
 def load_world(
@@ -66,9 +67,9 @@ def load_world(
 
     "tour": the tour's small world of one value a relation; "cldr": all that Unicode CLDR says;
     "pydocs": Python's standard library; "folder:PATH": your documents; "zim:PATH": a Kiwix file;
-    "hub:NAME": a data set of the Hugging Face hub; and what is registered in `WORLDS`. `options`
-    are its loader's. ValueError: the name or the `engine` (see `Library`) is not known, or the
-    world has no such engine; the message lists what there is.
+    "hub:NAME": a data set of the Hugging Face hub; "live:URL": a web site, fetched as a guest; and
+    what is registered in `WORLDS`. `options` are its loader's. ValueError: the name or the `engine`
+    (see `Library`) is not known, or the world has no such engine; the message lists what there is.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r}: known are {', '.join(ENGINES)}")

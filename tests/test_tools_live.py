@@ -1,0 +1,82 @@
+"""A web site as a world: fetched once, questions of its facts, kept when it answers no more.
+
+Run: python -m pytest tests/test_tools_live.py
+"""
+
+import pytest
+
+from drlib.config import Config
+from drlib.lab import dataset
+from drlib.tools import live
+from drlib.training.plan_checks import check
+from drlib.worlds import load_world
+from tests.web_servers import OPEN, site
+
+pytest.importorskip("trafilatura")
+
+__all__ = ["site"]  # a fixture
+
+PEOPLE = (("Ada", "Bergen", "Plane"), ("Grace", "Oslo", "Saw"), ("Alan", "Bergen", "Drill"))
+TABLE = "".join(f"<tr><td>{a}</td><td>{b}</td><td>{c}</td></tr>" for a, b, c in PEOPLE)
+TABLE = f"<table><tr><th>maker</th><th>town</th><th>tool</th></tr>{TABLE}</table>"
+
+
+def small_site(site):
+    site.page("/robots.txt", b"User-agent: *\nDisallow: /guide/secret\n", "text/plain")
+    links = '<p><a href="makers.html">The makers</a> <a href="secret/plan">a plan</a></p>'
+    start = site.page("/guide/", f"<h1>The guide</h1>{links}".encode())
+    site.page("/guide/makers.html", f"<h1>Makers</h1><p>Who made what.</p>{TABLE}".encode())
+    return start.replace("example.test", OPEN)
+
+
+def load(start, place, **options):
+    return load_world(f"live:{start}", folder=place, delay_s=0, private=True, **options)
+
+
+def test_a_site_is_a_world_with_facts(site, tmp_path):
+    start = small_site(site)
+    world = load(start, tmp_path / "site")
+    assert world.name == f"live:{start}"
+    assert world.search("Makers", 1)[0].title.endswith("makers.md")
+    assert any("Bergen" in world.graph.values(title, "town") for title in world.graph.nodes)
+    asked = [path for _, path, _ in site.seen]
+    assert asked == ["/robots.txt", "/guide/", "/guide/makers.html"]
+    again = load(start, tmp_path / "site")
+    assert again.version == world.version
+    assert [path for _, path, _ in site.seen][3:] == ["/robots.txt"]  # no page twice
+
+
+def test_a_site_that_answers_no_more_is_what_was_kept(site, tmp_path):
+    start = small_site(site)
+    world = load(start, tmp_path / "site")
+    site.page("/robots.txt", b"", status=500)
+    with pytest.warns(UserWarning, match="the world is what .*site holds"):
+        again = load(start, tmp_path / "site")
+    assert again.version == world.version
+    with pytest.raises(ConnectionError):
+        load(start, tmp_path / "another")
+
+
+def test_what_is_no_site_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="give the address of a page"):
+        load_world("live:nowhere", folder=tmp_path / "x")
+    with pytest.raises(ValueError, match="unknown world 'live'"):
+        load_world("live")
+
+
+def test_each_site_has_a_folder_of_its_own():
+    names = {live._name_of(f"https://docs.example.org/{path}") for path in ("a/", "b/", "a/")}
+    assert len(names) == 2 and all(name.startswith("docs.example.org-") for name in names)
+
+
+def test_the_command_takes_a_site(site, tmp_path, monkeypatch, capsys):
+    """`drlib dataset --world live:URL`: this machine's own network is refused, in one line."""
+    monkeypatch.setattr(live, "KEPT_SITES", tmp_path / "sites")
+    out = ["--out", str(tmp_path / "out"), "-n", "5"]
+    assert dataset.main(["--world", f"live:{small_site(site)}", *out]) == 1
+    assert "drlib dataset: " in capsys.readouterr().err
+
+
+def test_a_policy_is_trained_on_a_folder_instead():
+    (fault,) = check(Config.load("ci", world="live:https://docs.example.org/"))
+    assert "`drlib crawl https://docs.example.org/ FOLDER`, then world=folder:FOLDER" in fault
