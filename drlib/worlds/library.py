@@ -32,8 +32,10 @@ class Library:
     """The pages, facts and index of a `store` that was updated; URLs begin with `scheme`.
 
     `changes` are those of its last update. `graph` is None without facts. `engine` ranks: "fts5"
-    (SQLite), or "bm25s" (extra `search`), which takes all pages into memory at its first use and is
-    faster from then on. ValueError: an engine that is not known.
+    (SQLite), or "bm25s" (extra `search`), another implementation to compare with: it takes all
+    pages into memory at its first use, answers fewer queries a second here (2,400 against 3,800 in
+    cldr, 660 against 1,800 in pydocs; its slowest hundredth is faster) and finds a little less
+    (tests/benchmarks/bench_search.py). ValueError: an engine that is not known.
     """
 
     def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
