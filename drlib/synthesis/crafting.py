@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from drlib.synthesis.memory import EntityMemory
 from drlib.synthesis.questions import short_digest
-from drlib.synthesis.replies import Replies, read_json
+from drlib.synthesis.replies import Replies, prompt, read_json
 from drlib.synthesis.wording import says
 from drlib.task import Task, answers_match, is_accepted
 
@@ -185,7 +185,7 @@ def numbered(known: Sequence[Known]) -> str:
 def _written(entity: str, style: str, shown: list[Known], writer: Replies) -> Crafted:
     more = ', "expression": ".."' if style == "numeric" else ""
     system = CRAFT.format(wish=WISHES[style].format(entity=entity), more=more)
-    reply = writer.ask(_prompt(system, numbered(shown)))
+    reply = writer.ask(prompt(system, numbered(shown)))
     if reply.failed:
         return Crafted(style, entity, reason=reply.failed)
     try:
@@ -306,8 +306,8 @@ def _numbers(text: str) -> list[Fraction]:
 
 def _read_again(made: Crafted, shown: list[Known], reader: Replies) -> Crafted:
     """The question where a reader who does not know the answer comes to it."""
-    prompt = NEEDED if made.style == "report" else ANSWER
-    reply = reader.ask(_prompt(prompt.format(statements=numbered(shown)), made.question))
+    wanted = NEEDED if made.style == "report" else ANSWER
+    reply = reader.ask(prompt(wanted.format(statements=numbered(shown)), made.question))
     if reply.failed:
         return made._replace(reason=reply.failed)
     if made.style != "report":
@@ -333,7 +333,3 @@ def _only_once(crafted: list[Crafted]) -> list[Crafted]:
         found.append(each._replace(reason="asked before") if again else each)
         asked |= set() if each.reason else {key}
     return found
-
-
-def _prompt(system: str, user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

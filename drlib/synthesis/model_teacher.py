@@ -25,7 +25,7 @@ from typing import Any
 from drlib.format import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.families.agentfounder import KEPT, CptRow
 from drlib.synthesis.pass_rates import BY_HEART
-from drlib.synthesis.replies import Replies, read_json
+from drlib.synthesis.replies import Replies, prompt, read_json
 from drlib.task import Task, is_correct
 
 TOOLS = """\
@@ -78,7 +78,7 @@ class ModelTeacher:
         """
         found: dict[str, str] = {}  # plan -> why there is none, "" for one
         for number in range(k):
-            reply = self.writer.ask(_prompt(PLAN, task.question), seed=number)
+            reply = self.writer.ask(prompt(PLAN, task.question), seed=number)
             plan, fault = _step(reply.text) if not reply.failed else ("", reply.failed)
             if not fault and not isinstance(parse(plan), ToolCall):
                 fault = "no tool call"
@@ -97,7 +97,7 @@ class ModelTeacher:
     def _verdict(self, plan: str, task: Task, known: Sequence[str]) -> str:
         """KEPT, the judge's reason against the plan, or why there is no verdict."""
         system = JUDGE.format(known=_lines(known), answer=task.answer)
-        reply = self.judge.ask(_prompt(system, f"{task.question}\n\n{plan}"), temperature=0)
+        reply = self.judge.ask(prompt(system, f"{task.question}\n\n{plan}"), temperature=0)
         if reply.failed:
             return f"not judged: {reply.failed}"
         said = reply.text.rpartition("</think>")[2].strip()
@@ -108,12 +108,12 @@ class ModelTeacher:
 
     def reasoning(self, task: Task, known: Sequence[str], sources: Sequence[str]) -> CptRow:
         """A draft from what the model knows, the statements, the refined answer; judged."""
-        draft = self.writer.ask(_prompt(BY_HEART, task.question))
+        draft = self.writer.ask(prompt(BY_HEART, task.question))
         fault, refined = draft.failed, ""
         said = draft.text.rpartition("</think>")[2].strip()
         if not fault:
             system = REFINE.format(draft=said, known=_lines(known))
-            reply = self.writer.ask(_prompt(system, task.question))
+            reply = self.writer.ask(prompt(system, task.question))
             fault = reply.failed
             if not fault:
                 refined, fault = _refined(reply.text, task, len(known))
@@ -131,7 +131,7 @@ class ModelTeacher:
         """`n` other steps in the place of `step`, behind `messages`, all different.
         ValueError: the model does not think of so many."""
         before = "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
-        asked = _prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
+        asked = prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
         reply = self.writer.ask(asked, seed=rng.getrandbits(31))
         if reply.failed:
             raise ValueError(f"no alternatives: {reply.failed}")
@@ -182,7 +182,3 @@ def _refined(said: str, task: Task, statements: int) -> tuple[str, str]:
 
 def _lines(known: Sequence[str]) -> str:
     return "\n".join(f"- {one}" for one in known)
-
-
-def _prompt(system: str, user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

@@ -22,7 +22,7 @@ from pathlib import Path
 from drlib.checks import require, within
 from drlib.files import append_json_line, resume_json_lines
 from drlib.synthesis.questions import short_digest
-from drlib.synthesis.replies import Replies
+from drlib.synthesis.replies import Replies, prompt
 from drlib.task import Task, is_correct
 from drlib.trajectory import Termination
 
@@ -61,11 +61,7 @@ def by_heart(replies: Replies) -> Attempt:
 
     def one(asked: tuple[Task, int]) -> bool | None:
         task, number = asked
-        prompt = [
-            {"role": "system", "content": BY_HEART},
-            {"role": "user", "content": task.question},
-        ]
-        reply = replies.ask(prompt, seed=number)
+        reply = replies.ask(prompt(BY_HEART, task.question), seed=number)
         answer = reply.text.rpartition("</think>")[2].strip()
         return None if reply.failed else is_correct(answer, task)
 

@@ -205,6 +205,11 @@ def _read(reply: dict | None, most: int) -> tuple[str, int]:
     return text, sum(used) if counted else most
 
 
+def prompt(system: str, user: str) -> list[dict[str, str]]:
+    """What a model is told, and what it is then asked."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
 def read_json(said: str, kind: type[Result]) -> Result:
     """The JSON of this kind (dict or list) in what a model said, thoughts and fences aside.
     ValueError: there is none."""

@@ -39,7 +39,7 @@ from drlib.synthesis.queries import (
     to_text,
     walk,
 )
-from drlib.synthesis.replies import Replies
+from drlib.synthesis.replies import Replies, prompt
 from drlib.synthesis.wording import says
 from drlib.task import Task
 from drlib.worlds.graph import Graph
@@ -259,13 +259,13 @@ def _to_word(question: str, query: Query, relations: dict[str, str]) -> list[dic
     used = sorted({part.relation.removesuffix(" of") for part in parts})
     meant = "\n".join(relations[name] for name in used if name in relations)
     told = f"Question: {question}\n\nRelations in it (what has it: what it then has):\n{meant}"
-    return [{"role": "system", "content": WORD}, {"role": "user", "content": told}]
+    return prompt(WORD, told)
 
 
 def _to_read(text: str, relations: dict[str, str]) -> list[dict[str, str]]:
     """The prompt of the second call: the text and all relations of the world."""
     known = READ + "\n".join(relations.values())
-    return [{"role": "system", "content": known}, {"role": "user", "content": text}]
+    return prompt(known, text)
 
 
 def _plain(said: str) -> str:
