@@ -4,7 +4,9 @@
 was mentioned before then finds the real step in 99% of the decisions, and that rule is all that the
 rows can teach. Here an option has the form of the real step (a malformed call stays malformed), a
 relation and a name that have been read as well, and asks for something else: which of the things
-that were read is the next one, only the question decides.
+that were read is the next one, only the question decides. A tiny policy gains nothing by it: with
+these rows its cold start answers 5.9 points fewer of the held-out search questions, sampled, than
+with the others (three seeds; figures/reference/findings/has_close.json).
 
 Left out: alternatives that would be right too (the same look-up in other words is none; a program
 with two numbers swapped may come to the same).
