@@ -236,12 +236,15 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     with Scripted(Model(plan="eh?").say) as server:
         wrong = tmp_path / "wrong.jsonl"
         wrong.write_text('{"question": "?"}\n')
+        empty = tmp_path / "empty.jsonl"
+        empty.write_text('{"question": "?", "answer": "", "prediction": "", "messages": []}\n')
         for arguments, message in (
             (["--styles", "poem"], "unknown style 'poem'"),
             (["--styles", ","], "--styles names none"),
             (["-n", "0"], "-n and --plans start at 1"),
             (["--world", "nowhere"], "unknown world 'nowhere'"),
             (["--attempts", str(wrong)], "wrong.jsonl:1 is no attempt"),
+            (["--attempts", str(empty)], "empty.jsonl:1 is no attempt"),
             (["--url", "localhost"], "is not an http(s) address"),
             ([], "no question was kept: {'it cannot be read': 12}"),
         ):

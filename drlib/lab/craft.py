@@ -145,6 +145,7 @@ def _widened(attempt: dict, source: str, teacher: ModelTeacher, args: argparse.N
         said = [one for one in attempt["messages"] if one["role"] != "system"]
         turns = [{"role": one["role"], "content": _bare(one["content"])} for one in said]
         correct = is_accepted(attempt["prediction"], [attempt["answer"]])
+        asked = (("user", turns[0]["content"]),)
     except (LookupError, TypeError, AttributeError) as error:
         needed = "a line has question, answer, prediction and messages"
         raise ValueError(f"{source} is no attempt ({error!r}): {needed}") from None
@@ -152,7 +153,6 @@ def _widened(attempt: dict, source: str, teacher: ModelTeacher, args: argparse.N
     try:
         return higher_order(turns, correct, source, teacher, args.alternatives, rng)
     except ValueError as fault:
-        asked = (("user", turns[0]["content"]),)
         return CptRow("has", asked, (), (source,), f"{NOT_WIDENED}: {fault}")
 
 
