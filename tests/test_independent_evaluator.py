@@ -15,7 +15,8 @@ import pytest
 from query_examples import any_query, small_graph
 
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.queries import SqlEngine, evaluate_query, to_text
+from drlib.synthesis.queries import evaluate_query, to_text
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import load_world
 from tests import independent_evaluator
 from tests.independent_evaluator import RawFacts, look_ups, told_by

@@ -30,9 +30,9 @@ from drlib.synthesis.queries import (
     Or,
     Proj,
     Range,
-    SqlEngine,
     evaluate_query,
 )
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds.graph import Graph, Node
 
 COUNTRIES = {  # currency, languages, since; made up

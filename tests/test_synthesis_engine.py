@@ -20,7 +20,6 @@ from drlib.synthesis.checks import effort, faults
 from drlib.synthesis.engine import side_of
 from drlib.synthesis.expansion import can_be_asked_for
 from drlib.synthesis.queries import (
-    SqlEngine,
     canonical,
     constants,
     depth,
@@ -29,6 +28,7 @@ from drlib.synthesis.queries import (
     to_text,
     walk,
 )
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import Graph, Node, fictional_world, load_world
 from drlib.worlds.fictional import Names
 

@@ -18,7 +18,8 @@ from drlib.synthesis.expansion import (
     layers,
     met,
 )
-from drlib.synthesis.queries import SqlEngine, constants, depth, evaluate_query, walk
+from drlib.synthesis.queries import constants, depth, evaluate_query, walk
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
 

@@ -137,17 +137,21 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
 def test_their_files_are_read_with_their_faults(tmp_path):
     path = tmp_path / "webshaper.jsonl"
     triples = [["?", "plays for", "V@X"], ["V@X", "lies in", "C@Rio"], ["V@X", "is", "C@club"]]
-    wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of their 6,080 rows are no triples
+    wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of their 6,080 rows are not of three texts
+    mute = [["V@X", "is when it was", "C@May"]]  # one of the 500 does not say what is asked
     rows = [
         {"id": 7, "question": "Who?", "formalization": triples, "answer": "Pelé", "urls": []},
         {"id": "8", "question": "When?", "formalization": wide, "answer": 1958, "urls": ["u"]},
         {"question": "Where?", "answer": "Rio"},
+        {"question": "What?", "formalization": mute, "answer": "May"},
     ]
     lines = "\n\n".join(json.dumps(row) for row in rows)
     path.write_text("\ufeff" + lines + "\n", encoding="utf-8")  # a mark, empty lines
     tasks, unread = export.read_tasks(path, "theirs")
-    assert unread == 1 and [t.answer for t in tasks] == ["Pelé", "1958", "Rio"]
-    assert [t.id for t in tasks[:2]] == ["7", "8"] and tasks[1].query == tasks[2].query == ""
+    assert unread == 1 and [t.answer for t in tasks] == ["Pelé", "1958", "Rio", "May"]
+    assert [t.id for t in tasks[:2]] == ["7", "8"] and tasks[2].query == tasks[3].query == ""
+    in_a_year = {*constants(from_text(tasks[1].query))}
+    assert in_a_year == {"A", "2004"}
     first = from_text(tasks[0].query)
     assert tasks[0].hops == 2 and isinstance(first, Proj) and not isinstance(first.of, str | Or)
 

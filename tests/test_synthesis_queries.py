@@ -22,7 +22,6 @@ from drlib.synthesis.queries import (
     Or,
     Proj,
     Range,
-    SqlEngine,
     canonical,
     constants,
     depth,
@@ -34,6 +33,7 @@ from drlib.synthesis.queries import (
     to_text,
     walk,
 )
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds.graph import Graph, Node, inverse
 
 SMALL = Graph(

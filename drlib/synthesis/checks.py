@@ -27,7 +27,6 @@ from drlib.synthesis.queries import (
     Proj,
     Query,
     Range,
-    SqlEngine,
     constants,
     depth,
     evaluate_query,
@@ -36,6 +35,7 @@ from drlib.synthesis.queries import (
     subqueries,
     walk,
 )
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds.graph import Graph, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
 

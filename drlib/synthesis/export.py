@@ -20,7 +20,7 @@ from datasets import Dataset
 from drlib.files import iter_json_lines, write_json_lines
 from drlib.format import ToolCall, parse
 from drlib.synthesis.demonstrations import from_trajectories
-from drlib.synthesis.families.webshaper import from_triples, to_triples
+from drlib.synthesis.families.webshaper import read_loosely, to_triples
 from drlib.synthesis.funnel import required
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import depth, from_text, to_text
@@ -109,16 +109,16 @@ def _rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> l
 
 
 def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
-    """Questions of any of the released files, and how many have a formalization that is not made
-    of triples alone: their `query` is empty, as of files without one. Function only: no run uses
-    it yet."""
+    """Questions of any of the released files, and how many have a formalization that says nothing of
+    what is asked: their `query` is empty, as of files without one. Rows that are no triples are
+    read as predicates. Function only: no run uses it yet."""
     tasks = []
     unread = 0
     for row in _rows(path):
         query = None
         triples = row.get("formalization")
         try:
-            query = from_triples(triples) if triples else None
+            query = read_loosely(triples) if triples else None
         except ValueError:
             unread += 1
         tasks.append(

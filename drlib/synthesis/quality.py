@@ -28,7 +28,6 @@ from drlib.files import read_json_lines, write_whole
 from drlib.synthesis.checks import coincidences, faults
 from drlib.synthesis.queries import (
     Query,
-    SqlEngine,
     canonical,
     constants,
     depth,
@@ -38,6 +37,7 @@ from drlib.synthesis.queries import (
     to_text,
     walk,
 )
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.synthesis.wording import says
 from drlib.task import Task, normalise_answer
 from drlib.worlds.graph import Graph

@@ -8,18 +8,22 @@ classes below; difference, ranges, extremes and counts are added, as questions n
     Proj("currency of", "Norwegian Krone")      the places whose currency is the krone
     And((Proj(..), Proj(..)))                   all of them hold
 
-`evaluate_query` works on sets, `SqlEngine` gives the same query to SQLite: two engines that share
-no code, so that one can check the other. A query is kept as JSON lists (`to_text`, `from_text`).
-Left out: joins that are not trees (`drlib.synthesis.families.websailor_v2` does without them), and
-rules of algebra beyond order, nesting and repetition: `canonical` does not know that R(A) and R(B)
-together are R(A and B together).
+Such a query is a tree: what is described in two places may be two things. Conditions that close a
+cycle need the same thing twice; `Exists` names it, `Var` stands for it:
+
+    Exists("X", Proj("currency of", "Norwegian Krone"),         X has the krone: what borders
+           And((Proj("border", Var("X")), Proj("language of",   X and speaks a language of X?
+                                               Proj("language", Var("X"))))))
+
+`evaluate_query` works on sets; `drlib.synthesis.sql_engine` gives the same query to SQLite. A query
+is kept as JSON lists (`to_text`, `from_text`). Left out: rules of algebra beyond order, nesting and
+repetition: `canonical` does not know that R(A) and R(B) together are R(A and B together).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -82,13 +86,35 @@ class Count:
     of: Query
 
 
-Query = str | Proj | And | Or | Diff | Range | Extreme | Count
+@dataclass(frozen=True)
+class Anything:
+    """Every thing of the graph."""
+
+
+@dataclass(frozen=True)
+class Var:
+    """The one thing that the `Exists` of this name around it has chosen."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Exists:
+    """What is in `of` for one at least of `among`, for which `Var(name)` stands in `of`."""
+
+    name: str
+    among: Query
+    of: Query
+
+
+Query = str | Proj | And | Or | Diff | Range | Extreme | Count | Anything | Var | Exists
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # 18 digits: SQLite counts in 64 bits
 
 
 def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
-    """The answers of `query`, by set algebra. TypeError: it is no query."""
+    """The answers of `query`, by set algebra. TypeError: it is no query. ValueError: a variable in
+    it has no `Exists`."""
     kind = type(query)  # not `match`: this is the innermost loop of the question engine
     if kind is str:
         return frozenset((query,))
@@ -132,7 +158,41 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
             return frozenset(title for n, title in found if n == best)
         case Count(of):
             return frozenset((str(len(evaluate_query(of, graph))),))
+        case Exists(name, among, of):
+            chosen = evaluate_query(among, graph)
+            found = (evaluate_query(bound(of, name, title), graph) for title in chosen)
+            return NOTHING.union(*found)
+        case Anything():
+            return frozenset(graph.nodes)
+        case Var(name):
+            raise ValueError(f"the variable {name!r} stands outside of its Exists")
     raise TypeError(f"not a query: {query!r}")
+
+
+def bound(query: Query, name: str, value: Query) -> Query:
+    """`query` with `value` for every `Var(name)` that no `Exists` inside it binds."""
+    if type(query) is Var:
+        return value if query.name == name else query
+    if type(query) is Exists and query.name == name:
+        return replace(query, among=bound(query.among, name, value))
+    return rebuilt(query, lambda part: bound(part, name, value))
+
+
+def unfolded(query: Query) -> Query:
+    """`query` as a tree: what each variable may be stands in its place, so that it may be another
+    thing in each. It has the answers of `query`, and perhaps more."""
+    if type(query) is Exists:
+        return bound(unfolded(query.of), query.name, unfolded(query.among))
+    return rebuilt(query, unfolded)
+
+
+def free_variables(query: Query) -> frozenset[str]:
+    """The names of the variables in `query` that no `Exists` in it binds."""
+    if type(query) is Var:
+        return frozenset((query.name,))
+    if type(query) is Exists:
+        return free_variables(query.among) | free_variables(query.of) - {query.name}
+    return NOTHING.union(*map(free_variables, subqueries(query)))
 
 
 def numbers(values: Iterable[str]) -> list[int]:
@@ -146,79 +206,20 @@ def is_number(value: str) -> bool:
     return _NUMBER.fullmatch(value) is not None
 
 
-class SqlEngine:
-    """The second engine: the facts of `graph` in SQLite, a query as one SELECT.
-
-    It reads the facts alone: inverses, sets and numbers are SQLite's work and share nothing with
-    `evaluate_query` but the query.
-    """
-
-    def __init__(self, graph: Graph):
-        self._rows = sqlite3.connect(":memory:")
-        self._rows.execute(
-            "CREATE TABLE edges (relation, head, tail, number INTEGER, "
-            "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID"
-        )
-        for subject, relation, value in graph.facts:
-            self._add(relation, subject, value)
-            self._add(f"{relation} of", value, subject)
-
-    def _add(self, relation: str, head: str, tail: str) -> None:
-        digits = tail.removeprefix("-")
-        whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
-        row = (relation, head, tail, int(tail) if whole else None)
-        self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", row)
-
-    def answers(self, query: Query) -> frozenset[str]:
-        """The answers of `query`. TypeError: it is no query. ValueError: it is nested too deeply or
-        has too many parts for SQLite, or a number is beyond 64 bits."""
-        values: list = []
-        try:
-            sql = _sql(query, values)
-            return frozenset(title for (title,) in self._rows.execute(sql, values))
-        except (sqlite3.Error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
-                "side by side and whole numbers of 64 bits; ask `evaluate_query`"
-            ) from error
-
-
-def _sql(query: Query, values: list) -> str:
-    """`query` as a SELECT of one column; its parameters are added to `values` in order."""
-    edges = "SELECT DISTINCT {} FROM edges WHERE relation = ? AND "
-    if isinstance(query, str):
-        values.append(query)
-        return "SELECT ?"
-    if isinstance(query, And | Or | Diff):
-        word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
-        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in subqueries(query))
-    if isinstance(query, Count):
-        return f"SELECT CAST(count(*) AS TEXT) FROM ({_sql(query.of, values)})"
-    if isinstance(query, Proj):
-        values.append(query.relation)
-        return edges.format("tail") + f"head IN ({_sql(query.of, values)})"
-    if isinstance(query, Range):
-        values += [query.relation, query.low, query.high]
-        return edges.format("head") + "number BETWEEN ? AND ?"
-    if not isinstance(query, Extreme):
-        raise TypeError(f"not a query: {query!r}")
-    values.append(query.relation)
-    found = edges.format("head, number") + f"head IN ({_sql(query.of, values)})"
-    best = "max" if query.most else "min"
-    return (
-        f"WITH found AS ({found} AND number IS NOT NULL) "
-        f"SELECT head FROM found WHERE number = (SELECT {best}(number) FROM found)"
-    )
-
-
 def subqueries(query: Query) -> tuple[Query, ...]:
-    """The queries that stand directly inside `query`."""
+    """The queries that stand directly inside `query`. TypeError: it is no query."""
     kind = type(query)
-    if kind is str or kind is Range:
+    if kind is Proj or kind is Extreme or kind is Count:
+        return (query.of,)
+    if kind is str or kind is Range or kind is Var or kind is Anything:
         return ()
     if kind is And or kind is Or:
         return query.parts
-    return (query.left, query.right) if kind is Diff else (query.of,)
+    if kind is Exists:
+        return (query.among, query.of)
+    if kind is Diff:
+        return (query.left, query.right)
+    raise TypeError(f"not a query: {query!r}")
 
 
 def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
@@ -230,6 +231,8 @@ def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
         return type(query)(inside)
     if isinstance(query, Diff):
         return Diff(*inside)
+    if isinstance(query, Exists):
+        return Exists(query.name, *inside)
     return replace(query, of=inside[0]) if inside else query
 
 
@@ -265,6 +268,8 @@ def depth(query: Query) -> int:
     kind = type(query)
     if kind is Proj:  # nearly all of them
         return 1 + depth(query.of)
+    if kind is Exists:
+        return max(depth(query.among), depth(unfolded(query)))
     return (kind is Range) + max(map(depth, subqueries(query)), default=0)
 
 
@@ -282,13 +287,17 @@ def canonical(query: Query) -> Query:
 
 
 # The kinds by their names in JSON, and what their fields hold (None: a query).
-_KINDS = {kind.__name__.lower(): kind for kind in (Proj, And, Or, Diff, Range, Extreme, Count)}
+_ALL = (Proj, And, Or, Diff, Range, Extreme, Count, Anything, Var, Exists)
+_KINDS = {kind.__name__.lower(): kind for kind in _ALL}
 _FIELDS = {
     Proj: (str, None),
     Diff: (None, None),
     Range: (str, int, int),
     Extreme: (str, None, bool),
     Count: (None,),
+    Anything: (),
+    Var: (str,),
+    Exists: (str, None, None),
 }
 
 
@@ -308,11 +317,15 @@ def _lists(query: Query) -> str | list:
 def from_text(text: str) -> Query:
     """What `to_text` wrote. ValueError: it is no query; the message names what is wrong."""
     try:
-        return _query(json.loads(text))
+        query = _query(json.loads(text))
+        unbound = sorted(free_variables(query))
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"a query is JSON lists, and {text!r} is no JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("a query that is nested too deeply to be read") from error
+    if unbound:
+        raise ValueError(f"the variables {unbound} stand outside of their Exists: {text}")
+    return query
 
 
 def _query(value: object) -> Query:

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.checks import faults
-from drlib.synthesis.queries import SqlEngine, from_text
+from drlib.synthesis.queries import from_text
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
 KINDS = (".md", ".rst", ".txt", ".html")

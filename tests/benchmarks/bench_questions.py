@@ -24,7 +24,8 @@ from statistics import quantiles
 from drlib.synthesis.checks import constant_edges, effort, faults, target_edges
 from drlib.synthesis.engine import side_of, synthesize_questions
 from drlib.synthesis.expansion import expand, explain, known_by
-from drlib.synthesis.queries import SqlEngine, canonical, constants, depth, from_text, to_text, walk
+from drlib.synthesis.queries import canonical, constants, depth, from_text, to_text, walk
+from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
 FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")

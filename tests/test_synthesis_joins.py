@@ -1,0 +1,187 @@
+"""Conditions that close cycles, describe constants or hang on nothing, against all choices.
+
+Run: python -m pytest tests/test_synthesis_joins.py
+"""
+
+import random
+from itertools import product
+
+import pytest
+
+from drlib.synthesis.families.webshaper import from_triples, to_triples
+from drlib.synthesis.joins import Condition, joined
+from drlib.synthesis.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Or,
+    Proj,
+    Range,
+    Var,
+    bound,
+    depth,
+    evaluate_query,
+    free_variables,
+    from_text,
+    to_text,
+    unfolded,
+    walk,
+)
+from drlib.synthesis.sql_engine import SqlEngine
+from drlib.worlds.graph import Graph, Node
+
+ASKED = Var("?")
+X, Y = Var("X"), Var("Y")
+MAP = Graph(
+    [Node(title, "land") for title in ("Alba", "Borg", "Cove", "Dun")]
+    + [Node("crown", "money"), Node("mark", "money")],
+    [
+        ("Alba", "border", "Borg"),
+        ("Borg", "border", "Cove"),
+        ("Cove", "border", "Dun"),
+        ("Alba", "money", "crown"),
+        ("Borg", "money", "mark"),
+        ("Cove", "money", "mark"),
+        ("Dun", "money", "crown"),
+        ("Dun", "border", "Dun"),
+    ],
+)
+
+
+def test_a_shared_thing_is_one_thing():
+    """Which land borders one that has the same money? As a tree the two moneys may differ."""
+    same = And((Proj("money of", X), Proj("border of", Proj("money of", X))))
+    query = Exists("X", Anything(), same)
+    assert evaluate_query(query, MAP) == {"Borg", "Dun"} == SqlEngine(MAP).answers(query)
+    assert evaluate_query(unfolded(query), MAP) == {"Alba", "Borg", "Cove", "Dun"}
+    of_crowns = Exists("X", Proj("money", "Alba"), same)
+    assert evaluate_query(of_crowns, MAP) == {"Dun"} == SqlEngine(MAP).answers(of_crowns)
+    assert depth(query) == 2 and depth(of_crowns) == 3  # the money of Alba is looked up first
+
+
+def test_a_variable_may_be_counted_and_excluded():
+    """Lands with a neighbour that has more than none other of its money: counts inside."""
+    others = Count(Proj("money of", X))
+    query = Exists("X", Proj("money", "Alba"), others)
+    assert evaluate_query(query, MAP) == {"2"} == SqlEngine(MAP).answers(query)
+    alone = Exists("X", "Alba", Diff(Proj("money of", Proj("money", X)), X))
+    assert evaluate_query(alone, MAP) == {"Dun"} == SqlEngine(MAP).answers(alone)
+
+
+def test_an_inner_name_hides_the_outer_one():
+    inner = Exists("X", Proj("border", X), Proj("money", X))
+    query = Exists("X", "Alba", inner)
+    assert evaluate_query(query, MAP) == {"mark"} == SqlEngine(MAP).answers(query)
+    assert free_variables(inner) == {"X"} and free_variables(query) == set()
+    assert bound(inner, "X", "Cove") == Exists("X", Proj("border", "Cove"), Proj("money", X))
+
+
+def test_a_variable_without_its_exists_is_named():
+    loose = And((Proj("money of", X), Proj("border", "Alba")))
+    for ask in (lambda: evaluate_query(loose, MAP), lambda: SqlEngine(MAP).answers(loose)):
+        with pytest.raises(ValueError, match="'X' stands outside of its Exists"):
+            ask()
+    with pytest.raises(ValueError, match=r"\['X'\] stand outside of their Exists"):
+        from_text(to_text(loose))
+
+
+# ------------------------------------------------------------------------- what `joined` makes
+
+
+def test_the_chosen_variables_are_few():
+    triangle = [Condition(ASKED, "r", X), Condition(X, "r", Y), Condition(Y, "r", ASKED)]
+    query = joined(triangle, ASKED)
+    assert len([part for part in walk(query) if isinstance(part, Exists)]) == 1
+    tree = joined([Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED)
+    assert tree == Proj("r of", And((Proj("s of", "A"), Proj("s of", "B"))))
+
+
+def test_what_is_said_of_a_constant_describes_it():
+    conditions = [Condition(ASKED, "r", "A"), Condition("A", "s", X), Condition(X, "t", "B")]
+    described = And(("A", Proj("s of", Proj("t of", "B"))))
+    assert joined(conditions, ASKED) == Proj("r of", described)
+
+
+def test_what_hangs_on_nothing_must_hold_all_the_same():
+    conditions = [Condition(ASKED, "r", "A"), Condition(X, "t", "B")]
+    assert joined(conditions, ASKED) == Exists("", Proj("t of", "B"), Proj("r of", "A"))
+
+
+def test_nothing_said_of_the_target_is_an_error():
+    with pytest.raises(ValueError, match=r"nothing is said of \?"):
+        joined([Condition(X, "r", "A")], ASKED)
+
+
+def random_conditions(rng):
+    ends = [ASKED, X, Y, Var("Z"), Var("W"), "0", "1", "2", Or(("0", "3")), Or(("1", X))]
+    some = [
+        Condition(rng.choice(ends), rng.choice("rs"), rng.choice(ends))
+        for _ in range(rng.randint(1, 6))
+    ]
+    return [Condition(ASKED, rng.choice("rs"), rng.choice(ends)), *some]
+
+
+def by_brute_force(conditions, graph):
+    """The values of the target over all choices of all variables, condition by condition."""
+    members = {
+        member
+        for condition in conditions
+        for end in (condition.head, condition.tail)
+        for member in (end.parts if isinstance(end, Or) else (end,))
+    }
+    variables = sorted({m for m in members if isinstance(m, Var)} - {ASKED}, key=str)
+    facts, found = {*graph.facts}, set()
+    for target, *values in product(graph.nodes, repeat=1 + len(variables)):
+        chosen = dict(zip(variables, values)) | {ASKED: target}
+
+        def things(end, chosen=chosen):
+            some = end.parts if isinstance(end, Or) else (end,)
+            return [chosen.get(member, member) for member in some]
+
+        if all(
+            any((a, c.relation, b) in facts for a in things(c.head) for b in things(c.tail))
+            for c in conditions
+        ):
+            found.add(target)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_conditions_have_the_answers_of_all_choices(seed):
+    rng = random.Random(f"joins-{seed}")
+    cyclic = empty = 0
+    for _ in range(40):
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        conditions = random_conditions(rng)
+        query = joined(conditions, ASKED)
+        wanted = by_brute_force(conditions, graph)
+        assert evaluate_query(query, graph) == wanted, conditions
+        assert SqlEngine(graph).answers(query) == wanted
+        assert wanted <= evaluate_query(unfolded(query), graph)
+        assert from_text(to_text(query)) == query
+        rows = to_triples(query)
+        assert evaluate_query(from_triples(rows), graph) == wanted, rows
+        cyclic += any(isinstance(part, Exists) and part.name for part in walk(query))
+        empty += not wanted
+    assert cyclic > 10 and 3 < empty < 37  # both kinds of case were met
+
+
+def test_the_order_of_conditions_is_of_no_matter():
+    rng = random.Random("order")
+    for _ in range(60):
+        conditions = random_conditions(rng)
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        first = evaluate_query(joined(conditions, ASKED), graph)
+        rng.shuffle(conditions)
+        assert evaluate_query(joined(conditions, ASKED), graph) == first
+
+
+def test_ranges_do_not_stand_in_triples():
+    with pytest.raises(ValueError, match="cannot say"):
+        to_triples(Exists("X", Range("r", 0, 1), Proj("s", X)))
