@@ -6,7 +6,19 @@ entity whether it fits, where they compute sets. `answers` asks this of every no
 
 import random
 
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate_query
+from drlib.synthesis.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    bound,
+    evaluate_query,
+)
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node, inverse
 
@@ -65,6 +77,13 @@ def satisfies(title, query, graph):
             return bool(own) and (max if most else min)(ranked) in own
         case Count(of):
             return title == str(len(answers(of, graph)))
+        case Anything():
+            return title in graph.nodes
+        case Exists(name, among, of):
+            return any(
+                satisfies(chosen, among, graph) and satisfies(title, bound(of, name, chosen), graph)
+                for chosen in graph.nodes
+            )
     raise TypeError(query)
 
 

@@ -6,8 +6,8 @@ from drlib.synthesis.derived import active, forms_by_name, kind_of_page, name_of
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.plainness import strangeness
-from drlib.synthesis.queries import And, Or, Proj, from_text
-from drlib.synthesis.read_back import grammar_of, in_one_form, read_question
+from drlib.synthesis.queries import And, Or, Proj, from_text, in_one_form
+from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.synthesis.sentences import STYLES, say
 from drlib.worlds import load_world
 from tests.folder_makers import MAKERS, written

@@ -14,7 +14,16 @@ from drlib.format import parse
 from drlib.synthesis import export
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import Episode
-from drlib.synthesis.queries import And, Count, Or, Proj, evaluate_query, from_text, to_text
+from drlib.synthesis.queries import (
+    And,
+    Count,
+    Or,
+    Proj,
+    constants,
+    evaluate_query,
+    from_text,
+    to_text,
+)
 from drlib.synthesis.solver import Solver
 from drlib.task import Task
 from drlib.tools import Toolbox

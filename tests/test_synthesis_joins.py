@@ -3,12 +3,22 @@
 Run: python -m pytest tests/test_synthesis_joins.py
 """
 
+import math
 import random
+import re
+from dataclasses import replace
 from itertools import product
 
+import matplotlib.pyplot as plt
 import pytest
 
+from drlib.analysis.data_plots import question_graph
+from drlib.synthesis.checks import conditions, effort, faults
+from drlib.synthesis.engine import question_task
+from drlib.synthesis.evidence import facts_used
+from drlib.synthesis.families.websailor_v2 import cyclic_question, dense_subgraph, focuses
 from drlib.synthesis.families.webshaper import from_triples, to_triples
+from drlib.synthesis.funnel import required
 from drlib.synthesis.joins import Condition, joined
 from drlib.synthesis.queries import (
     And,
@@ -25,11 +35,18 @@ from drlib.synthesis.queries import (
     evaluate_query,
     free_variables,
     from_text,
+    in_one_form,
     to_text,
     unfolded,
     walk,
 )
+from drlib.synthesis.read_back import grammar_of, read_question
+from drlib.synthesis.sentences import STYLES, say
+from drlib.synthesis.solver import Solver
 from drlib.synthesis.sql_engine import SqlEngine
+from drlib.synthesis.wording import render_question
+from drlib.tools import Toolbox
+from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
 ASKED = Var("?")
@@ -185,3 +202,99 @@ def test_the_order_of_conditions_is_of_no_matter():
 def test_ranges_do_not_stand_in_triples():
     with pytest.raises(ValueError, match="cannot say"):
         to_triples(Exists("X", Range("r", 0, 1), Proj("s", X)))
+
+
+# ------------------------------------------------- what the rest of the engine makes of a choice
+
+
+def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
+    lands = Graph(
+        [Node(t, "land") for t in "ABCDEFG"] + [Node(t, "tongue") for t in "uvw"],
+        [
+            ("A", "near", "F"),
+            ("B", "near", "F"),
+            ("A", "speaks", "u"),
+            ("B", "speaks", "v"),
+            ("C", "speaks", "u"),
+            ("C", "ally", "A"),
+            ("D", "speaks", "u"),
+            ("D", "ally", "B"),
+            ("E", "ally", "A"),
+            ("G", "speaks", "u"),
+            ("G", "ally", "C"),
+        ],
+    )
+    both = And((Proj("speaks of", Proj("speaks", X)), Proj("ally of", X)))
+    query = Exists("X", Proj("near of", "F"), both)  # as a tree D fits too
+    assert evaluate_query(query, lands) == {"C"}
+    assert evaluate_query(unfolded(query), lands) == {"C", "D"}
+    assert "not minimal" not in faults(query, lands)
+    assert "not minimal" in faults(replace(query, of=Proj("ally of", X)), lands)
+    anything = replace(query, among=Anything())
+    assert evaluate_query(anything, lands) == {"C", "G"}  # G is an ally of C
+    used = {("A", "near", "F"), ("C", "speaks", "u"), ("A", "speaks", "u"), ("C", "ally", "A")}
+    assert facts_used(query, lands) == used
+    assert required(query, lands) == {"A", "C", "F", "u"}
+    assert 0 < effort(query, lands) < math.inf
+    assert effort(replace(query, among=Anything()), lands) == math.inf
+    assert conditions(query) == (
+        Exists("X", Proj("near of", "F"), both.parts[0]),
+        Exists("X", Proj("near of", "F"), both.parts[1]),
+    )
+
+
+@pytest.fixture(scope="module")
+def cyclic():
+    """Cyclic questions of a public world, with their answers."""
+    world, rng, found = load_world("cldr"), random.Random("joins"), []
+    while len(found) < 6:
+        subgraph = dense_subgraph(world.graph, rng)
+        for focus in focuses(subgraph, 12, rng):
+            query = cyclic_question(subgraph, focus, world.graph)
+            if query is not None and effort(query, world.graph) <= 60:
+                found.append((focus, query))
+    return world, found
+
+
+def test_a_choice_is_said_and_read_back(cyclic):
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    for _, query in found:
+        for style in STYLES:
+            text = say(query, grammar.book, style)
+            assert text.startswith(("According to Unicode CLDR, there is a", "Find ")), text
+            assert read_question(text, grammar) == in_one_form(query), text
+
+
+def test_another_name_of_the_variable_is_the_same_question(cyclic):
+    _, found = cyclic
+    for _, query in found:
+        other = Exists("other", query.among, bound(query.of, query.name, Var("other")))
+        assert other != query and in_one_form(other) == in_one_form(query)
+
+
+def test_no_sentence_says_a_choice_among_anything_or_inside(cyclic):
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    _, query = found[0]
+    assert say(replace(query, among=Anything()), grammar.book) == ""
+    assert say(Count(query), grammar.book) == ""
+    assert say(Exists("", query.among, Proj("currency of", "Euro")), grammar.book) == ""
+
+
+def test_a_solver_with_search_and_visit_answers_it(cyclic):
+    world, found = cyclic
+    solver = Solver(Toolbox(world))
+    for answer, query in found:
+        text = say(query, grammar_of(world.graph, world.scheme).book)
+        episode = solver.solve(question_task(world, answer, query, text))
+        assert episode.correct, text
+
+
+def test_brackets_and_drawings_name_what_is_chosen(cyclic):
+    world, found = cyclic
+    for _, query in found:
+        text = render_question(query, world.graph)
+        assert "(call it X)" in text and len(re.findall(r"\bX\b", text)) >= 3, text
+        question_graph(query)
+        plt.close("all")

@@ -31,8 +31,9 @@ from drlib.synthesis.queries import (
     constants,
     evaluate_query,
     from_text,
+    in_one_form,
 )
-from drlib.synthesis.read_back import Grammar, grammar_of, in_one_form, read_question
+from drlib.synthesis.read_back import Grammar, grammar_of, read_question
 from drlib.synthesis.wording import render_question, says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node

@@ -19,7 +19,17 @@ from drlib.synthesis.families.websailor_v2 import (
     orbits,
     with_distractors,
 )
-from drlib.synthesis.queries import And, Diff, Proj, constants, evaluate_query, walk
+from drlib.synthesis.queries import (
+    And,
+    Diff,
+    Exists,
+    Proj,
+    Var,
+    bound,
+    constants,
+    evaluate_query,
+    walk,
+)
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 
@@ -141,20 +151,21 @@ def questions(make, subgraphs, graph):
 
 def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, subgraphs):
     made = [(s, *row) for s in subgraphs for row in questions(cyclic_question, [s], graph)]
-    assert len(made) >= 4
+    assert len(made) >= 6
     for subgraph, focus, query in made:
-        assert answers(query, graph) == {focus}  # brute force over all nodes
-        inner = query.left if isinstance(query, Diff) else query
-        assert {*faults(query, graph)} <= {"redundant", "shortcut"}
-        assert "shortcut" not in faults(inner, graph)
-        assert isinstance(inner, And) and all(isinstance(part.of, Proj) for part in inner.parts)
-        assert all(len(evaluate_query(part, graph)) > 1 for part in inner.parts)  # no shortcut
-        said = Counter(part for part in walk(query) if isinstance(part, Proj))
-        (where,) = [part for part, n in said.items() if n > 1 and isinstance(part.of, str)]
-        (meeting,) = answers(where, graph)
-        assert meeting in subgraph and meeting != focus and meeting not in constants(query)
-        cycle = nx.simple_cycles(subgraph, length_bound=6)
-        assert any({focus, meeting} <= {*nodes} and where.of not in nodes for nodes in cycle)
+        assert isinstance(query, Exists) and isinstance(query.among, Proj)
+        chosen = {t: bound(query.of, query.name, t) for t in answers(query.among, graph)}
+        found = {title: answers(way, graph) for title, way in chosen.items()}
+        assert frozenset().union(*found.values()) == {focus}  # brute force over all nodes
+        assert faults(query, graph) == []
+        both = query.of.left if isinstance(query.of, Diff) else query.of
+        assert isinstance(both, And)
+        met = Counter(part.name for part in walk(both) if isinstance(part, Var))
+        assert met == {query.name: 2}  # two ways meet in it
+        inside = subgraph.nodes - {*constants(query)}
+        meeting = {title for title in found if found[title]} & inside
+        cycles = [{*nodes} for nodes in nx.simple_cycles(subgraph, length_bound=6)]
+        assert any({focus, title} <= nodes for nodes in cycles for title in meeting)
 
 
 def island():
@@ -183,14 +194,24 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     assert cycle_rank(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
     assert set(nx.articulation_points(found)) == {"B", "C"}
     query = cyclic_question(found, "A", graph)
-    meeting = Proj("road of", "C")  # B, which nothing names
-    assert isinstance(query, Diff) and query.right == meeting
-    assert set(query.left.parts) == {
+    assert isinstance(query, Exists) and query.among == Proj("road of", "C")  # B, among others
+    meeting = Var(query.name)
+    assert isinstance(query.of, Diff) and query.of.right == meeting
+    assert set(query.of.left.parts) == {
         Proj("guild of", Proj("guild", meeting)),
         Proj("lord of", Proj("lord", meeting)),
     }
     two_roads = Graph([*graph.nodes.values()], [*graph.facts, ("E", "road", "C")])
-    assert cyclic_question(found, "A", two_roads) is None  # nothing tells B from E
+    assert (
+        cyclic_question(found, "A", two_roads) is None
+    )  # E or B, two of them: a tree says as much
+    new = [Node(title, kind) for title, kind in (("H", "town"), ("P", "town"), ("k", "body"))]
+    facts = [("H", "road", "C"), ("H", "lord", "k"), ("H", "guild", "m")]
+    facts += [("P", "guild", "g"), ("P", "lord", "k")]
+    other = Graph([*graph.nodes.values(), *new, Node("m", "body")], [*graph.facts, *facts])
+    assert cyclic_question(found, "A", other) == query
+    as_a_tree = bound(query.of, query.name, query.among)
+    assert evaluate_query(as_a_tree, other) == {"A", "P"}  # P has the guild of B, the lord of H
     query, bridge = bridge_question(found, "B", graph)
     assert bridge == ("B", "C") and evaluate_query(query, graph) == {"B"}
     assert evaluate_query(query, cut(graph, {"B", "C"})) == set()

@@ -12,7 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Query, Range
+from drlib.synthesis.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+)
 from drlib.worlds.graph import inverse
 
 WORLD_COLORS = {"tour": "C4", "cldr": "C0", "pydocs": "C2"}  # by the name that loads them
@@ -38,6 +50,10 @@ def edges(query: Query) -> list[Edge]:
             return [*edges(of), (relation, None, "most" if most else "least")]
         case Count(of):
             return [("number of", of, "")]
+        case Exists(name, among, of):
+            return [*edges(of), (f"{name} is", among, "")]
+        case Var() | Anything():
+            return []
     return [("is", query, "")]
 
 
@@ -99,7 +115,7 @@ def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
     nodes.append(())
     for inside in edges(query) if query is not None and not isinstance(query, str) else ():
         below = _place(inside, x + 1, below, here, nodes)
-    text = query if isinstance(query, str) else leaf
+    text = query.name if isinstance(query, Var) else query if isinstance(query, str) else leaf
     nodes[here] = (text, x, max(row, (row + below - 1) / 2), parent, label)
     return max(below, row + 1)
 

@@ -20,19 +20,24 @@ from itertools import combinations
 from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
     And,
+    Anything,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
+    bound,
+    closed_parts,
     constants,
     depth,
     evaluate_query,
     numbers,
     rebuilt,
     subqueries,
+    unfolded,
     walk,
 )
 from drlib.synthesis.sql_engine import SqlEngine
@@ -61,7 +66,8 @@ def faults(
     "near": any fact of the graph joins the answer with a constant (`is_near`). "leak": a name of
     the answer, or of a single thing on the way to it, says a name of a constant or the other way
     round (`drlib.synthesis.giveaways`). "not minimal": without one condition, at any depth, the
-    answers are still the same (`weakened`), or a branch of a union adds nothing.
+    answers are still the same (`weakened`), or a branch of a union adds nothing, or one of several
+    things that an `Exists` may choose need not be the same wherever it is met.
 
     Not `strict`: without "near", "coincidence" and leaks by a stem. Small worlds are asked so
     (`drlib.synthesis.conditions`): there nearly all things are near each other.
@@ -95,7 +101,8 @@ def _faults(query: Query, graph: Graph, ask: Callable, strict: bool) -> Iterator
     hidden = sorted(_singles(query, ask) | answers)
     if any(leaks(thing, name, graph, stems=strict) for thing in hidden for name in told):
         yield "leak"
-    if any(ask(weaker) == answers for weaker in weakened(query)) or _has_idle_branch(query, ask):
+    is_idle = _has_idle_branch(query, ask) or _has_idle_choice(query, ask)
+    if is_idle or any(ask(weaker) == answers for weaker in weakened(query)):
         yield "not minimal"
     parts = conditions(query)
     if len(parts) > 1 and any(ask(part) == answers for part in parts):
@@ -132,7 +139,7 @@ def coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> int:
     currency began in the year in which that of Peru ended". `ask` gives the answers of a query."""
     return sum(
         isinstance(part, Proj) and not _is_constant(part.of) and bool(numbers(ask(part.of)))
-        for part in walk(query)
+        for part in walk(unfolded(query))
     )
 
 
@@ -144,11 +151,14 @@ def _exact_numbers(query: Query) -> list[str]:
 
 def weakened(query: Query) -> Iterator[Query]:
     """`query` with one condition less, in all ways and at any depth: without a part of an And, the
-    exception of a Diff, the choice of an Extreme."""
+    exception of a Diff, the choice of an Extreme; with anything for what an Exists chooses
+    among."""
     if isinstance(query, And):
         yield from without_one(query)
     elif isinstance(query, Diff | Extreme):
         yield subqueries(query)[0]
+    elif isinstance(query, Exists):
+        yield Exists(query.name, Anything(), query.of)
     for inner in subqueries(query):
         for weaker in weakened(inner):
             yield _with_instead(query, inner, weaker)
@@ -168,7 +178,7 @@ def without_one(query: And | Or) -> Iterator[Query]:
 
 def _has_idle_branch(query: Query, ask: Callable) -> bool:
     """Whether a union stays the same, or a projection from it does, without one of its branches."""
-    for part in walk(query):
+    for part in closed_parts(query):
         union = part.of if isinstance(part, Proj) else part
         if not isinstance(union, Or):
             continue
@@ -179,10 +189,29 @@ def _has_idle_branch(query: Query, ask: Callable) -> bool:
     return False
 
 
+def _has_idle_choice(query: Query, ask: Callable) -> bool:
+    """Whether an Exists among several things has the same answers where each of its variables may
+    be another."""
+    return any(
+        isinstance(part, Exists)
+        and len(ask(part.among)) > 1
+        and ask(part) == ask(bound(part.of, part.name, part.among))
+        for part in closed_parts(query)
+    )
+
+
 def _singles(query: Query, ask: Callable) -> frozenset[str]:
-    """The things on the way that are the only ones of their description."""
-    found = [ask(part) for part in walk(query) if not isinstance(part, str)]
+    """The things on the way that are the only ones of their description, or the only ones that an
+    Exists can choose."""
+    closed = closed_parts(query)
+    found = [ask(part) for part in closed if not isinstance(part, str)]
+    found += [_choices(part, ask) for part in closed if isinstance(part, Exists)]
     return frozenset().union(*(some for some in found if len(some) == 1))
+
+
+def _choices(query: Exists, ask: Callable) -> frozenset[str]:
+    """The things that `query` has an answer for."""
+    return frozenset(t for t in ask(query.among) if ask(bound(query.of, query.name, t)))
 
 
 def conditions(query: Query) -> tuple[Query, ...]:
@@ -194,6 +223,8 @@ def conditions(query: Query) -> tuple[Query, ...]:
             return conditions(left) + conditions(right)
         case Extreme(_, of, _):
             return conditions(of)
+        case Exists(name, among, of):
+            return tuple(Exists(name, among, condition) for condition in conditions(of))
         case Count():
             return ()
     return (query,)
@@ -255,8 +286,11 @@ def _listable(query: Query, graph: Graph) -> bool:
             return any(_listable(part, graph) for part in parts)
         case Diff(left, _):
             return _listable(left, graph)
-        case Range():
+        case Range() | Anything():
             return False
+        case Exists(name, among, of):
+            chosen = (bound(of, name, title) for title in evaluate_query(among, graph))
+            return _listable(among, graph) and all(_listable(part, graph) for part in chosen)
         case Proj(_, of) if any(map(graph.is_value, evaluate_query(of, graph))):
             return False
     return all(_listable(part, graph) for part in subqueries(query))
@@ -280,6 +314,11 @@ def _solve(
             if among is None or any(map(graph.is_value, among)):
                 raise LookupError("no page lists what has a number in a range")
             read |= among
+        case Anything():
+            raise LookupError("no page lists everything")
+        case Exists(name, chosen, of):
+            for title in _solve(chosen, graph, read):
+                _solve(bound(of, name, title), graph, read)
         case Proj(relation, of) if _looked_at_one_by_one(query, graph, read, among):
             read |= among
             back = inverse(relation)

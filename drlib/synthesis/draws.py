@@ -3,9 +3,8 @@
 A family is a way to make questions, named after the recipe that it comes from. Here each is one
 function that draws a block of them: the same world, block and seed give the same block, whatever
 was drawn before, so that a data set can be made piece by piece and go on after an interruption.
-Every question is a query that was executed: it has its one answer, the text does not tell it, and
-a solver reads at most `MAX_EFFORT` pages. Faults that a family has by its nature (a cycle says
-twice what tells the thing where it closes) are `allowed` and stand in the data set's report.
+Every question is a query that was executed: it has its one answer and no fault of
+`drlib.synthesis.checks`, the text does not tell it, and a solver reads at most `MAX_EFFORT` pages.
 
 What a query asks is said in sentences that are proved to mean it
 (`drlib.synthesis.proven.word_question`), and in the older brackets where no sentence says it.
@@ -23,7 +22,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from drlib.registry import nearest
-from drlib.synthesis.checks import coincidences, effort, faults, first_fault
+from drlib.synthesis.checks import coincidences, effort, first_fault
 from drlib.synthesis.engine import (
     COINCIDENCE_SHARE,
     Wording,
@@ -71,12 +70,10 @@ Found = tuple[str, Query, str] | None  # answer, query, text ("": the query's ow
 
 
 class Family(NamedTuple):
-    """`draws` yields one try after the other for ever: (world, rng, depth) -> what was found.
-    `allowed`: faults of `drlib.synthesis.checks` that its questions have by their nature."""
+    """`draws` yields one try after the other for ever: (world, rng, depth) -> what was found."""
 
     draws: Callable[..., Iterator[Found]] | None  # None: the engine draws whole blocks itself
     help: str
-    allowed: frozenset[str] = frozenset()
 
 
 class Block(NamedTuple):
@@ -103,7 +100,7 @@ def draw_block(
     `synthesize_questions`, the other families do not. ValueError: the family is not known."""
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}: {nearest(family, FAMILIES)}")
-    draws, _, allowed = FAMILIES[family]
+    draws = FAMILIES[family].draws
     if draws is None:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -120,7 +117,7 @@ def draw_block(
     if plain:
         graph = plain_part(graph, grammar.book)
     asked = SimpleNamespace(graph=graph, search=world.search, grammar=grammar)
-    return _collected(draws(asked, rng, hops), world, n, rng, hops, allowed, plain)
+    return _collected(draws(asked, rng, hops), world, n, rng, hops, plain)
 
 
 def _collected(
@@ -129,7 +126,6 @@ def _collected(
     n: int,
     rng: random.Random,
     hops: int,
-    allowed: frozenset[str],
     plain: bool,
 ) -> Block:
     """The first `n` different questions of `draws` that hold, until `MISSES` in a row do not."""
@@ -142,7 +138,7 @@ def _collected(
         if found is not None:
             answer, query, vague = found
             query = canonical(query)
-            reason = _fault_of(answer, query, world.graph, hops, allowed)
+            reason = _fault_of(answer, query, world.graph, hops)
             coincides = coincidences(query, ask) > 0
             if coincides and by_coincidence >= COINCIDENCE_SHARE * n:
                 reason = "coincidence"
@@ -184,7 +180,7 @@ def _worded(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
     return render_question(query, world.graph, number), "brackets"
 
 
-def _fault_of(answer: str, query: Query, graph: Graph, hops: int, allowed: frozenset[str]) -> str:
+def _fault_of(answer: str, query: Query, graph: Graph, hops: int) -> str:
     """Why this is no question for the data set; "" for nothing."""
     if depth(query) > hops:
         return "too deep"
@@ -192,7 +188,7 @@ def _fault_of(answer: str, query: Query, graph: Graph, hops: int, allowed: froze
         return "not unique"
     if effort(query, graph) > MAX_EFFORT:
         return "max_effort"
-    return next((fault for fault in faults(query, graph) if fault not in allowed), "")
+    return first_fault(query, graph)
 
 
 @lru_cache(maxsize=4)
@@ -265,9 +261,5 @@ FAMILIES = {
     "webdancer": Family(_webdancer, "E2HQA: an easy question made harder round by round"),
     "webshaper": Family(_webshaper, "layer-wise expansion; each has its formalisation in triples"),
     "websailor": Family(_websailor, "facts said vaguely, until a search does not find the answer"),
-    "websailor_v2": Family(
-        _websailor_v2,
-        "cycles and bridges of dense subgraphs",
-        frozenset({"redundant", "shortcut"}),
-    ),
+    "websailor_v2": Family(_websailor_v2, "cycles and bridges of dense subgraphs"),
 }

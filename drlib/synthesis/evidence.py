@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 from drlib.synthesis.queries import (
     And,
+    Anything,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
+    bound,
     evaluate_query,
     numbers,
 )
@@ -79,6 +82,16 @@ def facts_used(query: Query, graph: Graph, wanted: Iterable[str] | None = None) 
             return compared | facts_used(of, graph)
         case Count(of):
             return facts_used(of, graph)
+        case Exists(name, among, of):
+            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            used = [
+                facts_used(way, graph, found) | facts_used(among, graph, {title})
+                for title, way in chosen
+                if found & evaluate_query(way, graph)
+            ]
+            return set().union(*used)
+        case Anything():
+            return set()
     raise TypeError(f"not a query: {query!r}")
 
 

@@ -21,13 +21,13 @@ from drlib.synthesis.queries import (
     Proj,
     Query,
     canonical,
+    closed_parts,
     constants,
     depth,
     evaluate_query,
     is_number,
     subqueries,
     substitute,
-    walk,
 )
 from drlib.worlds.graph import Graph, inverse
 
@@ -137,7 +137,8 @@ def all_needed(sets: list[frozenset[str]], few: int) -> bool:
 
 def met(query: Query, graph: Graph) -> frozenset[str]:
     """What must not be named again: the constants, the answer and every thing on the way."""
-    found = (evaluate_query(part, graph) for part in walk(query) if not isinstance(part, str))
+    parts = (part for part in closed_parts(query) if not isinstance(part, str))
+    found = (evaluate_query(part, graph) for part in parts)
     single = (some for some in found if len(some) == 1)
     return frozenset(constants(query)).union(*single)
 

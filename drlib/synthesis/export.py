@@ -109,8 +109,8 @@ def _rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> l
 
 
 def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
-    """Questions of any of the released files, and how many have a formalization that says nothing of
-    what is asked: their `query` is empty, as of files without one. Rows that are no triples are
+    """Questions of any of the released files, and how many have a formalization that says nothing
+    of what is asked: their `query` is empty, as of files without one. Rows that are no triples are
     read as predicates. Function only: no run uses it yet."""
     tasks = []
     unread = 0

@@ -20,10 +20,12 @@ from drlib.synthesis.queries import (
     And,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
+    bound,
     evaluate_query,
     from_text,
 )
@@ -187,6 +189,14 @@ def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) ->
             return required(of, graph, found)
         case Extreme(_, of, _) | Count(of):
             return found | required(of, graph)
+        case Exists(name, among, of):
+            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            used = [
+                required(way, graph, found) | required(among, graph, {title})
+                for title, way in chosen
+                if found & evaluate_query(way, graph)
+            ]
+            return found.union(*used)
     return found
 
 

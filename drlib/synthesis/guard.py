@@ -32,9 +32,10 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     constants,
+    in_one_form,
     walk,
 )
-from drlib.synthesis.read_back import grammar_of, in_one_form, read_question
+from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.synthesis.wording import flaw, says
 from drlib.worlds.graph import Graph, inverse
 

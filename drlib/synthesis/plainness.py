@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from drlib.synthesis.checks import coincidences
+from drlib.synthesis.clauses import clauses, shared_with
 from drlib.synthesis.derived import PERSONS, participle
 from drlib.synthesis.giveaways import PLAIN, same_stem
 from drlib.synthesis.phrases import Phrasebook
@@ -33,7 +34,6 @@ from drlib.synthesis.queries import (
     evaluate_query,
     walk,
 )
-from drlib.synthesis.sentences import clauses, shared_with
 from drlib.worlds.graph import VALUE, Graph, inverse
 
 MAX_WORDS = 32

@@ -254,6 +254,14 @@ def walk(query: Query) -> Iterator[Query]:
         waiting += reversed(subqueries(part))
 
 
+def closed_parts(query: Query) -> list[Query]:
+    """Those of `walk` that can be asked alone: no variable in them is bound outside of them."""
+    parts = list(walk(query))
+    if not any(type(part) is Exists for part in parts):
+        return parts
+    return [part for part in parts if not free_variables(part)]
+
+
 def constants(query: Query) -> list[str]:
     """The titles that the query names, from left to right."""
     if type(query) is str:
@@ -284,6 +292,26 @@ def canonical(query: Query) -> Query:
         flat.update(inner.parts if same_kind else (inner,))
     parts = tuple(sorted(flat, key=to_text))
     return type(query)(parts) if len(parts) > 1 else parts[0]
+
+
+def in_one_form(query: Query) -> Query:
+    """`canonical`, a range of one number as the number, and variables by their order."""
+
+    def one(part: Query) -> Query:
+        if isinstance(part, Range) and part.low == part.high:
+            return Proj(f"{part.relation} of", str(part.low))
+        return rebuilt(part, one)
+
+    return canonical(_numbered(one(query), 1))
+
+
+def _numbered(query: Query, number: int) -> Query:
+    """`query` with X1, X2, .. for the names of the choices that begin it."""
+    if not isinstance(query, Exists):
+        return query
+    name = f"X{number}"
+    rest = bound(query.of, query.name, Var(name))
+    return Exists(name, query.among, _numbered(rest, number + 1))
 
 
 # The kinds by their names in JSON, and what their fields hold (None: a query).

@@ -9,29 +9,31 @@ Left out: sentences of others. What does not follow this grammar is no question 
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from drlib.synthesis.clauses import ranks_of
 from drlib.synthesis.phrases import Phrasebook, of_several, plural
 from drlib.synthesis.queries import (
     And,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
-    canonical,
-    rebuilt,
+    Var,
+    in_one_form,
 )
 from drlib.synthesis.sentences import (
+    CHOSEN,
     FIRST,
     LAST,
     NEXT,
     ORDINALS,
-    ranks_of,
 )
 from drlib.worlds.graph import Graph
 
@@ -103,17 +105,6 @@ def read_question(text: str, grammar: Grammar) -> Query:
     return found.pop()
 
 
-def in_one_form(query: Query) -> Query:
-    """`canonical`, and a range of one number as the number."""
-
-    def one(part: Query) -> Query:
-        if isinstance(part, Range) and part.low == part.high:
-            return Proj(f"{part.relation} of", str(part.low))
-        return rebuilt(part, one)
-
-    return canonical(one(query))
-
-
 @lru_cache(maxsize=8)
 def grammar_of(graph: Graph, scheme: str) -> Grammar:
     """The grammar of a world, by its `graph` and `scheme`; made once."""
@@ -140,6 +131,15 @@ def _without_source(text: str, source: str) -> str:
 def _after_steps(text: str, at: int, grammar: Grammar, found: list[Found]) -> Iterator[Query]:
     """The readings of what is left of a question after some steps and what they found."""
     reader = _Reader(text, grammar, found)
+    if text.startswith(CHOSEN, at):
+        start = at + len(CHOSEN)
+        chosen = Var(f"X{1 + len(found)}")
+        for noun in reader.nouns_of_step(start):
+            for among, end in reader.described(start, ("a ", "an ")):
+                if text.startswith(". ", end):
+                    more = [*found, Found(chosen, noun)]
+                    for query in _after_steps(text, end + 2, grammar, more):
+                        yield Exists(chosen.name, among, query)
     begins = NEXT if found else FIRST
     if text.startswith(begins, at):
         start = at + len(begins)
@@ -148,9 +148,9 @@ def _after_steps(text: str, at: int, grammar: Grammar, found: list[Found]) -> It
                 if text.startswith(". ", end):
                     step = Found(query, noun)
                     yield from _after_steps(text, end + 2, grammar, [*found, step])
-    if not found or text.startswith(LAST, at):
-        start = at + (len(LAST) if found else 0)
-        yield from reader.asked(start)
+    is_last = not all(isinstance(step.query, Var) for step in found)
+    if not is_last or text.startswith(LAST, at):
+        yield from reader.asked(at + (len(LAST) if is_last else 0))
 
 
 class _Reader:
@@ -205,19 +205,20 @@ class _Reader:
 
     def nouns_of_step(self, at: int) -> list[str]:
         """What later sentences may call the thing or things of the step that begins here."""
-        for begins in ("the ", "each "):
+        for begins in ("the ", "each ", "a ", "an "):
             if self.text.startswith(begins, at):
                 start = at + len(begins)
                 nouns = [self.text[start : end - 1] for end in self._after_noun(start)]
                 return [plural(noun) for noun in nouns] if begins == "each " else nouns
         return []
 
-    def described(self, at: int) -> list[Reading]:
+    def described(self, at: int, articles: Sequence[str] = ("the ",)) -> list[Reading]:
         """ "the currency used in Denmark", with all its conditions."""
         found = []
-        if self.text.startswith("the ", at):
-            for start in self._after_noun(at + 4):
-                found += self._of(at + 4, start)
+        for begins in articles:
+            noun = at + len(begins)
+            for start in self._after_noun(noun) if self.text.startswith(begins, at) else ():
+                found += self._of(noun, start)
                 found += self.conditions(start, False, "")
                 for that in ("that ", "who "):
                     found += self.conditions(start, True, that)
@@ -242,7 +243,9 @@ class _Reader:
         found = []
         name = ", and is not " if is_verb else ", other than "
         if self.text.startswith(name, at):
-            found += [(Diff(left, query), end) for query, end in self._names(at + len(name))]
+            start = at + len(name)
+            others = [r for r in self._references(start, "") if isinstance(r[0], Var)]
+            found += [(Diff(left, query), end) for query, end in [*others, *self._names(start)]]
         some = ", but is not one " if is_verb else ", but not one "
         if self.text.startswith(some, at):
             waiting = [((q,), end) for q, end in self._condition(at + len(some), False, "")]

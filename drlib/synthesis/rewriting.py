@@ -33,6 +33,7 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     canonical,
+    closed_parts,
     evaluate_query,
     from_text,
     rebuilt,
@@ -159,7 +160,7 @@ def hidden_names(task: Task, query: Query, graph: Graph) -> list[str]:
     """The names that a question must not tell: of the answer, and of each single thing on the way
     to it; without those that it tells already."""
     found = {task.answer, *task.aliases}
-    for part in walk(query):
+    for part in closed_parts(query):
         titles = evaluate_query(part, graph) if not isinstance(part, str) else ()
         if len(titles) == 1:
             (title,) = titles

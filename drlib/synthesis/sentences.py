@@ -8,44 +8,61 @@ named after it:
     has the same currency as Togo and officially uses one of those languages?
 
 So no clause can be attached to the wrong noun, and `drlib.synthesis.read_back` reads every question
-back to its query. The words come from `drlib.synthesis.phrases`.
+back to its query. What an `Exists` chooses has a sentence of its own too:
 
-Left out: the short wordings that small policies learn (`drlib.synthesis.wording`).
+    There is a currency introduced in 1999. Which territory uses that currency and borders a
+    territory that formerly used that currency?
+
+The words come from `drlib.synthesis.phrases`.
+
+Left out: the short wordings that small policies learn (`drlib.synthesis.wording`); choices inside
+of a condition, and among anything: no sentence says them.
 """
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from drlib.synthesis.clauses import clauses, fits, goes_back, is_name, ranks_of, shared_with, span
+from drlib.synthesis.joins import UNNAMED
 from drlib.synthesis.phrases import Phrasebook, of_several, plural, pronoun, with_article
 from drlib.synthesis.queries import (
     And,
+    Anything,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
+    Var,
+    bound,
     canonical,
     evaluate_query,
+    walk,
 )
-from drlib.worlds.graph import inverse
 
 Style = Literal["which", "what", "name", "steps"]
 STYLES: tuple[Style, ...] = ("which", "what", "name", "steps")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-FIRST, NEXT, LAST = "Find ", "Then find ", "Finally, "
+FIRST, NEXT, LAST, CHOSEN = "Find ", "Then find ", "Finally, ", "There is "
 MARK = "\0"  # round what stands for a step until all steps are known
-YEAR_RANKS = ("earliest", "latest")
-RANKS = ("smallest", "largest")
 
 
 class Step(NamedTuple):
-    """What is found first: its noun, whether it is one thing, and the sentence's noun phrase."""
+    """What is found first, or chosen: its noun, whether it is one thing, and the sentence's noun
+    phrase."""
 
     noun: str
     is_one: bool
     text: str
+    is_chosen: bool = False
+
+    def sentence(self, number: int) -> str:
+        """As the sentence of this number, from 0."""
+        lead = CHOSEN if self.is_chosen else NEXT if number else FIRST
+        return f"{lead}{self.text}."
 
 
 def say(
@@ -56,19 +73,21 @@ def say(
 ) -> str:
     """`query` as a question of one to nine sentences. `steps` finds everything that is described
     in a sentence of its own; the other styles only what would nest too deep. "" for a question of
-    more than eight steps.
+    more than eight steps, and for an `Exists` that no sentence says.
 
     names: texts for constants or unions of constants that stand in for their titles
     (`drlib.synthesis.families.websailor`); such a question cannot be read back.
     """
     speaker = _Speaker(book, 0 if style == "steps" else 1, names or {})
-    asked = speaker.asked(canonical(query), style)
+    query = speaker.chosen(canonical(query))
+    if any(isinstance(part, Exists | Anything) for part in walk(query)):
+        return ""
+    asked = speaker.asked(query, style)
     if len(speaker.steps) > len(ORDINALS):
         return ""
-    sentences = [
-        f"{NEXT if number else FIRST}{step.text}." for number, step in enumerate(speaker.steps)
-    ]
-    sentences.append(_led(LAST, asked) if sentences else asked)
+    sentences = [step.sentence(number) for number, step in enumerate(speaker.steps)]
+    is_last = not all(step.is_chosen for step in speaker.steps)
+    sentences.append(_led(LAST, asked) if is_last else asked)
     if book.source:
         sentences[0] = sourced(sentences[0], book.source)
     return speaker.resolved(" ".join(sentences))
@@ -100,6 +119,29 @@ class _Speaker:
         self.steps: list[Step] = []
         self._spare = spare
         self._found: dict[Query, int] = {}  # query -> its step
+        self._among: dict[str, Query] = {}  # what variables are chosen among
+
+    def chosen(self, query: Query) -> Query:
+        """`query` without the choices that begin it: each is a sentence now."""
+        while isinstance(query, Exists):
+            among = query.among
+            if query.name == UNNAMED or any(isinstance(p, Exists | Anything) for p in walk(among)):
+                return query
+            if isinstance(among, Proj):
+                noun, clause = self.noun_and_clause(among, 2 * self._spare)
+            else:
+                noun, clause = self.noun(among), self.which(among, is_one=True)
+            self._among[query.name] = among
+            self._found[Var(query.name)] = len(self.steps)
+            self.steps.append(Step(noun, True, f"{with_article(noun)} {clause}", is_chosen=True))
+            query = query.of
+        return query
+
+    def answers(self, query: Query) -> frozenset[str]:
+        """What `query` may be, whatever was chosen."""
+        for name, among in reversed(self._among.items()):
+            query = bound(query, name, among)
+        return evaluate_query(query, self.book.graph)
 
     # ------------------------------------------------------------------------------ the question
 
@@ -147,7 +189,7 @@ class _Speaker:
             parts = inner.parts if isinstance(inner, And) else ()
             inner = parts[0] if parts else inner.left if isinstance(inner, Diff) else inner.of
         relation = inner.relation if isinstance(inner, Proj) else ""
-        return self.book.noun(evaluate_query(query, self.book.graph), relation)
+        return self.book.noun(self.answers(query), relation)
 
     def conditions(
         self, query: Query, is_verb: bool = False, that: str = "", several: bool = False
@@ -169,8 +211,10 @@ class _Speaker:
             text += said if number == 1 else f"{', and ' if has_clause else ' and '}{said}"
         if excluded is None:
             return text
-        if isinstance(excluded, str):
-            return f"{text}, {'and is not' if is_verb else 'other than'} {self.said(excluded)}"
+        if isinstance(excluded, str | Var):
+            return (
+                f"{text}, {'and is not' if is_verb else 'other than'} {self.operand(excluded, 0)}"
+            )
         others = excluded.parts if isinstance(excluded, And) else (excluded,)
         said = " and ".join(self.condition(part, 0, False) for part in others)
         return f"{text}, but {'is ' if is_verb else ''}not one {said}"
@@ -191,7 +235,7 @@ class _Speaker:
             return self.span(query, is_verb)
         if (
             isinstance(query, Or)
-            and not _is_name(query)
+            and not is_name(query)
             and all(isinstance(part, Proj | Range) for part in query.parts)
         ):
             said = [self.condition(part, 0, is_verb) for part in query.parts]
@@ -203,7 +247,7 @@ class _Speaker:
         relation = query.relation.removesuffix(" of")
         phrase = self.book.phrases[relation]
         if relation == query.relation:
-            other = query.of.of if _goes_back(query) and phrase.along else None
+            other = query.of.of if goes_back(query) and phrase.along else None
             if other is not None:
                 form = phrase.along if is_verb else phrase.alongs
                 return form.format(x=self.operand(other, room))
@@ -239,14 +283,14 @@ class _Speaker:
         """A noun phrase: a name, a description of at most `room` clauses, or what a step found."""
         if isinstance(query, str):
             return self.said(query)
-        if _is_name(query):
+        if is_name(query):
             return self._names.get(query) or " or ".join(map(self.said, query.parts))
-        if query not in self._found and _fits(query, room):
+        if query not in self._found and fits(query, room):
             if isinstance(query, Count):
                 return f"the number of {self.group(query.of, room).removeprefix('the ')}"
             if isinstance(query, Extreme):
                 return self.extreme(query, room)
-            is_one = len(evaluate_query(query, self.book.graph)) == 1
+            is_one = len(self.answers(query)) == 1
             noun, clause = self.noun_and_clause(query, room - 1)
             return f"{f'the {noun}' if is_one else with_article(noun)} {clause}"
         return self.reference(query, "member")
@@ -264,7 +308,7 @@ class _Speaker:
         """A noun phrase for all of the things of `query`, in the plural."""
         if isinstance(query, str):
             return self.said(query)
-        if query not in self._found and _fits(query, room) and isinstance(query, Proj):
+        if query not in self._found and fits(query, room) and isinstance(query, Proj):
             noun, clause = self.noun_and_clause(query, room - 1, several=True)
             return f"the {plural(noun)} {clause}"
         return self.reference(query, "group")
@@ -284,7 +328,7 @@ class _Speaker:
         return f"{MARK}{self._found[query]}{how[0]}{MARK}"
 
     def _step(self, query: Query) -> tuple[str, bool, str]:
-        is_one = len(evaluate_query(query, self.book.graph)) == 1
+        is_one = len(self.answers(query)) == 1
         noun = self.noun(query)
         if isinstance(query, Extreme):
             return self.extreme(query, 1), is_one, noun
@@ -313,53 +357,3 @@ class _Speaker:
             text = text.replace(f"{MARK}{number}m{MARK}", member)
             text = text.replace(f"{MARK}{number}g{MARK}", group)
         return text
-
-
-def ranks_of(label: str) -> tuple[str, str]:
-    """The words for the smallest and the largest of what is compared."""
-    return YEAR_RANKS if "year" in label.split() else RANKS
-
-
-def span(low: int, high: int, one: str) -> str:
-    """The whole numbers low..high in words; `one` stands before a single number."""
-    if low == high:
-        return f"{one} {low}"
-    if 1000 <= low <= 2100 and low % 10 == 0 and high == low + 9:
-        return f"in the {low}s"
-    return f"between {low} and {high}"
-
-
-def shared_with(query: Proj) -> Query | None:
-    """Y, where `query` asks for what has a value in common with Y; else None."""
-    of = query.of
-    if isinstance(of, Proj) and query.relation == inverse(of.relation):
-        return of.of if query.relation.endswith(" of") else None
-    return None
-
-
-def _goes_back(query: Proj) -> bool:
-    """Whether `query` asks for what is a value of the same thing as another is."""
-    return isinstance(query.of, Proj) and query.of.relation == inverse(query.relation)
-
-
-def _is_name(query: Query) -> bool:
-    return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
-
-
-def clauses(query: Query) -> int:
-    """How many clauses the condition `query` opens inside one another when said in full."""
-    if isinstance(query, str) or _is_name(query):
-        return 0
-    if isinstance(query, Range):
-        return 1
-    if isinstance(query, Proj):
-        shared = shared_with(query)
-        return 1 + clauses(query.of if shared is None else shared)
-    return 9  # said in a step
-
-
-def _fits(query: Query, room: int) -> bool:
-    """Whether a noun phrase of at most `room` clauses says it."""
-    if isinstance(query, Count | Extreme):
-        return room > 0 and isinstance(query.of, Proj) and clauses(query.of) == 1
-    return isinstance(query, Proj) and clauses(query) <= room

@@ -18,11 +18,14 @@ from drlib.synthesis.queries import (
     And,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
+    Var,
+    bound,
     constants,
     depth,
     from_text,
@@ -175,6 +178,8 @@ class _Hand:
     def cost(self, query: Query) -> int:
         """About how many titles must be listed, as far as the pages that were read tell."""
         match query:
+            case Var():  # what was chosen is known by then
+                return 1
             case str():
                 return UNKNOWN if query in self.facts and query not in self.links else 1
             case Proj(relation, str(title)) if self.facts.get(title):
@@ -208,7 +213,10 @@ class _Hand:
                 found = sorted(self.answers(of))
                 self.compute(f"len({found!r})", "+".join("1" * len(found)))
                 return {str(len(found))}
-        raise Stuck  # a range alone
+            case Exists(name, among, of):
+                chosen = [bound(of, name, title) for title in sorted(self.answers(among))]
+                return set().union(*map(self.answers, chosen))
+        raise Stuck  # a range alone, or anything
 
     def projected(self, relation: str, start: set[str]) -> set[str]:
         """The values of `relation` at the members of `start`, read or searched for."""

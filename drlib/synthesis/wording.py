@@ -16,13 +16,17 @@ from typing import NamedTuple
 
 from drlib.synthesis.queries import (
     And,
+    Anything,
     Count,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
     Query,
     Range,
+    Var,
+    bound,
     evaluate_query,
 )
 from drlib.worlds.graph import VALUE, Graph
@@ -66,9 +70,14 @@ class _Writer(NamedTuple):
     graph: Graph
     style: tuple[str, str, str]
     names: Mapping[Query, str]
+    among: tuple[tuple[str, Query], ...] = ()  # variables and what they are chosen among
 
     def kind(self, query: Query) -> str:
         """The noun for the answers of `query`: their one kind, else the relation, else "thing"."""
+        for name, among in reversed(self.among):
+            query = bound(query, name, among)
+        while isinstance(query, Exists):
+            query = bound(query.of, query.name, query.among)
         inner = query.of if isinstance(query, Count | Extreme) else query
         nodes = [self.graph.nodes.get(title) for title in evaluate_query(inner, self.graph)]
         kinds = {node.kind if node else VALUE for node in nodes}
@@ -93,6 +102,12 @@ class _Writer(NamedTuple):
                 ranks = ("earliest", "latest") if relation.endswith("year") else RANKS
                 which = self.which(of) if alone else f"({self.which(of)})"
                 return f"with the {ranks[most]} {relation} of any {self.kind(of)} {which}"
+            case Exists(name, among, of):
+                inside = self._replace(among=(*self.among, (name, among)))
+                chosen = f"{article(self.kind(among))} {self.part(among, alone=True)}"
+                return f"that, for {chosen} (call it {name or 'so'}), is one {inside.part(of)}"
+            case Anything():
+                return "that is anything"
         return f"that is {self.named(query)}"
 
     def projection(self, query: Proj, alone: bool) -> str:
@@ -126,6 +141,8 @@ class _Writer(NamedTuple):
             return self.names.get(query) or union
         if isinstance(query, Count):
             return f"(the number of {plural(self.kind(query))} {self.which(query.of)})"
+        if isinstance(query, Var):
+            return query.name
         return self.names.get(query, query) if isinstance(query, str) else ""
 
 

@@ -8,36 +8,36 @@ come kinds of uncertainty beyond obfuscation: distractors, and facts that no det
 
 Taken from it: walk, shapes, orbits, cyclic questions, bridges and distractors; every step is
 deterministic and every question is a query that `drlib.synthesis.checks` has executed. A cycle
-through the focus is asked as two paths that meet in a node without a name, which a fact beside the
-cycle tells from all others ("uses the currency introduced in 1999, and has a region that formerly
-used that currency"): the algebra has trees only, and a description can stand in two places of one.
-So no page of the cycle is given, and a solver has to find where it closes. Reduced: orbits are
-colour classes, coarser than true orbits at worst. Missing: statistics per entity, and the pair of
-environments.
+through the focus is asked as two paths that meet in a node without a name ("There is a currency
+introduced in 1999. Which territory uses that currency and borders one that formerly used that
+currency?"). So no page of the cycle is given, and a solver has to find where it closes. Reduced:
+orbits are colour classes, coarser than true orbits at worst. Missing: statistics per entity, and
+the pair of environments.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import combinations, product
+from itertools import product
 
 import networkx as nx
 
-from drlib.synthesis.checks import answer_of, conditions, faults
+from drlib.synthesis.checks import answer_of, conditions, faults, first_fault
 from drlib.synthesis.expansion import all_needed
 from drlib.synthesis.queries import (
     And,
     Diff,
+    Exists,
     Proj,
     Query,
-    constants,
+    Var,
     evaluate_query,
     substitute,
 )
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
 
 EXTRA_PATHS = 200  # further facts that are tried to tell the answer from what else fits
-EXTRA_FACTS = 12  # that are tried to describe the node where a cycle closes
+EXTRA_FACTS = 12  # that are tried for the node where a cycle closes
 RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
 WALKS = 200  # until a dense subgraph is given up
 STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
@@ -125,19 +125,17 @@ def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
 def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
     """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
 
-    It names no node of the cycle. Its only faults may be that what describes the node where the
-    cycle closes is said twice, once for each way there ("redundant"), and a third time where that
-    node would be an answer itself and is excluded ("shortcut").
+    It names no node of the cycle: the one where both ways round meet is chosen (`Exists`) among the
+    things that have some fact beside the cycle in common with it.
     """
     rings = _rings(subgraph, focus)
     extra = _extra_paths(focus, graph) if rings else []
     for ring in rings:
         meeting = ring[len(ring) // 2]
-        descriptions = [*_descriptions(meeting, ring, graph)]
-        named_questions = _named_questions(ring, extra, graph) if descriptions else ()
-        for named, described in product(named_questions, descriptions):
-            query = substitute(named, meeting, described)
-            if not _has_a_fault(query, graph) and not _names_joined(query, graph):
+        facts = _facts_beside(meeting, ring, graph)
+        for named, among in product(_named_questions(ring, extra, graph) if facts else (), facts):
+            query = Exists("X", among, substitute(named, meeting, Var("X")))
+            if evaluate_query(query, graph) == {focus} and not first_fault(query, graph):
                 return query
     return None
 
@@ -158,29 +156,17 @@ def _named_questions(
     return [draft for draft in drafts if evaluate_query(draft, graph) == {focus}]
 
 
-def _has_a_fault(query: And | Diff, graph: Graph) -> bool:
-    """Whether something else is wrong with a cyclic question than its nature."""
-    asked = query.left if isinstance(query, Diff) else query
-    others = {*faults(query, graph)} - {"redundant", "shortcut"}
-    return bool(others) or "shortcut" in faults(asked, graph)
-
-
-def _descriptions(title: str, ring: Sequence[str], graph: Graph) -> Iterator[Query]:
-    """Up to `EXTRA_FACTS` queries of one fact that `title` alone answers and that name no node of
-    the `ring`."""
+def _facts_beside(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
+    """Up to `EXTRA_FACTS` queries of one fact that `title` answers and that name a page outside of
+    the `ring`; those that most other things answer too come first."""
     facts = [
         Proj(inverse(relation), value)
         for relation in graph.relations[title]
         for value in sorted(graph.values(title, relation) - {*ring})
+        if not graph.is_value(value)  # no page lists what has a value
     ]
-    telling = [fact for fact in facts if evaluate_query(fact, graph) == {title}]
-    yield from random.Random(title).sample(telling, min(len(telling), EXTRA_FACTS))
-
-
-def _names_joined(query: Query, graph: Graph) -> bool:
-    """Whether a fact joins two of the different things that are named."""
-    pairs = combinations(sorted({*constants(query)}), 2)
-    return any(b in graph.neighbours.get(a, ()) for a, b in pairs)
+    some = random.Random(title).sample(facts, min(len(facts), EXTRA_FACTS))
+    return sorted(some, key=lambda fact: -len(evaluate_query(fact, graph)))
 
 
 def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
