@@ -1,5 +1,6 @@
 """The faults of questions in sentences, of fog and of cycles: drlib/synthesis/sentences.py,
-phrases.py, read_back.py, families/websailor.py and websailor_v2.py (see `tests.mutants`)."""
+clauses.py, phrases.py, read_back.py, families/websailor.py and websailor_v2.py (see
+`tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -8,6 +9,7 @@ WORDS = f"{TESTS}::test_a_query_in_words_and_back"
 PLAIN = "tests/test_synthesis_plainness.py"
 PLAINNESS = "drlib/synthesis/plainness.py"
 SENTENCES = "drlib/synthesis/sentences.py"
+CLAUSES = "drlib/synthesis/clauses.py"
 FOG = "drlib/synthesis/families/websailor.py"
 FOGGY = "tests/test_synthesis_websailor.py"
 
@@ -22,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         "sentences: every look-up back and forth is a likeness",
-        SENTENCES,
+        CLAUSES,
         "    if isinstance(of, Proj) and query.relation == inverse(of.relation):\n",
         "    if isinstance(of, Proj):\n",
         (WORDS,),
@@ -30,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         "sentences: a few years are a decade",
-        SENTENCES,
+        CLAUSES,
         "low % 10 == 0 and high == low + 9:",
         "low % 10 == 0:",
         (f"{TESTS}::test_a_decade_is_a_whole_one",),
@@ -159,8 +161,8 @@ MUTANTS = [
     Mutant(
         "cycles: the node where one closes is named",
         "drlib/synthesis/families/websailor_v2.py",
-        "query = substitute(named, meeting, described)",
-        "query = named",
+        'substitute(named, meeting, Var("X"))',
+        "named",
         ("tests/test_synthesis_websailor_v2.py",),
         "a page of the cycle is given",
     ),

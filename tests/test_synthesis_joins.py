@@ -243,6 +243,20 @@ def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
     )
 
 
+def test_what_is_chosen_among_must_be_needed():
+    """What lies east of some land and flies its flag is B alone: nobody has to say that it is A."""
+    line = Graph(
+        [Node(t, "land") for t in "ABCDE"],
+        [("A", "east", "B"), ("A", "flag", "star"), ("B", "flag", "star"), ("C", "flag", "sun")],
+    )
+    both = And((Proj("flag of", Proj("flag", X)), Proj("east", X)))
+    told = Exists("X", "A", both)
+    assert (
+        evaluate_query(told, line) == {"B"} == evaluate_query(replace(told, among=Anything()), line)
+    )
+    assert "not minimal" in faults(told, line)
+
+
 @pytest.fixture(scope="module")
 def cyclic():
     """Cyclic questions of a public world, with their answers."""

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from query_examples import any_query, small_graph
 
+from drlib.config import ROOT
 from drlib.synthesis.checks import constant_edges, faults
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.expansion import expand
+from drlib.synthesis.families import webshaper
 from drlib.synthesis.families.webshaper import (
     from_triples,
     read_loosely,
@@ -243,6 +245,18 @@ def test_rows_that_are_no_triples_are_kept_apart():
         7,
     ]
     assert split_rows([bad[0], good[0], *bad[1:], good[1]]) == (good, bad)
+
+
+def test_what_is_told_of_the_released_file_is_what_was_counted():
+    counted = json.loads((ROOT / "figures/reference/data/webshaper.json").read_text())
+    total, strict, loose = (
+        counted[key] for key in ("formalisations", "from_triples", "read_loosely")
+    )
+    assert counted["written_as_the_same_graph"] == strict == sum(counted["of_these"].values())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"of WebShaper's {total} released formalisations {loose} become queries" in readme
+    assert f"Of the {total} released formalisations {strict} are" in webshaper.__doc__
+    assert f"it reads {loose} (" in webshaper.__doc__.replace("\n", " ")
 
 
 RELATION = st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)))

@@ -15,6 +15,7 @@ around the rest.
 Left out: the smallest set of chosen variables (finding it is NP-hard, and cycles here are few).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -159,6 +160,8 @@ def _titles(conditions: Iterable[Condition]) -> Iterator[str]:
 def _shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
     """The variables that are met again: those in unions, and of what remains of a graph without its
     dead ends always the one with the most conditions, until no cycle is left."""
+    conditions = list(conditions)
+    mentions = Counter(v for condition in conditions for v in _variables(condition))
     graph = nx.MultiGraph()
     found: list[Var] = []
     for condition in conditions:
@@ -174,7 +177,7 @@ def _shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
             graph.remove_nodes_from(ends)
         if not graph:
             return found
-        choice = max(graph, key=lambda node: (node != target, graph.degree(node)))
+        choice = max(graph, key=lambda v: (v != target, graph.degree(v), mentions[v]))
         found.append(choice)
         graph.remove_node(choice)
 

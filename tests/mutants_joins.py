@@ -1,0 +1,156 @@
+"""The faults of variables: drlib/synthesis/joins.py, queries.py, sql_engine.py, the released
+triples, and what checks, evidence and sentences make of a choice (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+TESTS = "tests/test_synthesis_joins.py"
+ALL_CHOICES = f"{TESTS}::test_any_conditions_have_the_answers_of_all_choices"
+ONE_THING = f"{TESTS}::test_a_shared_thing_is_one_thing"
+SEVERAL = f"{TESTS}::test_a_choice_among_several_must_be_the_same_wherever_it_is_met"
+SAID = f"{TESTS}::test_a_choice_is_said_and_read_back"
+FORMAT = "tests/test_synthesis_webshaper.py"
+JOINS = "drlib/synthesis/joins.py"
+QUERIES = "drlib/synthesis/queries.py"
+SQL = "drlib/synthesis/sql_engine.py"
+CHECKS = "drlib/synthesis/checks.py"
+WEBSHAPER = "drlib/synthesis/families/webshaper.py"
+
+MUTANTS = [
+    Mutant(
+        "joins: a variable may be another thing wherever it is met",
+        QUERIES,
+        "            found = (evaluate_query(bound(of, name, title), graph) for title in chosen)\n",
+        "            found = [evaluate_query(bound(of, name, among), graph)] if chosen else []\n",
+        (ONE_THING,),
+        "a cycle is answered as a tree",
+    ),
+    Mutant(
+        "joins: an inner Exists does not hide the outer one",
+        QUERIES,
+        "    if type(query) is Exists and query.name == name:\n"
+        "        return replace(query, among=bound(query.among, name, value))\n",
+        "",
+        (f"{TESTS}::test_an_inner_name_hides_the_outer_one",),
+        "a variable is bound twice",
+    ),
+    Mutant(
+        "joins: SQLite answers for the first choice alone",
+        SQL,
+        "            found |= self.answers(bound(query.of, query.name, title))\n",
+        "            return self.answers(bound(query.of, query.name, title))\n",
+        (ALL_CHOICES,),
+        "the second engine checks nothing",
+    ),
+    Mutant(
+        "joins: a loose variable is read from text",
+        QUERIES,
+        "    if unbound:\n",
+        "    if unbound is None:\n",
+        (f"{TESTS}::test_a_variable_without_its_exists_is_named",),
+        "a file's fault is met in the middle of a run",
+    ),
+    Mutant(
+        "joins: a cycle is not cut",
+        JOINS,
+        "        while ends := [node for node, degree in graph.degree() if degree < 2]:\n",
+        "        while ends := [node for node, degree in graph.degree() if degree < 3]:\n",
+        (ALL_CHOICES,),
+        "what is shared is left open",
+    ),
+    Mutant(
+        "joins: what hangs on nothing is dropped",
+        JOINS,
+        "        for piece in guards:\n",
+        "        for piece in guards[:0]:\n",
+        (ALL_CHOICES,),
+        "a condition need not hold",
+    ),
+    Mutant(
+        "joins: what describes a constant is dropped",
+        JOINS,
+        "        return And((end, *parts)) if parts else end\n",
+        "        return end\n",
+        (f"{TESTS}::test_what_is_said_of_a_constant_describes_it", ALL_CHOICES),
+        "a condition need not hold",
+    ),
+    Mutant(
+        "joins: a relation is read the other way",
+        JOINS,
+        "            return Proj(inverse(condition.relation), self.operand(condition.tail))\n",
+        "            return Proj(condition.relation, self.operand(condition.tail))\n",
+        (ALL_CHOICES,),
+        "head and tail change places",
+    ),
+    Mutant(
+        "joins: two mentions of a variable are one",
+        JOINS,
+        "            if len(mentions) == 1 and last in (mentions[0].head, mentions[0].tail):\n",
+        "            if last in (mentions[0].head, mentions[0].tail):\n",
+        (ALL_CHOICES,),
+        "an Exists chooses among what it has not chosen yet",
+    ),
+    Mutant(
+        "webshaper: what an Exists chooses among is not written",
+        WEBSHAPER,
+        "        yield from _choice(part, names)\n",
+        "",
+        (f"{FORMAT}::test_what_a_tree_cannot_say_is_read_and_written_again", ALL_CHOICES),
+        "rows are lost",
+    ),
+    Mutant(
+        "webshaper: a variable within words is no argument",
+        WEBSHAPER,
+        "        arguments += [_end(name) for name in _IN_WORDS.findall(text)]\n",
+        "",
+        (f"{FORMAT}::test_a_row_that_is_no_triple_is_a_predicate",),
+        "a released row loses what it is about",
+    ),
+    Mutant(
+        "webshaper: of three things in a row two are kept",
+        WEBSHAPER,
+        "    if len(arguments) == 2:\n",
+        "    if len(arguments) >= 2:\n",
+        (f"{FORMAT}::test_a_row_of_three_things_is_a_thing_of_its_own",),
+        "a sale has no buyer",
+    ),
+    Mutant(
+        "checks: a choice that need not be shared passes",
+        CHECKS,
+        "    is_idle = _has_idle_branch(query, ask) or _has_idle_choice(query, ask)\n",
+        "    is_idle = _has_idle_branch(query, ask)\n",
+        (SEVERAL,),
+        "a cycle that is none",
+    ),
+    Mutant(
+        "checks: what an Exists chooses among may be idle",
+        CHECKS,
+        "        yield Exists(query.name, Anything(), query.of)\n",
+        "        yield from ()\n",
+        (f"{TESTS}::test_what_is_chosen_among_must_be_needed",),
+        "a sentence that says nothing",
+    ),
+    Mutant(
+        "evidence: every choice is shown, not those that answer",
+        "drlib/synthesis/evidence.py",
+        "                if found & evaluate_query(way, graph)\n",
+        "                if evaluate_query(among, graph)\n",
+        (SEVERAL,),
+        "facts that lead nowhere",
+    ),
+    Mutant(
+        "sentences: what is chosen is said as if it were found",
+        "drlib/synthesis/sentences.py",
+        "        lead = CHOSEN if self.is_chosen else NEXT if number else FIRST\n",
+        "        lead = NEXT if number else FIRST\n",
+        (SAID,),
+        "a choice reads like a search",
+    ),
+    Mutant(
+        "solver: the first choice is the only one",
+        "drlib/synthesis/solver.py",
+        "for title in sorted(self.answers(among))]",
+        "for title in sorted(self.answers(among))[:1]]",
+        (f"{TESTS}::test_a_solver_with_search_and_visit_answers_it",),
+        "a question of a cycle is given up",
+    ),
+]
