@@ -151,6 +151,23 @@ MUTANTS = [
         "questions are about what everybody knows",
     ),
     Mutant(
+        "plainness: a name may hold what is shared",
+        PLAINNESS,
+        "    if any(_names_what_is_shared(part, answers, book) for part in parts):\n"
+        "        return True\n",
+        "",
+        (f"{PLAIN}::test_a_name_that_holds_what_is_shared_tells_it",),
+        "waitstatus_to_exitcode tells its parameter",
+    ),
+    Mutant(
+        "phrases: two lands in one name are joined by a sign",
+        "drlib/synthesis/phrases.py",
+        'title.replace(" & ", " and ")',
+        "title",
+        (f"{PLAIN}::test_two_lands_in_one_name_are_joined_by_a_word",),
+        "no editor would print it",
+    ),
+    Mutant(
         "fog: initials that nothing of this relation has",
         FOG,
         "        if _initials(title) == short and graph.values(title, fact.relation)\n",

@@ -4,7 +4,8 @@ import pytest
 
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.plainness import TOLD, plain_part, strangeness
-from drlib.synthesis.queries import And, Or, Proj, evaluate_query
+from drlib.synthesis.queries import And, Or, Proj, evaluate_query, in_one_form
+from drlib.synthesis.read_back import Grammar, read_question
 from drlib.synthesis.sentences import say
 from drlib.worlds.graph import Graph, Node
 
@@ -48,6 +49,20 @@ def test_a_public_condition_that_leaves_few_tells_the_answer():
     fewer = book(without=("Drune", "Estland"))
     assert measured(And((MONEY, SPEECH)), fewer) == TOLD
     assert measured(And((MONEY, SPEECH)), book(without=("Drune",))) == 0
+
+
+def test_a_name_that_holds_what_is_shared_tells_it():
+    """Crownland pays with the Crown: nobody has to look that up."""
+    phrases = book(("Crownland", "currency", "Crown"))
+    assert measured(And((like("currency", "Crownland"), SPEECH)), phrases) == TOLD
+    assert measured(And((MONEY, SPEECH)), phrases) == 0
+
+
+def test_two_lands_in_one_name_are_joined_by_a_word():
+    phrases = book(("Jorn & Kest", "currency", "Crown"))
+    query = And((like("currency", "Jorn & Kest"), SPEECH))
+    assert "as Jorn and Kest" in say(query, phrases)
+    assert read_question(say(query, phrases), Grammar(phrases)) == in_one_form(query)
 
 
 def test_a_condition_that_leaves_the_answer_and_what_is_named_is_idle_for_a_reader():

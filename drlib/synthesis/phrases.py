@@ -272,7 +272,8 @@ class Phrasebook:
             return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
         if node.kind == "territory":
             takes_it = title in TAKE_AN_ARTICLE or title.split()[-1] in WITH_ARTICLE
-            return f"the {title}" if takes_it else title
+            spelt = title.replace(" & ", " and ")
+            return f"the {spelt}" if takes_it else spelt
         if node.kind == "language" and title.endswith(" (language)"):
             title = title.removesuffix(" (language)")
         title = title.removeprefix("builtins.")

@@ -4,9 +4,9 @@ The engine's rules hold what a question means: one answer, no idle condition. So
 all are still nobody's: they hang on two things that happen to share a year, speak of "the courses
 or people" of a team, put a clause inside a clause inside a condition, ask by facts that only a
 database has (phrases.yaml says which), or need several sentences. In others a reader is told too
-much: a name looks like the answer or like a thing on the way, a time zone's name says a city, a
-language says its only country. Such a question is put aside and given only where a world has no
-others, those that tell too much last.
+much: a name looks like the answer or like a thing on the way, or holds what it shares with the
+answer, a time zone's name says a city, a language says its only country. Such a question is put
+aside and given only where a world has no others, those that tell too much last.
 
 Left out: whether the words are well chosen, which only a reader can say (figures/reference/data/
 readings); what everybody knows, but for the few marks of it named here.
@@ -211,6 +211,8 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if any(_names_what_it_finds(part, book) for part in walk(query) if part not in parts):
         return True
+    if any(_names_what_is_shared(part, answers, book) for part in parts):
+        return True
     is_public = bool(book.source)
     return is_public and any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
 
@@ -223,6 +225,19 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
     found = evaluate_query(part, book.graph)
     is_only_one = bool(book.source) and len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE
     return is_only_one or any(_is_alike(part.of, title, book) for title in found)
+
+
+def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a thing that is compared with the answer has what they share in its name: a function
+    waitstatus_to_exitcode, and its parameter status."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if not isinstance(other, str):
+        return False
+    relation = _relation(part)
+    name = re.sub(r"\W", "", book.name(other)).casefold()
+    shared = (book.graph.values(answer, relation) for answer in answers)
+    values = frozenset().union(*shared) & book.graph.values(other, relation)
+    return any(re.sub(r"\W", "", book.name(value)).casefold() in name for value in values)
 
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
