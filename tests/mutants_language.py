@@ -160,6 +160,22 @@ MUTANTS = [
         "waitstatus_to_exitcode tells its parameter",
     ),
     Mutant(
+        "plainness: a dependency may tell its state",
+        PLAINNESS,
+        "    if any(STATE_OF.get(name) in answers for name in names):\n        return True\n",
+        "",
+        (f"{PLAIN}::test_a_dependency_tells_its_state_and_its_money",),
+        "the same currency as Jersey says United Kingdom",
+    ),
+    Mutant(
+        "plainness: one of what is mostly several is said as the one",
+        PLAINNESS,
+        "    return is_any or _are_mostly_several(part.relation, book)\n",
+        "    return is_any\n",
+        (f"{PLAIN}::test_one_of_what_is_mostly_several_is_not_said_as_the_one",),
+        "which function, asks the reader",
+    ),
+    Mutant(
         "phrases: two lands in one name are joined by a sign",
         "drlib/synthesis/phrases.py",
         'title.replace(" & ", " and ")',

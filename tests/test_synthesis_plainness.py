@@ -52,10 +52,38 @@ def test_a_public_condition_that_leaves_few_tells_the_answer():
 
 
 def test_a_name_that_holds_what_is_shared_tells_it():
-    """Crownland pays with the Crown: nobody has to look that up."""
-    phrases = book(("Crownland", "currency", "Crown"))
-    assert measured(And((like("currency", "Crownland"), SPEECH)), phrases) == TOLD
+    """Oldcrownia pays with the Crown: nobody has to look that up."""
+    phrases = book(("Oldcrownia", "currency", "Crown"))
+    assert measured(And((like("currency", "Oldcrownia"), SPEECH)), phrases) == TOLD
     assert measured(And((MONEY, SPEECH)), phrases) == 0
+
+
+def test_a_dependency_tells_its_state_and_its_money():
+    facts = [(land, "currency", "Crown") for land in ("Jersey", "United Kingdom")]
+    facts += [("United Kingdom", "official language", "Common")]
+    phrases = book(*facts, without=("Arden",))
+    same_money, same_speech = like("currency", "Jersey"), SPEECH
+    assert evaluate_query(And((same_money, same_speech)), phrases.graph) == {"United Kingdom"}
+    assert measured(And((same_money, same_speech)), phrases) == TOLD
+    assert measured(And((MONEY, SPEECH)), phrases) == 0  # Bolm is no dependency
+    other = book(*facts[:1])
+    assert measured(And((like("currency", "Jersey"), SPEECH)), other) == TOLD  # for Arden too
+    spoken = book(("Jersey", "official language", "Common"))
+    speech = like("official language", "Jersey")
+    assert measured(And((MONEY, speech)), spoken) == 0  # what is spoken there is no such thing
+
+
+def test_one_of_what_is_mostly_several_is_not_said_as_the_one():
+    """The zone of Gorm; with two other lands of two zones each nobody expects one of it."""
+    query = And((MONEY, like("official language", Proj("time zone of", "Zone/Fenn"))))
+    one = book(("Fenn", "time zone", "Zone/Fenn"))
+    several = [(land, "time zone", f"{land}/{i}") for land in ("Gorm", "Hask") for i in "12"]
+    back = [(land, "time zone", "Shared/Zone") for land in ("Ivar", "Hask")]
+    assert evaluate_query(query, one.graph) == {"Arden"}
+    first = measured(query, one)
+    assert measured(query, book(("Fenn", "time zone", "Zone/Fenn"), *several)) == first
+    twice = [(land, "time zone", zone) for land in ("Ivar", "Hask") for zone in ("S/1", "S/2")]
+    assert measured(query, book(("Fenn", "time zone", "Zone/Fenn"), *back, *twice)) == first + 1
 
 
 def test_two_lands_in_one_name_are_joined_by_a_word():

@@ -54,6 +54,23 @@ UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
     "U.S. Outlying Islands".split("|")
 )
+DEPENDENCIES = {  # of states: everybody knows whose money they have
+    "Australia": "Christmas Island|Cocos (Keeling) Islands|Norfolk Island",
+    "China": "Hong Kong SAR China|Macao SAR China",
+    "Denmark": "Faroe Islands|Greenland",
+    "Finland": "Åland Islands",
+    "France": "French Guiana|French Polynesia|Guadeloupe|Martinique|Mayotte|New Caledonia|Réunion|"
+    "St. Barthélemy|St. Martin|St. Pierre & Miquelon|Wallis & Futuna",
+    "Netherlands": "Aruba|Caribbean Netherlands|Curaçao|Sint Maarten",
+    "New Zealand": "Cook Islands|Niue|Tokelau",
+    "Norway": "Svalbard & Jan Mayen",
+    "Spain": "Canary Islands|Ceuta & Melilla",
+    "United Kingdom": "Anguilla|Ascension Island|Bermuda|British Virgin Islands|Cayman Islands|"
+    "Falkland Islands|Gibraltar|Guernsey|Isle of Man|Jersey|Montserrat|Pitcairn Islands|Sark|"
+    "St. Helena|Tristan da Cunha|Turks & Caicos Islands",
+    "United States": "American Samoa|Guam|Northern Mariana Islands|Puerto Rico|U.S. Virgin Islands",
+}
+STATE_OF = {land: state for state, lands in DEPENDENCIES.items() for land in lands.split("|")}
 
 
 def strangeness(query: Query, text: str, book: Phrasebook) -> int:
@@ -162,11 +179,20 @@ def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -
 
 
 def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
-    """Whether "the language spoken by at least 5%" says one and any number at once."""
-    if not isinstance(part, Proj) or part.relation.endswith(" of"):
+    """Whether "the language spoken by at least 5%" says one and any number at once, or "the
+    function that raises PermissionError" says one of what is mostly several."""
+    if not isinstance(part, Proj) or len(evaluate_query(part, book.graph)) != 1:
         return False
-    says_any = "at least" in book.phrases[part.relation].of_values
-    return says_any and len(evaluate_query(part, book.graph)) == 1
+    says_any = "at least" in book.phrases[_relation(part)].of_values
+    is_any = says_any and not part.relation.endswith(" of")
+    return is_any or _are_mostly_several(part.relation, book)
+
+
+@lru_cache(maxsize=1 << 10)
+def _are_mostly_several(relation: str, book: Phrasebook) -> bool:
+    """Whether more than half of what has a value of `relation` has several."""
+    counts = [len(values) for values in book.graph.adjacent.get(relation, {}).values()]
+    return 2 * sum(count > 1 for count in counts) > len(counts)
 
 
 def _repeats(query: Query, book: Phrasebook) -> bool:
@@ -213,6 +239,8 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if any(_names_what_is_shared(part, answers, book) for part in parts):
         return True
+    if any(STATE_OF.get(name) in answers for name in names):
+        return True
     is_public = bool(book.source)
     return is_public and any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
 
@@ -228,12 +256,14 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
 
 
 def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
-    """Whether a thing that is compared with the answer has what they share in its name: a function
-    waitstatus_to_exitcode, and its parameter status."""
+    """Whether a thing that is compared with the answer has what they share in its name (a function
+    waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
     other = shared_with(part) if isinstance(part, Proj) else None
     if not isinstance(other, str):
         return False
     relation = _relation(part)
+    if relation == "currency" and other in STATE_OF:
+        return True
     name = re.sub(r"\W", "", book.name(other)).casefold()
     shared = (book.graph.values(answer, relation) for answer in answers)
     values = frozenset().union(*shared) & book.graph.values(other, relation)
