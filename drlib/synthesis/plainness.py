@@ -264,10 +264,15 @@ def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook
     relation = _relation(part)
     if relation == "currency" and other in STATE_OF:
         return True
-    name = re.sub(r"\W", "", book.name(other)).casefold()
+    name = _letters(book.name(other))
     shared = (book.graph.values(answer, relation) for answer in answers)
     values = frozenset().union(*shared) & book.graph.values(other, relation)
-    return any(re.sub(r"\W", "", book.name(value)).casefold() in name for value in values)
+    return any(_letters(book.name(value)) in name for value in values)
+
+
+def _letters(name: str) -> str:
+    """`name` without its article, spaces and signs."""
+    return re.sub(r"\W", "", name.removeprefix("the ")).casefold()
 
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
