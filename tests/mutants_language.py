@@ -176,6 +176,14 @@ MUTANTS = [
         "which function, asks the reader",
     ),
     Mutant(
+        "plainness: two methods are compared by a parameter",
+        PLAINNESS,
+        '    return {book.kind(title) for title in compared} == {"method"}\n',
+        "    return not compared\n",
+        (f"{PLAIN}::test_two_methods_share_self_and_so_are_not_compared_by_a_parameter",),
+        "they all share self",
+    ),
+    Mutant(
         "phrases: two lands in one name are joined by a sign",
         "drlib/synthesis/phrases.py",
         'title.replace(" & ", " and ")',

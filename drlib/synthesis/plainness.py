@@ -90,6 +90,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         SAID_TWICE.search(words) is not None,
         any(_is_torn(part, book) for part in walk(query)),
         any(_compares_kinds(part, answers, book) for part in parts),
+        any(_compares_methods(part, answers, book) for part in parts),
         any(_is_one_of_several(part, answers, book) for part in parts),
         any(_is_one_of_any(part, book) for part in walk(query) if part not in parts),
         _is_idle_for_a_reader(parts, names, answers, book),
@@ -167,6 +168,16 @@ def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> b
     return kinds != {book.kind(title) for title in answers} or (
         isinstance(other, Proj) and kinds <= PERSONS
     )
+
+
+def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether two methods are said to share a parameter's name: all of them share "self", which is
+    not meant."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if other is None or _relation(part) != "parameter":
+        return False
+    compared = (*evaluate_query(other, book.graph), *answers)
+    return {book.kind(title) for title in compared} == {"method"}
 
 
 def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:

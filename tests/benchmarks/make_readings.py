@@ -32,9 +32,12 @@ PUBLIC = ("cldr", "pydocs")
 WORLDS = (*PUBLIC, *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
 SEED = "readings, fourth draft"
-# The two public worlds were drawn and read four times more: of one question an answer there were
+# The two public worlds were drawn and read four times more, pydocs five: of one question an answer there were
 # too few, and what filled them up told too much; Python's had not said what they go by.
-SEEDS = dict.fromkeys(WORLDS, SEED) | dict.fromkeys(PUBLIC, "readings, ninth draft")
+SEEDS = dict.fromkeys(WORLDS, SEED) | {
+    "cldr": "readings, ninth draft",
+    "pydocs": "readings, tenth draft",
+}
 SHARES = dict.fromkeys(WORLDS, 0.02) | dict.fromkeys(PUBLIC, 0.05)  # with one answer, at most
 SECOND = 12  # questions of each world that a second reader reads
 
