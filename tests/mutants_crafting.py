@@ -13,6 +13,14 @@ MODEL = "drlib/synthesis/model_teacher.py"
 
 MUTANTS = [
     Mutant(
+        "craft: the writer judges its own plans",
+        "drlib/lab/craft.py",
+        "    teacher = ModelTeacher(writer, reader, names=memory.entities)\n",
+        "    teacher = ModelTeacher(writer, writer, names=memory.entities)\n",
+        (f"{TEACHER}::test_another_model_reads_and_judges",),
+        "a second model was asked for and is not",
+    ),
+    Mutant(
         "craft: an answer from any statement",
         CRAFT,
         "any(says(one.text, said.answer) for one in said.used):",

@@ -232,6 +232,30 @@ def test_the_command_writes_questions_rows_and_a_card_and_goes_on(tmp_path, caps
     assert capsys.readouterr().out.endswith("README.md\n")
 
 
+def test_another_model_reads_and_judges(tmp_path):
+    """The writer is never asked for an answer or a verdict, the reader for nothing else."""
+    writer, reader = Writer(), Writer()
+    reader.answers = writer.answers
+    with Scripted(writer.say) as server, Scripted(reader.say) as other:
+        other.model = "second"
+        out = tmp_path / "made"
+        assert run(out, server.url, "--reader", "second", "--reader-url", other.url) == 0
+        alone = tmp_path / "alone"
+        assert run(alone, server.url) == 0
+    judged = [kind for kind, *_ in reader.asked]
+    assert "judge" in judged and {"plan", "draft", "refine"}.isdisjoint(judged)
+    by_reader, by_both = (
+        read_json_lines(out / "readings.jsonl"),
+        read_json_lines(alone / "replies.jsonl"),
+    )
+    by_writer = read_json_lines(out / "replies.jsonl")
+    assert len(by_reader) + len(by_writer) == len(by_both) and by_reader and by_writer
+    assert not (alone / "readings.jsonl").exists()
+    assert "read and judged by second," in (out / "README.md").read_text()
+    kept = [(folder / "rows.jsonl").read_bytes() for folder in (out, alone)]
+    assert kept[0] == kept[1]
+
+
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     with Scripted(Model(plan="eh?").say) as server:
         wrong = tmp_path / "wrong.jsonl"

@@ -7,6 +7,8 @@ AgentFounder's rows from the memory of a world, written by a language model and 
                      be learned), entity_ids, source_ids, judge ("kept", or why not)
     README.md        how many came to what end
     replies.jsonl    what the model said
+    readings.jsonl   what another model said that answered the questions again and judged the plans
+                     (--reader); without one the writer does, in calls of its own
 
 What each check is: `drlib.synthesis.crafting` and `drlib.synthesis.model_teacher`. No reply is
 asked for twice: an interrupted command goes on, and a larger budget goes on too. `--attempts` takes
@@ -40,6 +42,7 @@ from drlib.task import is_accepted
 from drlib.worlds import load_world
 
 QUESTIONS, ROWS, CARD = "questions.jsonl", "rows.jsonl", "README.md"
+READINGS = "readings.jsonl"
 FEWEST_STATEMENTS = 3  # about a thing that is asked about
 NOT_WIDENED = "not widened"
 _TAGS = ("<tool_response>", "</tool_response>")
@@ -53,11 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         require(args.n >= 1 and args.plans >= 1, "-n and --plans start at 1")
         args.out.mkdir(parents=True, exist_ok=True)
         memory = memory_of_world(load_world(args.world))
-        endpoint = ChatEndpoint(args.url, args.model, api_key=os.environ.get(KEY, ""))
-        options = {"temperature": args.temperature}
-        replies = Replies(endpoint, args.out / REPLIES, calls=args.calls, options=options)
-        crafted = craft(memory, _wishes(memory, args), replies, seed=args.seed)
-        rows = _rows(memory, crafted, replies, args)
+        writer = _replies(args.url, args.model, args.out / REPLIES, args)
+        reader = writer
+        if args.reader:
+            reader = _replies(args.reader_url or args.url, args.reader, args.out / READINGS, args)
+        crafted = craft(memory, _wishes(memory, args), writer, reader, seed=args.seed)
+        rows = _rows(memory, crafted, writer, reader, args)
         _write(crafted, rows, args)
     except (ValueError, OSError, EndpointError) as fault:
         print(f"drlib craft: {fault}", file=sys.stderr)
@@ -73,6 +77,12 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
+def _replies(url: str, model: str, path: Path, args: argparse.Namespace) -> Replies:
+    """What `model` says, kept in `path`."""
+    endpoint = ChatEndpoint(url, model, api_key=os.environ.get(KEY, ""))
+    return Replies(endpoint, path, calls=args.calls, options={"temperature": args.temperature})
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drlib craft", description="questions and rows of pre-training, by a language model"
@@ -81,12 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", type=int, required=True, help="questions that are wished for")
     parser.add_argument("--url", required=True, help="of an OpenAI-compatible server, with its /v1")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--reader", metavar="MODEL", help="another that answers again and judges")
+    parser.add_argument("--reader-url", metavar="URL", help="where it is served; default: --url")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--styles", default=",".join(WISHES), help="some of %(default)s")
     parser.add_argument("--plans", type=int, default=2, help="of each question (K)")
     parser.add_argument("--attempts", type=Path, metavar="FILE", help="finished ones, to widen")
     parser.add_argument("--alternatives", type=int, default=2, help="to each of their steps (N)")
-    parser.add_argument("--calls", type=int, default=1000, help="requests at most, in all")
+    parser.add_argument("--calls", type=int, default=1000, help="requests at most, of each model")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
     return parser
@@ -110,11 +122,12 @@ def _wishes(memory: EntityMemory, args: argparse.Namespace) -> list[tuple[str, s
 def _rows(
     memory: EntityMemory,
     crafted: Sequence[Crafted],
-    replies: Replies,
+    writer: Replies,
+    reader: Replies,
     args: argparse.Namespace,
 ) -> list[CptRow]:
     """First-order rows of the questions that were kept, higher-order ones of the attempts."""
-    teacher = ModelTeacher(replies, names=memory.entities)
+    teacher = ModelTeacher(writer, reader, names=memory.entities)
 
     def first_order(one: Crafted) -> list[CptRow]:
         task = one.task(args.world)
@@ -124,7 +137,7 @@ def _rows(
         return [*plans, teacher.reasoning(task, known, sources)]
 
     asked = [one for one in crafted if not one.reason and one.style != "report"]
-    made = [row for rows in replies.each(first_order, asked) for row in rows]
+    made = [row for rows in writer.each(first_order, asked) for row in rows]
     if args.attempts is None:
         return made
 
@@ -133,7 +146,7 @@ def _rows(
         source = f"{args.attempts.name}:{number}"
         return _widened(attempt, source, teacher, args)
 
-    return made + replies.each(widened, enumerate(read_json_lines(args.attempts), 1))
+    return made + writer.each(widened, enumerate(read_json_lines(args.attempts), 1))
 
 
 def _widened(attempt: dict, source: str, teacher: ModelTeacher, args: argparse.Namespace) -> CptRow:
@@ -190,7 +203,8 @@ def _card(crafted: Sequence[Crafted], rows: Sequence[CptRow], args: argparse.Nam
         [
             f"# Questions and rows from {args.world}",
             "",
-            f"Written by {args.model} and checked (`drlib craft`, seed {args.seed}).",
+            f"Written by {args.model}, read and judged by {args.reader or 'the same'}, and checked "
+            f"(`drlib craft`, seed {args.seed}).",
             "",
             "| style | end | wishes |",
             "|---|---|---|",

@@ -32,8 +32,8 @@ PUBLIC = ("cldr", "pydocs")
 WORLDS = (*PUBLIC, *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
 SEED = "readings, fourth draft"
-# The two public worlds were drawn and read four times more, pydocs five: of one question an answer there were
-# too few, and what filled them up told too much; Python's had not said what they go by.
+# The two public worlds were drawn and read four times more, pydocs five: of one question an answer
+# there were too few, and what filled them up told too much; Python's had not said what they go by.
 SEEDS = dict.fromkeys(WORLDS, SEED) | {
     "cldr": "readings, ninth draft",
     "pydocs": "readings, tenth draft",
