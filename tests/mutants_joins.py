@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "joins: what hangs on nothing is dropped",
         JOINS,
-        "        for piece in guards:\n",
-        "        for piece in guards[:0]:\n",
+        "        for piece in [*guards, *more]:\n",
+        "        for piece in more:\n",
         (ALL_CHOICES,),
         "a condition need not hold",
     ),
@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "joins: two mentions of a variable are one",
         JOINS,
-        "            if len(mentions) == 1 and last in (mentions[0].head, mentions[0].tail):\n",
-        "            if last in (mentions[0].head, mentions[0].tail):\n",
+        "            if len(saying) == 1 and last in (saying[0].head, saying[0].tail):\n",
+        "            if last in (saying[0].head, saying[0].tail):\n",
         (ALL_CHOICES,),
         "an Exists chooses among what it has not chosen yet",
     ),

@@ -61,33 +61,45 @@ class _Join:
         self.descriptions: dict[str, list[Condition]] = {}  # a title: the first of what is said
 
     def query(self) -> Query:
-        own: list[list[Condition]] = []  # pieces that say something of shared variables alone
-        rest: list[list[Condition]] = []  # of neither these nor the target
-        for piece in _pieces(self.unused, self.shared):
-            if not any(self._is_root(variable) for each in piece for variable in _variables(each)):
-                touches_shared = any(v in self.shared for each in piece for v in _variables(each))
-                (own if touches_shared else rest).append(piece)
-        guards = self._describe(rest)
+        of_shared, of_nothing = self._pieces_beside()
+        guards = self._describe(of_nothing)
         asked = self.target if self.target in self.shared else self.said_of(self.target)
-        chosen: dict[Var, list[Query]] = {variable: [] for variable in self.shared}
-        for piece in own:
-            last = max((v for each in piece for v in _variables(each) if v in chosen), key=self._at)
-            mentions = [each for each in piece for v in _variables(each) if v == last]
-            if len(mentions) == 1 and last in (mentions[0].head, mentions[0].tail):
-                chosen[last].append(self.part(mentions[0], last))
-            else:  # it says more of it than one condition can
-                guards.append(piece)
-        for piece in guards:
+        among, more = self._said_of_shared(of_shared)
+        for piece in [*guards, *more]:
             asked = Exists(UNNAMED, self.rooted(piece), asked)
         for variable in reversed(self.shared):
-            asked = Exists(variable.name, _all_of(chosen[variable]), asked)
+            asked = Exists(variable.name, _all_of(among[variable]), asked)
         return asked
 
-    def _is_root(self, variable: Var) -> bool:
-        return variable == self.target and variable not in self.shared
+    def _pieces_beside(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
+        """The pieces that do not lead to the target: (those of shared variables, the others)."""
+        of_shared: list[list[Condition]] = []
+        of_nothing: list[list[Condition]] = []
+        for piece in _pieces(self.unused, self.shared):
+            named = {variable for condition in piece for variable in _variables(condition)}
+            if named & {*self.shared}:
+                if self.target not in named or self.target in self.shared:
+                    of_shared.append(piece)
+            elif self.target not in named:
+                of_nothing.append(piece)
+        return of_shared, of_nothing
 
-    def _at(self, variable: Var) -> int:
-        return self.shared.index(variable)
+    def _said_of_shared(
+        self, pieces: list[list[Condition]]
+    ) -> tuple[dict[Var, list[Query]], list[list[Condition]]]:
+        """(what each shared variable is chosen among, the pieces that say more of one than a single
+        condition can). A piece is said of the last of its variables: the others are chosen then."""
+        among: dict[Var, list[Query]] = {variable: [] for variable in self.shared}
+        more = []
+        for piece in pieces:
+            named = [(v, each) for each in piece for v in _variables(each) if v in among]
+            last = max((variable for variable, _ in named), key=self.shared.index)
+            saying = [condition for variable, condition in named if variable == last]
+            if len(saying) == 1 and last in (saying[0].head, saying[0].tail):
+                among[last].append(self.part(saying[0], last))
+            else:
+                more.append(piece)
+        return among, more
 
     def _describe(self, pieces: list[list[Condition]]) -> list[list[Condition]]:
         """Give each of `pieces` to a title that is met elsewhere; those without one are left."""
