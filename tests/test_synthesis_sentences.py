@@ -20,6 +20,7 @@ from drlib.synthesis.queries import (
     Proj,
     Range,
     canonical,
+    constants,
     evaluate_query,
     from_text,
     walk,
@@ -319,7 +320,11 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     tried = 0
     for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
         text = say(from_text(task.query), grammar.book, "which")
-        shorter = re.sub(r",? and [^?.]*\?$", "?", text)
+        names = [grammar.book.said(name) for name in constants(from_text(task.query))]
+        hidden = text
+        for name in names:  # "Svalbard and Jan Mayen" are one
+            hidden = hidden.replace(name, name.replace(" and ", " & "))
+        shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
         if shorter != text:
             tried += 1
             query = read_question(shorter, grammar)
