@@ -20,6 +20,7 @@ from drlib.synthesis.families.websailor_v2 import cyclic_question, dense_subgrap
 from drlib.synthesis.families.webshaper import from_triples, to_triples
 from drlib.synthesis.funnel import required
 from drlib.synthesis.joins import Condition, joined
+from drlib.synthesis.plainness import strangeness
 from drlib.synthesis.queries import (
     And,
     Anything,
@@ -307,6 +308,20 @@ def test_a_solver_with_search_and_visit_answers_it(cyclic):
         text = say(query, grammar_of(world.graph, world.scheme).book)
         episode = solver.solve(question_task(world, answer, query, text))
         assert episode.correct, text
+
+
+def test_a_choice_is_not_plain(cyclic):
+    """It takes a sentence of its own, so it comes after all that take one."""
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    for _, query in found:
+        assert strangeness(query, say(query, grammar.book), grammar.book) > 0
+
+
+def test_brackets_say_what_only_has_to_be_there():
+    guarded = Exists("", Proj("money", "Alba"), Proj("border", "Borg"))
+    text = render_question(guarded, MAP)
+    assert "as there is a money" in text and "call it" not in text
 
 
 def test_brackets_and_drawings_name_what_is_chosen(cyclic):

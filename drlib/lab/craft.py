@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         require(args.n >= 1 and args.plans >= 1, "-n and --plans start at 1")
+        require(args.reader or not args.reader_url, "--reader-url needs --reader: which model?")
         args.out.mkdir(parents=True, exist_ok=True)
         memory = memory_of_world(load_world(args.world))
         writer = _replies(args.url, args.model, args.out / REPLIES, args)

@@ -25,6 +25,7 @@ from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.queries import (
     And,
     Diff,
+    Exists,
     Extreme,
     Or,
     Proj,
@@ -40,6 +41,7 @@ MAX_WORDS = 32
 MAX_NAMES = 3
 MAX_CONDITIONS = 2
 MAX_INNER_CLAUSES = 1  # in all conditions together
+OF_TWO_SENTENCES = 2  # how strange a question is that takes another sentence
 TOLD = 3  # how much stranger a question is that tells too much
 FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
 TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
@@ -75,6 +77,8 @@ STATE_OF = {land: state for state, lands in DEPENDENCIES.items() for land in lan
 
 def strangeness(query: Query, text: str, book: Phrasebook) -> int:
     """How much keeps a person from asking `query` in the words `text`; 0: nothing that we know."""
+    if any(isinstance(part, Exists) for part in walk(query)):
+        return OF_TWO_SENTENCES  # what is chosen has a sentence of its own
     words = text.removeprefix(f"{book.source}, ")
     names, answers = constants(query), evaluate_query(query, book.graph)
     parts = [*_conditions(query)]
@@ -101,7 +105,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
     deep = max(0, inner - MAX_INNER_CLAUSES)
     odd = sum(_is_odd(part, book) for part in walk(query))
     told = TOLD * _tells(query, parts, answers, book)
-    return 2 * (words.count(". ") + odd) + deep + sum(faults) + told
+    return OF_TWO_SENTENCES * (words.count(". ") + odd) + deep + sum(faults) + told
 
 
 def plain_part(graph: Graph, book: Phrasebook) -> Graph:

@@ -212,9 +212,8 @@ class _Speaker:
         if excluded is None:
             return text
         if isinstance(excluded, str | Var):
-            return (
-                f"{text}, {'and is not' if is_verb else 'other than'} {self.operand(excluded, 0)}"
-            )
+            without = "and is not" if is_verb else "other than"
+            return f"{text}, {without} {self.operand(excluded, 0)}"
         others = excluded.parts if isinstance(excluded, And) else (excluded,)
         said = " and ".join(self.condition(part, 0, False) for part in others)
         return f"{text}, but {'is ' if is_verb else ''}not one {said}"

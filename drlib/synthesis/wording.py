@@ -103,9 +103,11 @@ class _Writer(NamedTuple):
                 which = self.which(of) if alone else f"({self.which(of)})"
                 return f"with the {ranks[most]} {relation} of any {self.kind(of)} {which}"
             case Exists(name, among, of):
-                inside = self._replace(among=(*self.among, (name, among)))
                 chosen = f"{article(self.kind(among))} {self.part(among, alone=True)}"
-                return f"that, for {chosen} (call it {name or 'so'}), is one {inside.part(of)}"
+                if not name:  # it only has to be there
+                    return f"that, as there is {chosen}, is one {self.part(of)}"
+                inside = self._replace(among=(*self.among, (name, among)))
+                return f"that, for {chosen} (call it {name}), is one {inside.part(of)}"
             case Anything():
                 return "that is anything"
         return f"that is {self.named(query)}"
