@@ -1,4 +1,4 @@
-"""Samples end to end score as each does alone, and have its gradient.
+"""Samples end to end score as each does alone, and have its gradient; so do those of one prompt.
 
 Run: python -m pytest tests/test_training_batches.py
 """
@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from drlib.policy.flat import ATTENTION, EXPERTS, flat_pass
+from drlib.policy.flat import ATTENTION, EXPERTS, Prefix, flat_pass
 from drlib.policy.moe import build_policy
 from drlib.training.batches import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
@@ -41,6 +41,61 @@ def test_samples_stand_end_to_end_and_values_with_them():
     for values in ([1, 2], [[1, 2], [4], [5, 6]]):
         with pytest.raises((ValueError, RuntimeError)):
             batch.spread(values, torch.long)
+
+
+def test_a_prompt_of_several_stands_once():
+    """The second sample begins as the first does, and the fourth; the third has another prompt."""
+    whole = [[5, 6, 1], [5, 6, 2, 3], [7, 6, 4], [5, 6, 8]]
+    batch = Flat.of(whole, [2, 2, 2, 2])
+    assert batch.ids_N.tolist() == [5, 6, 1, 2, 3, 7, 6, 4, 8]
+    assert batch.prefixes == (None, Prefix(0, 2), None, Prefix(0, 2))
+    assert batch.lengths == (3, 2, 3, 1) and batch.starts() == [0, 3, 5, 8]
+    assert [part.tolist() for part in batch.split(batch.ids_N)] == whole
+    assert torch.equal(batch.spread(whole, torch.long), batch.ids_N)
+    assert batch.spread([1, 2, 3, 4], torch.long).tolist() == [1, 1, 1, 2, 2, 3, 3, 3, 4]
+    assert batch.times().tolist() == [3, 3, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_is_no_equal_prompt_or_a_whole_sample_stands_for_itself():
+    for whole, prompts in (
+        ([[5, 6, 1], [5, 6, 2]], [0, 0]),  # nothing is a prompt
+        ([[5, 6, 1], [5, 6, 2]], [2, 1]),  # another one, though it begins alike
+        ([[5, 6], [5, 6]], [2, 2]),  # a sample keeps a token of its own
+    ):
+        batch = Flat.of(whole, prompts)
+        assert batch.ids_N.tolist() == sum(whole, []) and set(batch.prefixes) == {None}
+        assert batch.times().tolist() == [1.0] * len(batch.ids_N)
+
+
+def of_two_groups():
+    """(samples, the length of each prompt): three and two that begin alike, and one alone."""
+    first, second, third = samples([12, 5, 7], seed=3)
+    ends = samples([9, 4, 15, 6, 8, 3], seed=4)
+    prompts = [first, second, first, first, second, third]
+    return [a + b for a, b in zip(prompts, ends)], [len(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_one_prompt_for_several_scores_and_learns_as_a_copy_for_each(model, temperature):
+    """The balance loss, too, counts it as often as it was asked."""
+    some, prompts = of_two_groups()
+    losses = [[i % 3 > 0 for i in range(len(sample))] for sample in some]
+    for sample_losses, n in zip(losses, prompts):
+        sample_losses[:n] = [False] * n
+        sample_losses[n] = True  # the first token behind a prompt
+    found = []
+    for batch in (Flat.of(some), Flat.of(some, prompts)):
+        copied = copy.deepcopy(model)
+        scored = score(copied, batch, batch.spread(losses, torch.bool), temperature)
+        logp_N = torch.zeros(len(batch.ids_N)).index_put((scored.at_M,), scored.logp_M)
+        logp = torch.cat([part[n:] for part, n in zip(batch.split(logp_N), prompts)])
+        (3.0 * scored.balance - (logp * logp.detach().exp()).sum()).backward()
+        gradient = torch.cat([p.grad.flatten() for p in copied.parameters()])
+        found.append((len(batch.ids_N), scored.balance.detach(), logp.detach(), gradient))
+    (whole, *copies), (once, *shared) = found
+    assert whole - once == 2 * 12 + 5
+    torch.testing.assert_close(shared, copies, atol=5e-6, rtol=1e-5)
+    assert copies[1].count_nonzero() == sum(map(sum, losses)) and copies[2].norm() > 0.5
 
 
 def test_log_probabilities_are_those_of_each_sample_alone(model):
@@ -125,6 +180,14 @@ def test_balance_loss_by_hand():
     # experts 0 and 1 get half of the choices each; p_0 + p_1 = 1: 4 * (.5 p0 + .5 p1) = 2
     assert balance_loss([one], 2).item() == pytest.approx(2.0, abs=1e-4)
     assert balance_loss([even, one], 2).item() == pytest.approx(1.5, abs=1e-4)
+
+
+def test_a_token_that_stands_for_several_counts_as_often():
+    two = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
+    # three tokens to expert 0 and one to expert 1: 2 * (.75 * .75 + .25 * .25)
+    found = balance_loss([two], 1, times_N=torch.tensor([3.0, 1.0]))
+    assert found.item() == pytest.approx(1.25, abs=1e-4)
+    assert balance_loss([two], 1).item() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_muon_orthogonalises_stacks_and_leaves_the_router_to_adam(model):

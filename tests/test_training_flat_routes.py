@@ -111,6 +111,22 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     assert row["rerouted"] > 0.9
 
 
+def test_a_prompt_that_went_two_ways_is_replayed_both_ways(start, batch, routes):
+    """Two rollouts of one question, the second told to send its prompt to other experts."""
+    first, second = [i for i, t in enumerate(batch[0]) if t.group_id == batch[0][0].group_id][:2]
+    pair, other = [batch[0][first], batch[0][second]], routes[second].copy()
+    prompt = int(pair[1].generated.argmax())
+    other[:prompt] = (other[:prompt].astype(int) + 2) % 8
+    config = settings()
+    together = record(start.policy, pair, config, [routes[first], other])
+    for t, of, found in zip(pair, (routes[first], other), together):
+        (alone,) = record(start.policy, [t], config, [of])
+        np.testing.assert_allclose(found, alone, atol=1e-4)
+    own = record(start.policy, pair, config)
+    assert np.abs(together[1] - own[1]).max() > 0.01
+    np.testing.assert_allclose(together[0], own[0], atol=1e-4)
+
+
 def test_a_share_s_routes_stay_with_their_rollouts(batch, routes):
     share = Share(batch[0], torch.zeros(len(routes)), torch.ones(len(routes)), routes=routes)
     some = share.of([5, 2])

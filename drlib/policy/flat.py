@@ -7,6 +7,10 @@ experts, the head) sees the line as it is, and attention alone runs sample by sa
 no mask. Packed rows take about a third as long again for forward and backward pass (measured:
 tests/benchmarks/bench_step.py).
 
+The rollouts of a group begin with one prompt. It stands in the line once, with the first of them;
+the others read its keys and values there, and their gradients add up in it. What comes out is what
+copies of the prompt would give, up to rounding.
+
 The model stays transformers' own. Its two registries get an entry each: this attention, and experts
 sorted as transformers' `grouped_mm` sorts them, without the masks that it needs where experts are
 spread over devices. Both are in force for one pass; whoever else calls the model finds it as it
@@ -18,6 +22,7 @@ dropout, sliding windows. The small policy has none of them.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +34,26 @@ ATTENTION = "drlib_by_sample"
 EXPERTS = "drlib_sorted"
 
 
-def flat_pass(model, ids_N: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
+@dataclass(frozen=True)
+class Prefix:
+    """What a sample reads before its own tokens: the first `length` tokens of sample `lender`."""
+
+    lender: int
+    length: int
+
+
+def flat_pass(
+    model, ids_N: Tensor, lengths: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
+) -> tuple[Tensor, Sequence[Tensor]]:
     """(last hidden states [N, H], router logits [N, E] of each sparse layer) of the decoder of
-    `model`, over samples of these lengths that lie end to end in `ids_N`."""
-    positions_N = torch.cat([torch.arange(n) for n in lengths])
+    `model`, over samples of these lengths that lie end to end in `ids_N`.
+
+    prefixes: of each sample, what it goes on from; None: it begins with its own first token. A
+    lender has no prefix itself.
+    """
+    prefixes = [None] * len(lengths) if prefixes is None else prefixes
+    before = [prefix.length if prefix else 0 for prefix in prefixes]
+    positions_N = torch.cat([torch.arange(b, b + n) for b, n in zip(before, lengths)])
     with _in_force(model.config):
         out = model.model(
             input_ids=ids_N[None],
@@ -40,6 +61,8 @@ def flat_pass(model, ids_N: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Seq
             use_cache=False,
             output_router_logits=True,
             sample_lengths=list(lengths),
+            sample_prefixes=list(prefixes),
+            sample_masks=[_causal(b, n) if b else None for b, n in zip(before, lengths)],
         )
     return out.last_hidden_state[0], out.router_logits
 
@@ -54,6 +77,12 @@ def _in_force(config) -> Iterator[None]:
         config._attn_implementation, config._experts_implementation = before
 
 
+def _causal(before: int, own: int) -> Tensor:
+    """What `own` tokens see of `before` tokens and of themselves, additive [own, before + own]."""
+    visible = torch.ones(own, before + own, dtype=torch.bool).tril(before)
+    return torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+
+
 def attention_by_sample(
     module,
     query_1HND: Tensor,
@@ -63,18 +92,36 @@ def attention_by_sample(
     *,
     scaling: float,
     sample_lengths: list[int],
+    sample_prefixes: list[Prefix | None],
+    sample_masks: list[Tensor | None],
     **unused,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sample; K key heads serve H query heads in groups.
+    """Causal attention within each sample and its prefix; K key heads serve H query heads in
+    groups.
 
     The signature is that of transformers' attention functions; [1, N, H, D] comes back.
     """
-    in_samples = (
+    queries, keys, values = (
         states.split(sample_lengths, dim=2) for states in (query_1HND, key_1KND, value_1KND)
     )
+
+    def readable(states: tuple[Tensor, ...], sample: int) -> Tensor:
+        prefix = sample_prefixes[sample]
+        if prefix is None:
+            return states[sample]
+        return torch.cat([states[prefix.lender][:, :, : prefix.length], states[sample]], dim=2)
+
     attended = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-        for q, k, v in zip(*in_samples)
+        F.scaled_dot_product_attention(
+            queries[i],
+            readable(keys, i),
+            readable(values, i),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        for i, mask in enumerate(sample_masks)
     ]
     return torch.cat(attended, dim=2).transpose(1, 2), None
 

@@ -1,8 +1,8 @@
 """Samples end to end, and the log-probabilities of the tokens that carry loss.
 
 A batch is one line of tokens, sample behind sample, with no padding; `drlib.policy.flat` keeps
-samples from seeing each other. Only positions whose *next* token carries loss reach the
-vocabulary-sized output layer.
+samples from seeing each other. A prompt that several samples begin with stands in the line once.
+Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """
 
 import bisect
@@ -16,38 +16,79 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drlib.policy.flat import flat_pass
+from drlib.policy.flat import Prefix, flat_pass
 from drlib.policy.kernels import token_logprobs
 from drlib.policy.router_bias import biased_choice, router_biases
 
 
 @dataclass(frozen=True)
 class Flat:
-    """B samples, N tokens in all, one sample behind the other."""
+    """B samples, N tokens in all, one sample behind the other.
+
+    A sample with a prefix stands there without it: it goes on from the first tokens of another.
+    """
 
     ids_N: Tensor
-    lengths: tuple[int, ...]  # of each sample
+    lengths: tuple[int, ...]  # of each sample, as it stands there
+    prefixes: tuple[Prefix | None, ...]  # of each sample
 
     @classmethod
-    def of(cls, samples: Sequence[Sequence[int]]) -> "Flat":
-        """Raises ValueError for no samples, or an empty one."""
+    def of(cls, samples: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> "Flat":
+        """prompts: of each sample, how many tokens at its beginning are a prompt: equal ones stand
+        once. None: every sample stands there whole.
+
+        Raises ValueError for no samples, or an empty one.
+        """
         lengths = tuple(map(len, samples))
         if not lengths or min(lengths) == 0:
             raise ValueError(f"a batch needs samples of a token at least, got lengths {lengths}")
-        return cls(torch.cat([torch.as_tensor(sample) for sample in samples]).long(), lengths)
+        ids = [torch.as_tensor(sample).long() for sample in samples]
+        prefixes = _prefixes(ids, [0] * len(ids) if prompts is None else prompts)
+        own = [ids_T[p.length :] if p else ids_T for ids_T, p in zip(ids, prefixes)]
+        return cls(torch.cat(own), tuple(map(len, own)), tuple(prefixes))
+
+    def starts(self) -> list[int]:
+        """Where each sample's own tokens begin in the line."""
+        return [end - n for end, n in zip(itertools.accumulate(self.lengths), self.lengths)]
 
     def spread(self, values: Sequence, dtype: torch.dtype) -> Tensor:
-        """`values` of each sample (one a token, or one for all of its tokens), [N]."""
-        return torch.cat(
-            [
-                torch.as_tensor(value, dtype=dtype).expand(n)
-                for value, n in zip(values, self.lengths, strict=True)
-            ]
-        )
+        """`values` of each sample (one a token, or one for all of its tokens), [N]. What stands
+        once takes the value of the first sample that has it."""
+        whole = [
+            torch.as_tensor(value, dtype=dtype).expand(n + (prefix.length if prefix else 0))
+            for value, n, prefix in zip(values, self.lengths, self.prefixes, strict=True)
+        ]
+        return torch.cat(self.own(whole))
 
-    def split(self, values_N: Tensor) -> tuple[Tensor, ...]:
-        """The part of each sample."""
-        return values_N.split(self.lengths)
+    def own(self, values: Sequence) -> list:
+        """Of each sample's values, one a token, those of the tokens that stand for it."""
+        return [part[p.length :] if p else part for part, p in zip(values, self.prefixes)]
+
+    def split(self, values_N: Tensor) -> list[Tensor]:
+        """The part of each sample, its prefix's before its own."""
+        own = values_N.split(self.lengths)
+        return [
+            torch.cat([own[prefix.lender][: prefix.length], part]) if prefix else part
+            for part, prefix in zip(own, self.prefixes)
+        ]
+
+    def times(self) -> Tensor:
+        """How many samples each token belongs to, [N]: 1, and more where it stands for several."""
+        times_N, starts = torch.ones(len(self.ids_N)), self.starts()
+        for prefix in filter(None, self.prefixes):
+            times_N[starts[prefix.lender] :][: prefix.length] += 1
+        return times_N
+
+
+def _prefixes(ids: Sequence[Tensor], prompts: Sequence[int]) -> list[Prefix | None]:
+    """Of each sample, the earlier one that begins with the same prompt. It keeps a token at least
+    for itself."""
+    lenders: dict[bytes, int] = {}
+    prefixes: list[Prefix | None] = []
+    for i, (ids_T, n) in enumerate(zip(ids, prompts, strict=True)):
+        lender = lenders.setdefault(ids_T[:n].numpy().tobytes(), i)
+        prefixes.append(Prefix(lender, n) if lender != i and 0 < n < len(ids_T) else None)
+    return prefixes
 
 
 def portions(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
@@ -80,12 +121,16 @@ def score(
     A sample's first token has no predecessor and is never scored. frugal: no [M, V] matrix is held
     (`drlib.policy.kernels`), which pays where V is large.
     """
-    starts_B = [end - n for end, n in zip(itertools.accumulate(batch.lengths), batch.lengths)]
-    scored_N = loss_N.clone()
-    scored_N[starts_B] = False
+    before_N, scored_N = torch.arange(len(batch.ids_N)) - 1, loss_N.clone()
+    starts = batch.starts()
+    for start, prefix in zip(starts, batch.prefixes):
+        if prefix is None:
+            scored_N[start] = False
+        else:
+            before_N[start] = starts[prefix.lender] + prefix.length - 1
     at_M = scored_N.nonzero()[:, 0]
-    hidden_NH, router_logits = flat_pass(model, batch.ids_N, batch.lengths)
-    head, hidden_MH, ids_M = model.lm_head, hidden_NH[at_M - 1], batch.ids_N[at_M]
+    hidden_NH, router_logits = flat_pass(model, batch.ids_N, batch.lengths, batch.prefixes)
+    head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]
     if frugal:
         logp_M, _ = token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)
     else:
@@ -94,26 +139,34 @@ def score(
             logits_MV = logits_MV / temperature
         logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")
     k = model.config.num_experts_per_tok
-    return Scored(logp_M, at_M, balance_loss(router_logits, k, router_biases(model)))
+    balance = balance_loss(router_logits, k, router_biases(model), batch.times())
+    return Scored(logp_M, at_M, balance)
 
 
 def balance_loss(
-    router_logits: Sequence[Tensor], k: int, biases_LE: Tensor | None = None
+    router_logits: Sequence[Tensor],
+    k: int,
+    biases_LE: Tensor | None = None,
+    times_N: Tensor | None = None,
 ) -> Tensor:
     """Switch-style load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even.
 
     f_e is the share of the tokens' k choices that went to expert e, p_e its mean probability.
     router_logits: of each layer [N, E]. biases_LE: what the routers add where they choose.
+    times_N: how often each token counts; None: once.
     Source: Fedus et al., Switch Transformers, eq. 4-6.
     """
+    n, n_experts = router_logits[0].shape
     if biases_LE is None:
-        biases_LE = torch.zeros(len(router_logits), router_logits[0].size(-1))
+        biases_LE = torch.zeros(len(router_logits), n_experts)
+    share_N = torch.full((n,), 1 / n) if times_N is None else times_N / times_N.sum()
     losses = []
     for logits_NE, bias_E in zip(router_logits, biases_LE):
-        p_NE = logits_NE.softmax(-1)
         top_Nk = biased_choice(logits_NE, bias_E, k)
-        f_E = torch.bincount(top_Nk.reshape(-1), minlength=p_NE.size(-1)) / top_Nk.numel()
-        losses.append(p_NE.size(-1) * (f_E * p_NE.mean(0)).sum())
+        each_M = share_N.repeat_interleave(k) / k
+        f_E = torch.bincount(top_Nk.reshape(-1), weights=each_M, minlength=n_experts)
+        p_E = share_N @ logits_NE.softmax(-1)
+        losses.append(n_experts * (f_E * p_E).sum())
     return torch.stack(losses).mean()
 
 

@@ -58,11 +58,26 @@ class FlatReplay:
             self.rerouted = 1.0 - float(same_L.mean())
 
 
+def prompts_in_common(
+    trajectories: Sequence[Trajectory], prompts: Sequence[int], routes: Routes | None
+) -> list[int]:
+    """`prompts`, how many tokens each begins with before its own; 0 where the routes say that an
+    equal prompt went elsewhere, so it cannot stand once for both."""
+    if routes is None:
+        return [*prompts]
+    first: dict[bytes, np.ndarray] = {}
+    found = []
+    for trajectory, n, routes_TLK in zip(trajectories, prompts, routes):
+        kept_PLK = first.setdefault(trajectory.token_ids[:n].tobytes(), routes_TLK[:n])
+        found.append(n if np.array_equal(kept_PLK, routes_TLK[:n]) else 0)
+    return found
+
+
 def _placed(model, tokens: Flat, routes: Routes) -> Tensor:
     """The routes end to end, int16 [L, N, k], -1 for no record."""
     shape = model.config.num_hidden_layers, model.config.num_experts_per_tok
     placed_NLK = np.full((len(tokens.ids_N), *shape), -1, np.int16)
-    joined_NLK = np.concatenate(routes)
+    joined_NLK = np.concatenate(tokens.own(routes))
     known_NLK = joined_NLK != NO_RECORD
     placed_NLK[known_NLK] = joined_NLK[known_NLK]
     return torch.from_numpy(placed_NLK).transpose(0, 1)

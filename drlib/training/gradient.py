@@ -12,7 +12,7 @@ make them differ (`off_policy`) turn on what they need.
 Which tokens learn is chosen before (`drlib.training.token_choice`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +24,8 @@ from drlib.checks import require
 from drlib.config import Config
 from drlib.policy.replay import record_routes
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.batches import Flat, Scored, portions, score
-from drlib.training.flat_routes import FlatReplay, Routes, of_samples
+from drlib.training.batches import Flat, Scored, score
+from drlib.training.flat_routes import FlatReplay, Routes, of_samples, prompts_in_common
 from drlib.training.ranks import Ranks, gradients
 from drlib.training.switches import loss_config, off_policy
 from drlib.training.token_choice import choosing_tokens, learning_tokens
@@ -58,7 +58,7 @@ def record(
     """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`; with
     `routes` its tokens go where they say."""
     found: list = [None] * len(trajectories)
-    for batch in _by_length(trajectories, config):
+    for batch in _batches(trajectories, range(len(trajectories)), config):
         theirs = None if routes is None else [routes[i] for i in batch]
         tokens, scored, _ = _score(model, [trajectories[i] for i in batch], config, theirs)
         logp_N = torch.zeros(len(tokens.ids_N))
@@ -72,18 +72,12 @@ def record(
 def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config) -> Routes:
     """The experts that `model` sends each token to: uint16 [T, L, k] a trajectory."""
     found: list = [None] * len(trajectories)
-    for batch in _by_length(trajectories, config):
+    for batch in _batches(trajectories, range(len(trajectories)), config):
         with record_routes(model) as recorder:
             tokens, *_ = _score(model, [trajectories[i] for i in batch], config)
         for i, routes_TLK in zip(batch, of_samples(tokens, recorder.passes[0])):
             found[i] = routes_TLK
     return found
-
-
-def _by_length(trajectories: Sequence[Trajectory], config: Config) -> Iterator:
-    """The micro-batches of all of them."""
-    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i]))
-    return micro_batches(order, trajectories, config.max_context_tokens)
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ def _accumulate(
     live_tokens: of the whole update, all ranks; each micro-batch's balance loss weighs by its part.
     """
     sums, gap_max = dict.fromkeys(SUMMED, 0.0), 0.0
-    for batch in _batches(share, _live(share, switches), config):
+    for batch in _batches(share.trajectories, _live(share, switches), config):
         loss, balance, gap, metrics = batch_loss(
             model, share.of(batch), denominator, switches, config
         )
@@ -217,10 +211,20 @@ def _accumulate(
     return sums, gap_max
 
 
-def _batches(share: Share, some: list[int], config: Config) -> Iterator:
-    """The micro-batches of the trajectories with the indices `some`, of about one length each."""
-    order = sorted(some, key=lambda i: len(share.trajectories[i].token_ids))
-    return micro_batches(order, share.trajectories, config.max_context_tokens)
+def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Config) -> Iterator:
+    """The micro-batches of the trajectories with the indices `some`; those of one prompt, which
+    need it once, are neighbours."""
+    of_prompt: dict[bytes, list[int]] = {}
+    for i in some:
+        of_prompt.setdefault(_prompt_ids(trajectories[i]).tobytes(), []).append(i)
+    order = [i for indices in of_prompt.values() for i in indices]
+    return micro_batches(order, trajectories, config.max_context_tokens)
+
+
+def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
+    """The tokens before the first generated one."""
+    generated = trajectory.generated
+    return trajectory.token_ids[: int(generated.argmax()) if generated.any() else len(generated)]
 
 
 def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config) -> Share:
@@ -234,7 +238,7 @@ def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config)
     dead = sorted({*_weighed(share)} - {*live})
     learning = [np.zeros(len(t), bool) for t in share.trajectories]
     for some in (live, dead):
-        for batch in _batches(share, some, config):
+        for batch in _batches(share.trajectories, some, config):
             masks = learning_tokens(share.of(batch), config)
             for i, mask in zip(batch, masks):
                 learning[i] = mask
@@ -319,7 +323,8 @@ def _score(
     routes: Routes | None = None,
 ) -> tuple[Flat, Scored, float]:
     """(all tokens, the generated ones, share of tokens that `routes` send elsewhere)."""
-    tokens = Flat.of([t.token_ids for t in chosen])
+    prompts = prompts_in_common(chosen, [len(_prompt_ids(t)) for t in chosen], routes)
+    tokens = Flat.of([t.token_ids for t in chosen], prompts)
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
     with FlatReplay(model, tokens, routes) as replay:
         scored = score(model, tokens, mask_N, config.rl_temperature, config.rl_frugal_head)
@@ -343,5 +348,20 @@ def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tenso
 
 
 def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
-    """Runs of `order` of at most MICRO_BATCH_CONTEXTS contexts of `width` tokens."""
-    return portions(order, lambda i: len(trajectories[i]), MICRO_BATCH_CONTEXTS * width)
+    """Runs of `order` of at most MICRO_BATCH_CONTEXTS contexts of `width` tokens; in each run a
+    prompt of several counts once."""
+    limit = MICRO_BATCH_CONTEXTS * width
+    chosen: list[int] = []
+    prompts: set[bytes] = set()
+    total = 0
+    for i in order:
+        whole, prompt_ids = len(trajectories[i]), _prompt_ids(trajectories[i])
+        added = whole - len(prompt_ids) if prompt_ids.tobytes() in prompts else whole
+        if chosen and total + added > limit:
+            yield chosen
+            chosen, prompts, total, added = [], set(), 0, whole
+        chosen.append(i)
+        prompts.add(prompt_ids.tobytes())
+        total += added
+    if chosen:
+        yield chosen
