@@ -308,10 +308,14 @@ def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
     parts = list(micro_batches(order, rollouts, 30))
     assert [i for part in parts for i in part] == order and len(parts) > 1
     prompt = {t.task_id: int(t.generated.argmax()) for t in rollouts}
-    for part in parts:
+
+    def size(part):
+        """Its tokens, each task's prompt once."""
         own = sum(len(rollouts[i]) - prompt[rollouts[i].task_id] for i in part)
-        asked = sum(prompt[name] for name in {rollouts[i].task_id for i in part})
-        assert own + asked <= 180 or len(part) == 1
+        return own + sum(prompt[name] for name in {rollouts[i].task_id for i in part})
+
+    assert all(size(part) <= 180 or len(part) == 1 for part in parts)
+    assert all(size([*part, later[0]]) > 180 for part, later in zip(parts, parts[1:]))
 
 
 def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
