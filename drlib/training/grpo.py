@@ -62,6 +62,7 @@ FINAL_LR = 0.1  # of the base, at the last step
 FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # rollouts left out, and why
 LOW_QUALITY = ("format", "no_answer", "duplicate")  # and what the pipeline adds
 COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, collapsed above
+COLLAPSED_STEPS = 5  # then it is over: of the runs in figures/reference none ever came back
 
 
 def advantages_of(
@@ -126,7 +127,7 @@ class Step:
         acted_upon = (model, self.reference, self.optimizers, toolbox)
         self.steering = Steering(config, *acted_upon, extra.get("steering"))
         self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
-        self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
+        self.emergency = emergency_stop(config)
         self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
         self.sampler = copy.deepcopy(model) if config.rl_staleness > 0 else model
         if extra.get("sampler"):
@@ -325,6 +326,13 @@ def _groups_of(share: Share, part: int, config: Config) -> list[int]:
     names = list(dict.fromkeys(t.group_id for t in share.trajectories))
     chosen = set(names[part :: config.rl_minibatches])
     return [i for i, t in enumerate(share.trajectories) if t.group_id in chosen]
+
+
+def emergency_stop(config: Config) -> EmergencyStop:
+    """What ends a run that has forgotten how to answer; where `rl_emergency_stop` is off, nothing
+    does."""
+    limits = COLLAPSE if config.rl_emergency_stop else {}
+    return EmergencyStop(limits, patience=COLLAPSED_STEPS)
 
 
 def engine_weights(model, config: Config):

@@ -34,12 +34,11 @@ from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import apply_filter
 from drlib.rl.resampling import drop_equal_groups
-from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
-from drlib.training.grpo import COLLAPSE, FINAL_LR, KEPT_GROUPS
+from drlib.training.grpo import FINAL_LR, KEPT_GROUPS, emergency_stop
 from drlib.training.models import (
     adapters,
     engine_of,
@@ -155,7 +154,7 @@ class RollOuts:
         self.agent = agent
         self.questions = questions
         self.curriculum = Curriculum(SKILLS, None)
-        self.emergency = EmergencyStop(COLLAPSE if config.rl_emergency_stop else {}, patience=10)
+        self.emergency = emergency_stop(config)
         self.row: dict = {}  # the last step's means
 
     @property
