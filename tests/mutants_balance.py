@@ -66,8 +66,8 @@ MUTANTS = [
     Mutant(
         "bias: the balance loss knows none",
         "drlib/training/batches.py",
-        "balance_loss(router_logits, k, router_biases(model))",
-        "balance_loss(router_logits, k)",
+        "balance_loss(router_logits, k, router_biases(model), batch.times())",
+        "balance_loss(router_logits, k, None, batch.times())",
         (f"{BIAS}::test_the_balance_loss_counts_the_experts_that_a_bias_chose",),
         "the loss would be of a load that nobody has",
     ),

@@ -204,7 +204,7 @@ MUTANTS = [
     Mutant(
         "mask: shifted by one",
         "drlib/training/batches.py",
-        "hidden_NH[at_M - 1]",
+        "hidden_NH[before_N[at_M]]",
         "hidden_NH[at_M]",
         (f"{GRADIENT}::test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie",),
         "a token is scored by a state that has seen it",

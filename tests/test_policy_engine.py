@@ -5,6 +5,7 @@ All with a small random model and ids only; no tokenizer.
 
 from __future__ import annotations
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -332,6 +333,20 @@ def test_update_weights_changes_completions_and_version(model):
     assert engine.generate([[1, 2, 3]], params)[0] == fresh
     with pytest.raises(ValueError, match="differs in vocab_size"):
         engine.update_weights(build_policy(PolicyShape(vocab_size=300), seed=0, init="plain"))
+
+
+def test_hidden_states_near_zero_are_normed_as_the_trainer_s(model):
+    """So short that the norm's epsilon is most of them; and of nothing at all."""
+    short = copy.deepcopy(model)
+    with torch.no_grad():
+        short.model.embed_tokens.weight.mul_(1e-3)
+        short.model.embed_tokens.weight[:2] = 0.0
+    decoder, ids = Decoder(short, rows=8, max_context=16), torch.arange(8)
+    with torch.inference_mode():
+        found_NV = decoder.decode(ids, torch.zeros(8, dtype=torch.long))
+        expected_NV = short(ids[:, None]).logits[:, 0]
+    assert short.model.embed_tokens.weight[2:8].square().mean() < model.config.rms_norm_eps
+    torch.testing.assert_close(found_NV, expected_NV, atol=1e-5, rtol=1e-5)
 
 
 def test_dense_and_grouped_experts_agree(model):

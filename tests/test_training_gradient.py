@@ -226,15 +226,12 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     config = settings(rl_correction=kind, rl_engine="bfloat16", rl_aggregate=aggregate)
     old, random = record(policy, rollouts, config), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
-    shifted = [
-        replace(
-            t,
-            logprobs=np.where(t.generated, o + size * random.normal(size=len(o)), 0).astype(
-                np.float32
-            ),
-        )
-        for t, o in zip(rollouts, old)
-    ]
+
+    def moved(t, logprobs):
+        moved = logprobs + size * random.normal(size=len(t))
+        return replace(t, logprobs=np.where(t.generated, moved, 0).astype(np.float32))
+
+    shifted = [moved(t, logprobs) for t, logprobs in zip(rollouts, old)]
     metrics, packed = gradients(policy, shifted, config, {"old": old})
     whole = by_hand(policy, shifted, config, old)
     sampled = sum(int(t.generated.sum()) for t in rollouts)
@@ -304,12 +301,12 @@ def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
 
 
 def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
-    order = list(range(len(rollouts)))[::-1]
+    order = [*reversed(range(len(rollouts)))]
     parts = list(micro_batches(order, rollouts, 30))
-    assert [i for part in parts for i in part] == order and len(parts) > 1
+    assert sum(parts, []) == order and len(parts) > 1
     prompt = {t.task_id: int(t.generated.argmax()) for t in rollouts}
 
-    def size(part):  # in tokens, each task's prompt once
+    def size(part):  # tokens, a prompt once
         own = sum(len(rollouts[i]) - prompt[rollouts[i].task_id] for i in part)
         return own + sum(prompt[name] for name in {rollouts[i].task_id for i in part})
 
@@ -352,14 +349,14 @@ def test_a_rounded_engine_differs_and_the_policy_stays(policy):
 
 
 def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
-    stop, never = emergency_stop(settings()), emergency_stop(settings())
+    stop, never = (emergency_stop(settings()) for _ in range(2))
     healthy, dead = [{"unanswered": 0.1}] * 3, [{"unanswered": 1.0}] * 30
     reasons = [stop.update(s) for s in healthy + dead]
     first = next(i for i, reason in enumerate(reasons) if reason)
     assert first + 1 == 3 + 4 + 5, "the last healthy one leaves the mean, then five steps"
     assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
-    off = emergency_stop(settings(rl_emergency_stop=False))
-    assert not any(off.update(s) for s in healthy + dead)
+    switched_off = emergency_stop(settings(rl_emergency_stop=False))
+    assert not any(switched_off.update(s) for s in healthy + dead)
 
 
 class Scripted(Step):
@@ -396,6 +393,6 @@ def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
     assert go_on("cut", interrupted_after) == (None, steps[:interrupted_after])
     assert signal.getsignal(signal.SIGINT) is handler
     assert go_on("cut", None) == (whole, steps[interrupted_after:])
-    lines = [(tmp_path / f"{name}.partial/metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert lines[0] == lines[1]
+    written = {(tmp_path / f"{n}.partial/metrics.jsonl").read_text() for n in ("whole", "cut")}
+    assert len(written) == 1
     assert go_on("cut", None) == (whole, []), "killed after the stop, before the end: no new step"
