@@ -185,7 +185,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     found = gradient._choosing_by_micro_batch(share, loss_config(config), config)
     total = 0
     for some in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
-        for one in gradient._batches(share, some, config):
+        for one in gradient._batches(share.trajectories, some, config):
             n = sum(int(share.trajectories[i].generated.sum()) for i in one)
             assert sum(int(found.learning[i].sum()) for i in one) == math.ceil(0.2 * n)
             total += 1
