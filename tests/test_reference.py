@@ -22,6 +22,7 @@ from drlib.config import Config
 from drlib.evals.evaluate import rows_of
 from drlib.evals.metrics import relative_rate_interval
 from drlib.evals.results import Results
+from drlib.files import read_json_lines
 from drlib.policy.engine import LocalEngine
 from drlib.policy.moe import load_policy
 from drlib.sandbox import Sandbox
@@ -29,6 +30,7 @@ from drlib.synthesis.questions import chain_questions, split_answers
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.batches import Flat, score
+from drlib.training.grpo import COLLAPSE
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
@@ -335,3 +337,22 @@ def test_a_bias_balances_the_experts_better_than_the_loss_does():
     for seed in (0, 1, 2):
         assert uneven["bias 0.001", seed] < 0.1 < 0.6 < uneven["loss", seed] < 0.7
         assert uneven["nothing", seed] > 0.9
+
+
+def test_no_run_came_back_after_it_had_collapsed():
+    """The ground for `grpo.COLLAPSED_STEPS`: once the mean of five steps is over the limit, it is
+    so to the end, in every run of reinforcement learning whose metrics are kept."""
+    _, collapsed = COLLAPSE["unanswered"]
+    runs = came_back = ended = 0
+    for path in sorted(TOUR.parent.rglob("*.jsonl")):
+        rows = read_json_lines(path)
+        if not rows or not {"rollouts", "overlong", "out_of_turns"} <= rows[0].keys():
+            continue
+        shares = [row["overlong"] + row["out_of_turns"] for row in rows]
+        over = [
+            statistics.mean(shares[max(0, i - 4) : i + 1]) > collapsed for i in range(len(shares))
+        ]
+        runs += 1
+        ended += over[-1]
+        came_back += any(before and not after for before, after in zip(over, over[1:]))
+    assert runs >= 235 and ended >= 10 and came_back == 0

@@ -74,7 +74,8 @@ class Flat:
 
     def times(self) -> Tensor:
         """How many samples each token belongs to, [N]: 1, and more where it stands for several."""
-        times_N, starts = torch.ones(len(self.ids_N)), self.starts()
+        times_N = torch.ones(len(self.ids_N))
+        starts = self.starts()
         for prefix in filter(None, self.prefixes):
             times_N[starts[prefix.lender] :][: prefix.length] += 1
         return times_N
@@ -121,7 +122,8 @@ def score(
     A sample's first token has no predecessor and is never scored. frugal: no [M, V] matrix is held
     (`drlib.policy.kernels`), which pays where V is large.
     """
-    before_N, scored_N = torch.arange(len(batch.ids_N)) - 1, loss_N.clone()
+    before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
+    scored_N = loss_N.clone()
     starts = batch.starts()
     for start, prefix in zip(starts, batch.prefixes):
         if prefix is None:

@@ -352,14 +352,18 @@ def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: i
     prompt of several counts once."""
     limit = MICRO_BATCH_CONTEXTS * width
     chosen: list[int] = []
-    prompts: set[bytes] = set()
+    prompts: set[bytes] = set()  # of the chosen
     total = 0
     for i in order:
-        whole, prompt_ids = len(trajectories[i]), _prompt_ids(trajectories[i])
+        prompt_ids = _prompt_ids(trajectories[i])
+        whole = len(trajectories[i])
         added = whole - len(prompt_ids) if prompt_ids.tobytes() in prompts else whole
         if chosen and total + added > limit:
             yield chosen
-            chosen, prompts, total, added = [], set(), 0, whole
+            chosen = []
+            prompts = set()
+            total = 0
+            added = whole
         chosen.append(i)
         prompts.add(prompt_ids.tobytes())
         total += added
