@@ -5,7 +5,25 @@ from tests.mutants import Mutant
 
 TESTS = "tests/test_synthesis_dataset.py"
 
+EXPANSION = "tests/test_synthesis_expansion.py"
+
 MUTANTS = [
+    Mutant(
+        "expansion: what must not be named is named",
+        "drlib/synthesis/expansion.py",
+        "    if clues.names.isdisjoint(banned):  # mostly\n",
+        "    if clues.names:\n",
+        (f"{EXPANSION}::test_an_explanation_is_exact_and_each_condition_is_needed",),
+        "a question names what it asks for on the way",
+    ),
+    Mutant(
+        "expansion: a number is as good a clue as a thing",
+        "drlib/synthesis/expansion.py",
+        "1 / NUMBER_WEIGHT if is_number(name) else 1.0 for name",
+        "1.0 for name",
+        (f"{EXPANSION}::test_with_things_first_few_explanations_begin_with_a_number",),
+        "questions hang on equal years",
+    ),
     Mutant(
         "dataset: what stands beside a test answer is in training",
         "drlib/synthesis/splitting.py",

@@ -1,8 +1,16 @@
 """How keys and columns of documents are said, what pages are called, what is plain."""
 
 import pytest
+import typeguard
 
-from drlib.synthesis.derived import active, forms_by_name, kind_of_page, name_of_page, spoken_date
+from drlib.synthesis.derived import (
+    active,
+    english,
+    forms_by_name,
+    kind_of_page,
+    name_of_page,
+    spoken_date,
+)
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.plainness import strangeness
@@ -126,3 +134,16 @@ def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
     assert phrases["role"].same == "has the same role as {x}"
     assert phrases["role"].of_thing == "has the role {x}"
     assert phrases["Product"].of_value == "is bought by {x}" and not phrases["Product"].owned
+
+
+def test_articles_and_plurals_are_imported_without_checks_of_types():
+    """Which take two seconds; other packages keep theirs."""
+    assert english().a("hour") == "an hour" and english().plural_noun("currency") == "currencies"
+    assert english().plural_noun("") == ""  # a check of types would refuse it
+
+    @typeguard.typechecked
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(typeguard.TypeCheckError):
+        doubled("two")

@@ -18,7 +18,7 @@ from drlib.synthesis.expansion import (
     layers,
     met,
 )
-from drlib.synthesis.queries import constants, depth, evaluate_query, walk
+from drlib.synthesis.queries import constants, depth, evaluate_query, is_number, walk
 from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
@@ -56,8 +56,20 @@ def test_an_explanation_is_exact_and_each_condition_is_needed(world):
         assert 2 <= len(query.parts) <= 3
         assert all(len(evaluate_query(part, graph)) > 1 for part in query.parts)
         banned = frozenset(constants(query))
-        other = explain(answer, graph, rng, banned, 2, 3)
-        assert other is None or not banned & set(constants(other))
+        for things_first in (False, True):
+            other = explain(answer, graph, rng, banned, 2, 3, things_first=things_first)
+            assert other is None or not banned & set(constants(other))
+
+
+def test_with_things_first_few_explanations_begin_with_a_number(world):
+    graph, named = world.graph, {}
+    for things_first in (False, True):
+        rng, found = random.Random(3), []
+        for title in [answer for answer, _ in starts(graph, 40, 3)] * 5:
+            query = explain(title, graph, rng, frozenset((title,)), 2, 3, 1, things_first)
+            found += constants(query)[:1] if query else []
+        named[things_first] = sum(map(is_number, found)) / len(found)
+    assert named[True] < named[False] / 2  # some titles have little but numbers
 
 
 def test_layer_wise_expansion_as_in_webshaper(world):

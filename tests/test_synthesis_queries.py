@@ -31,6 +31,7 @@ from drlib.synthesis.queries import (
     subqueries,
     substitute,
     to_text,
+    unfolded,
     walk,
 )
 from drlib.synthesis.sql_engine import SqlEngine
@@ -357,7 +358,8 @@ def test_parts_of_a_query():
     assert substitute(query, "A", Proj("t", "C")) == And(
         (Proj("r", Proj("s", Proj("t", "C"))), Diff(Range("age", 1, 2), "B"))
     )
-    assert substitute(query, "C", "D") == query
+    assert substitute(query, "C", "D") is query and unfolded(query) is query
+    assert substitute(query, "A", "E").parts[1] is query.parts[1]  # what stays is not made again
 
 
 def test_numbers():

@@ -34,7 +34,7 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
-    numbers,
+    is_number,
     rebuilt,
     subqueries,
     unfolded,
@@ -138,7 +138,7 @@ def coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> int:
     """How many conditions of `query` hang on a number that two things happen to share: "whose
     currency began in the year in which that of Peru ended". `ask` gives the answers of a query."""
     return sum(
-        isinstance(part, Proj) and not _is_constant(part.of) and bool(numbers(ask(part.of)))
+        isinstance(part, Proj) and not _is_constant(part.of) and any(map(is_number, ask(part.of)))
         for part in walk(unfolded(query))
     )
 

@@ -257,17 +257,26 @@ def kind_of_page(title: str, graph: Graph) -> str:
 
 @lru_cache(maxsize=4096)
 def _singular(words: str) -> str:
-    return _english().singular_noun(words) or words
+    return english().singular_noun(words) or words
 
 
 def _article(noun: str) -> str:
-    return _english().a(noun) if noun else ""
+    return english().a(noun) if noun else ""
 
 
 @cache
-def _english():
-    import inflect  # two seconds, which programs that word nothing do not have to wait for
+def english():
+    """inflect's engine. At its import every method is compiled once more, to check the types of its
+    arguments in each call: two seconds, and five times the work afterwards, of which nothing is
+    needed here. So the decorator that does it does nothing meanwhile."""
+    import typeguard
 
+    decorator = typeguard.typechecked
+    typeguard.typechecked = lambda checked: checked
+    try:
+        import inflect
+    finally:
+        typeguard.typechecked = decorator
     return inflect.engine()
 
 

@@ -12,7 +12,7 @@ nothing, and another may.
 
 import random
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from drlib.synthesis.checks import constant_edges, without_one
 from drlib.synthesis.giveaways import tells
@@ -72,6 +72,34 @@ def known_by(title: str, graph: Graph) -> tuple[KnownFact, ...]:
     return tuple(rng.sample(found, min(MAX_KNOWN, len(found))))
 
 
+class _Clues(NamedTuple):
+    """`known_by` a title: the conditions, the constants in them, and by each a power of its chance
+    to come first (`_things_first`)."""
+
+    rows: tuple[KnownFact, ...]
+    names: frozenset[str]
+    powers: tuple[float, ...]
+
+
+@lru_cache(maxsize=1 << 15)
+def _clues(title: str, graph: Graph) -> _Clues:
+    rows = known_by(title, graph)
+    names = [part.of for part, _ in rows]
+    powers = tuple(1 / NUMBER_WEIGHT if is_number(name) else 1.0 for name in names)
+    return _Clues(rows, frozenset(names), powers)
+
+
+def _without(clues: _Clues, banned: frozenset[str]) -> _Clues:
+    """Those of `clues` that name nothing that is `banned`."""
+    if clues.names.isdisjoint(banned):  # mostly
+        return clues
+    kept = [i for i, (part, _) in enumerate(clues.rows) if part.of not in banned]
+    rows, powers = clues.rows, clues.powers
+    return _Clues(
+        tuple([rows[i] for i in kept]), clues.names - banned, tuple([powers[i] for i in kept])
+    )
+
+
 def can_be_asked_for(title: str, graph: Graph) -> bool:
     """Whether several conditions together, and none alone, tell `title` from all else."""
     sets = [fulfil for _, fulfil in known_by(title, graph) if len(fulfil) > 1]
@@ -91,11 +119,11 @@ def explain(
     """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
     none alone. `banned` constants are not used; `things_first`: numbers hardly ever (what has an
     equal year has little else in common). None: this draw found none."""
-    options = [row for row in known_by(title, graph) if row[0].of not in banned]
+    options = _without(_clues(title, graph), banned)
     if things_first:
         tried = _things_first(options, rng)
     else:
-        tried = rng.sample(options, min(len(options), MAX_OPTIONS))
+        tried = rng.sample(options.rows, min(len(options.rows), MAX_OPTIONS))
     chosen: list[KnownFact] = []
     left = None  # what fulfils all of `chosen`
     for part, fulfil in tried:
@@ -113,13 +141,13 @@ def explain(
     return None
 
 
-def _things_first(options: list[KnownFact], rng: random.Random) -> list[KnownFact]:
-    """`MAX_OPTIONS` of `options` in a random order in which each number has a small weight (the
-    weighted sample of Efraimidis and Spirakis, 2006)."""
+def _things_first(options: _Clues, rng: random.Random) -> list[KnownFact]:
+    """`MAX_OPTIONS` of the conditions in a random order in which each number has a small weight
+    (the weighted sample of Efraimidis and Spirakis, 2006)."""
     drawn = rng.random
-    places = [-(drawn() ** (1 / NUMBER_WEIGHT if is_number(row[0].of) else 1)) for row in options]
-    order = sorted(range(len(options)), key=places.__getitem__)
-    return [options[i] for i in order[:MAX_OPTIONS]]
+    places = [-(drawn() ** power) for power in options.powers]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return [options.rows[i] for i in order[:MAX_OPTIONS]]
 
 
 def _joined(rows: list[KnownFact]) -> Query:
@@ -211,6 +239,8 @@ def _told(
     answers = evaluate_query(query, graph)
 
     def keeps_the_answer(part: Query) -> bool:
+        if evaluate_query(part, graph) == {name}:
+            return True
         return evaluate_query(substitute(query, name, part), graph) == answers
 
     for least, few in rng.choice(WAYS):

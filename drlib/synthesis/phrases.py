@@ -16,7 +16,7 @@ Articles and plurals are inflect's. Left out: languages other than English.
 
 import re
 from collections.abc import Mapping
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ import yaml
 from drlib.synthesis.derived import (
     OVER,
     PERSONS,
+    english,
     forms_by_name,
     in_the_past,
     kind_of_page,
@@ -352,13 +353,6 @@ class Phrasebook:
         return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
 
 
-@cache
-def _english():
-    import inflect  # two seconds, which programs that word nothing do not have to wait for
-
-    return inflect.engine()
-
-
 def pronoun(noun: str) -> str:
     """The word that joins a clause to `noun`: who or that."""
     return "who " if noun in PERSONS else "that "
@@ -374,16 +368,16 @@ def of_several(clause: str) -> str:
 @lru_cache(maxsize=4096)
 def with_article(noun: str) -> str:
     """`noun` with "a" or "an" before it."""
-    return _english().a(noun)
+    return english().a(noun)
 
 
 @lru_cache(maxsize=4096)
 def singular(noun: str) -> str:
     """`currencies` -> `currency`; a word that is no plural stays as it is."""
-    return _english().singular_noun(noun) or noun
+    return english().singular_noun(noun) or noun
 
 
 @lru_cache(maxsize=4096)
 def plural(noun: str) -> str:
     """`currency` -> `currencies`; of "class or exception" both."""
-    return " or ".join(_english().plural_noun(word) or word for word in noun.split(" or "))
+    return " or ".join(english().plural_noun(word) or word for word in noun.split(" or "))

@@ -23,6 +23,7 @@ repetition: `canonical` does not know that R(A) and R(B) together are R(A and B 
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -223,24 +224,29 @@ def subqueries(query: Query) -> tuple[Query, ...]:
 
 
 def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
-    """`query` with `change` done to each query that stands directly inside it."""
+    """`query` with `change` done to each query that stands directly inside it; `query` itself, this
+    very object, where that leaves all of them as they are."""
     if type(query) is Proj:  # nearly all of them
-        return Proj(query.relation, change(query.of))
-    inside = tuple([change(part) for part in subqueries(query)])
+        of = change(query.of)
+        return query if of is query.of else Proj(query.relation, of)
+    parts = subqueries(query)
+    inside = tuple([change(part) for part in parts])
+    if all(map(operator.is_, inside, parts)):
+        return query
     if isinstance(query, And | Or):
         return type(query)(inside)
     if isinstance(query, Diff):
         return Diff(*inside)
     if isinstance(query, Exists):
         return Exists(query.name, *inside)
-    return replace(query, of=inside[0]) if inside else query
+    return replace(query, of=inside[0])
 
 
 def substitute(query: Query, old: Query, new: Query) -> Query:
     """`query` with every `old` in it replaced by `new`."""
-    if query == old:
+    if type(query) is type(old) and query == old:
         return new
-    if not subqueries(query):
+    if type(query) is str:  # half of all parts
         return query
     return rebuilt(query, lambda part: substitute(part, old, new))
 
@@ -251,13 +257,14 @@ def walk(query: Query) -> Iterator[Query]:
     while waiting:
         part = waiting.pop()
         yield part
-        waiting += reversed(subqueries(part))
+        if type(part) is not str:  # half of all parts
+            waiting += reversed(subqueries(part))
 
 
 def closed_parts(query: Query) -> list[Query]:
     """Those of `walk` that can be asked alone: no variable in them is bound outside of them."""
     parts = list(walk(query))
-    if not any(type(part) is Exists for part in parts):
+    if Exists not in map(type, parts):
         return parts
     return [part for part in parts if not free_variables(part)]
 
@@ -274,7 +281,9 @@ def constants(query: Query) -> list[str]:
 def depth(query: Query) -> int:
     """The longest chain of projections down to a constant: how many look-ups follow each other."""
     kind = type(query)
-    if kind is Proj:  # nearly all of them
+    if kind is str:
+        return 0
+    if kind is Proj:  # nearly all others
         return 1 + depth(query.of)
     if kind is Exists:
         return max(depth(query.among), depth(unfolded(query)))
@@ -283,6 +292,8 @@ def depth(query: Query) -> int:
 
 def canonical(query: Query) -> Query:
     """One form for queries that differ in the order, nesting or repetition of their parts."""
+    if type(query) is str:
+        return query
     query = rebuilt(query, canonical)
     if not isinstance(query, And | Or):
         return query

@@ -28,13 +28,7 @@ from drlib.synthesis.queries import (
     Var,
     in_one_form,
 )
-from drlib.synthesis.sentences import (
-    CHOSEN,
-    FIRST,
-    LAST,
-    NEXT,
-    ORDINALS,
-)
+from drlib.synthesis.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS
 from drlib.worlds.graph import Graph
 
 Reading = tuple[Query, int]  # what was read, and where it ends
@@ -72,10 +66,15 @@ class Grammar:
             for noun, name in ((phrase.owned, relation), (phrase.owner, f"{relation} of")):
                 for form in (noun, plural(noun)) if noun else ():
                     self.relations[form].append(name)
-        self.nouns = sorted(
-            {form for noun in book.nouns for form in (noun, plural(noun))},
-            key=lambda noun: (-len(noun), noun),
-        )
+        nouns = {form for noun in book.nouns for form in (noun, plural(noun))}
+        self.nouns: dict[str, list[str]] = defaultdict(list)  # with their space, the longest first
+        for noun in sorted(nouns, key=lambda noun: (-len(noun), noun)):
+            self.nouns[noun.split(" ", 1)[0]].append(f"{noun} ")
+        self.ranks = [
+            (f"with the {rank} {phrase.label} among ", relation, bool(most))
+            for relation, phrase in book.phrases.items()
+            for most, rank in enumerate(ranks_of(phrase.label))
+        ]
 
     def _add(self, relation: str, phrase) -> None:
         back = f"{relation} of"
@@ -192,8 +191,8 @@ class _Reader:
 
     def _after_noun(self, at: int) -> list[int]:
         """The places after each noun that stands here, and its space."""
-        nouns = self.grammar.nouns
-        return [at + len(n) + 1 for n in nouns if self.text.startswith(f"{n} ", at)]
+        nouns = self.grammar.nouns.get(self._word(at), ())
+        return [at + len(noun) for noun in nouns if self.text.startswith(noun, at)]
 
     def _of(self, start: int, end: int) -> list[Reading]:
         """ "harbour of the boat": a noun that is a relation's name stands from `start` to `end`."""
@@ -337,12 +336,10 @@ class _Reader:
 
     def _extreme(self, at: int) -> list[Reading]:
         found = []
-        for relation, phrase in self.grammar.book.phrases.items():
-            for most, rank in enumerate(ranks_of(phrase.label)):
-                words = f"with the {rank} {phrase.label} among "
-                if self.text.startswith(words, at):
-                    groups = self.group(at + len(words), "the ")
-                    found += [(Extreme(relation, q, bool(most)), end) for q, end in groups]
+        for words, relation, most in self.grammar.ranks:
+            if self.text.startswith(words, at):
+                groups = self.group(at + len(words), "the ")
+                found += [(Extreme(relation, query, most), end) for query, end in groups]
         return found
 
     def group(self, at: int, article: str) -> list[Reading]:
