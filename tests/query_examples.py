@@ -5,6 +5,7 @@ entity whether it fits, where they compute sets. `answers` asks this of every no
 """
 
 import random
+from functools import lru_cache
 
 from drlib.synthesis.queries import (
     And,
@@ -81,8 +82,7 @@ def satisfies(title, query, graph):
             return title in graph.nodes
         case Exists(name, among, of):
             return any(
-                satisfies(chosen, among, graph) and satisfies(title, bound(of, name, chosen), graph)
-                for chosen in graph.nodes
+                satisfies(title, bound(of, name, chosen), graph) for chosen in answers(among, graph)
             )
     raise TypeError(query)
 
@@ -91,8 +91,9 @@ def _numbers(title, relation, graph):
     return [int(v) for v in graph.values(title, relation) if v.isdigit()]
 
 
+@lru_cache(maxsize=1 << 10)
 def answers(query, graph):
-    return {title for title in graph.nodes if satisfies(title, query, graph)}
+    return frozenset(title for title in graph.nodes if satisfies(title, query, graph))
 
 
 def explain(title, graph, rng, depth, width=2):
