@@ -119,6 +119,16 @@ def test_a_call_whose_arguments_are_no_json_is_a_format_error():
         text_of({"content": None})
 
 
+def test_a_thought_that_was_cut_and_a_refusal_are_what_was_said(toolbox):
+    assert text_of({"content": None, "reasoning": " I need "}) == "<think>I need"
+    assert text_of({"content": "", "reasoning": "Done."}) == "<think>Done.</think>"
+    assert text_of({"content": None, "refusal": "I cannot."}) == "I cannot."
+    with Scripted(lambda messages: {"content": None, "reasoning": "I need"}) as server:
+        (done,) = ReAct(engine_of(server), toolbox, limits=Limits(calls=0)).run([task()])
+        assert server.asked == 1  # a fault would be tried again
+    assert done.messages[-1]["content"] == "<think>I need" and not done.answer
+
+
 def test_what_a_model_says_behind_its_first_action_is_not_kept(toolbox):
     """It could not know yet: two calls at once, or a call with its answer."""
 

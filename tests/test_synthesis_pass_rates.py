@@ -91,6 +91,17 @@ def test_agents_closed_book_and_with_tools_are_rated_and_gated(tmp_path):
         assert server.asked == asked + 6  # another question is tried anew
 
 
+def test_who_only_thinks_or_refuses_has_answered_nothing(tmp_path):
+    """It is no fault of the server, which would cost more tries and end the asking."""
+    for part in ("reasoning", "reasoning_content", "refusal"):
+        with Scripted(lambda messages, part=part: {"content": None, part: "Hm"}) as server:
+            endpoint = ChatEndpoint(server.url, "scripted", timeout_s=20)
+            replies = Replies(endpoint, tmp_path / f"{part}.jsonl", calls=30, pause_s=0.01)
+            assert pass_rates(TASKS, by_heart(replies), 2) == [0.0] * len(TASKS)
+            assert server.asked == replies.spent_calls == 2 * len(TASKS)
+            assert replies.ask([{"role": "user", "content": "?"}]) == ("", "")
+
+
 def test_by_heart_asks_the_question_alone_once_a_seed(tmp_path):
     with Scripted(researcher) as server:
         server.keep = True

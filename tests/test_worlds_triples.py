@@ -85,6 +85,7 @@ BROKEN = [
     ("Ada Lovelace", "of", "first program", "Ada Lovelace wrote the first program"),
     ("", "work", "first program", "Ada Lovelace wrote the first program"),
     ("Ada Lovelace", "x" * 100, "first program", "Ada Lovelace wrote the first program"),
+    ("Ada Lovelace", "work", "Ada Lovelace", "Ada Lovelace wrote the first program"),
     ("Ada Lovelace", 7, "first program", "Ada Lovelace wrote the first program"),
     {"subject": "Ada Lovelace"},
     "Ada Lovelace",

@@ -42,7 +42,9 @@ class ApiEngine(Engine):
         pause_s: before the second try; doubled each time, up to 30 s, by up to half at random.
         tools: functions (`Tool.function`), for a server that calls tools by its own means.
         prices: of a million tokens read and of a million tokens said.
-        options: of every request, such as `{"extra_body": {"top_k": 20}}`.
+        options: of every request, such as `{"extra_body": {"top_k": 20}}`. vLLM leaves special
+            tokens out of what it says: a model whose tags are some, as those of the tour's policy
+            are, needs `{"extra_body": {"skip_special_tokens": False}}`.
     """
 
     reads = "messages"
@@ -206,16 +208,22 @@ def until_it_comes(
 
 
 def text_of(message: dict) -> str:
-    """A server's message as one text: its reasoning as a thought, its calls as `<tool_call>`.
-    TypeError: it has neither text nor a call."""
+    """A server's message as one text: its reasoning as a thought, its calls as `<tool_call>`, a
+    refusal as what it says. TypeError: it has none of these."""
     thought = message.get("reasoning_content") or message.get("reasoning")
     text = message.get("content")
-    calls = message.get("tool_calls")
-    if not isinstance(text, str) and not calls:
+    if text is None:
+        text = message.get("refusal")
+    calls = message.get("tool_calls") or ()
+    has_thought = isinstance(thought, str) and thought
+    has_more = isinstance(text, str) or calls
+    if not has_thought and not has_more:
         raise TypeError("the message has no content")
-    said = f"<think>{thought.strip()}</think>" if isinstance(thought, str) and thought else ""
+    said = f"<think>{thought.strip()}" if has_thought else ""
+    if has_thought and has_more:  # otherwise the thought was cut
+        said += "</think>"
     said += text or ""
-    for call in calls or ():
+    for call in calls:
         function = call["function"]
         try:
             said += render_call(function["name"], json.loads(function["arguments"]))

@@ -32,11 +32,14 @@ MAX_FAILED = 5  # prompts in a row, until no other is asked about
 LONGEST_PAUSE_S = 30.0
 OF_ONE_PROMPT = (400, 413, 422)  # statuses that say nothing about the next prompt
 FRAME = 32  # tokens that a chat template adds to a message, at most
+# what a message has in the place of a content: a thought that came to no end, or a refusal
+UNSAID = ("reasoning", "reasoning_content", "refusal")
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 class Reply(NamedTuple):
-    """What the model says; `failed`: why there is no reply, "" where there is one."""
+    """What the model says, "" also where it only thought or refused; `failed`: why there is no
+    reply, "" where there is one."""
 
     text: str
     failed: str = ""
@@ -194,7 +197,10 @@ def _most_tokens(asked: dict) -> int:
 def _read(reply: dict | None, most: int) -> tuple[str, int]:
     """(text, tokens) of a chat completion. EndpointError: it is none; another try may go well."""
     try:
-        text = reply["choices"][0]["message"]["content"]
+        message = reply["choices"][0]["message"]
+        text = message.get("content")
+        if text is None and any(isinstance(message.get(part), str) for part in UNSAID):
+            text = ""
         usage = reply.get("usage") or {}
         used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
     except (LookupError, TypeError, AttributeError):

@@ -142,8 +142,10 @@ class Endpoint:
 
 
 def _is_triple(parts: list) -> bool:
-    """Whether subject, relation, object and evidence are texts that can be kept."""
+    """Whether subject, relation, object and evidence are texts that can be kept, of two things."""
     if not all(isinstance(part, str) and one_line(part) for part in parts):
+        return False
+    if one_line(parts[0]) == one_line(parts[2]):
         return False
     return max(map(len, parts[:3])) <= LONGEST_PART and relation_name(parts[1]) != ""
 
