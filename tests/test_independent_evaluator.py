@@ -17,9 +17,9 @@ from query_examples import any_query, small_graph
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.queries import evaluate_query, to_text
 from drlib.synthesis.sql_engine import SqlEngine
-from drlib.worlds import load_world
 from tests import independent_evaluator
 from tests.independent_evaluator import RawFacts, look_ups, told_by
+from tests.shared_worlds import shared_world
 
 FACTS = [
     ("Ada", "team", "Blue"),
@@ -136,7 +136,7 @@ def test_it_agrees_with_both_engines_on_random_queries():
 
 @cache
 def world_and_facts(name):
-    world = load_world(name)
+    world = shared_world(name)
     return world, RawFacts(world.graph.facts)
 
 

@@ -23,6 +23,7 @@ from drlib.synthesis.wording import says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from tests.folder_examples import guild_folder
+from tests.shared_worlds import shared_world
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def wish():
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 # -------------------------------------------------------------------------------------- draws

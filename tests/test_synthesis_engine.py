@@ -31,13 +31,14 @@ from drlib.synthesis.queries import (
 from drlib.synthesis.sql_engine import SqlEngine
 from drlib.worlds import Graph, Node, fictional_world, load_world
 from drlib.worlds.fictional import Names
+from tests.shared_worlds import shared_world
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def world():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from drlib.synthesis.escalation import ASKED_BEFORE, NO_UPGRADE, TOO_EASY, escal
 from drlib.synthesis.queries import evaluate_query, from_text, in_one_form
 from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.task import Task
-from drlib.worlds import load_world
+from tests.shared_worlds import shared_world
 
 
 @pytest.fixture(scope="module")
 def world():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")

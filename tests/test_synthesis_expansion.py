@@ -20,12 +20,12 @@ from drlib.synthesis.expansion import (
 )
 from drlib.synthesis.queries import constants, depth, evaluate_query, is_number, walk
 from drlib.synthesis.sql_engine import SqlEngine
-from drlib.worlds import load_world
+from tests.shared_worlds import shared_world
 
 
 @pytest.fixture(scope="module")
 def world():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 def starts(graph, n, seed):

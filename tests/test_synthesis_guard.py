@@ -13,9 +13,9 @@ from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, 
 from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.rewriting import hidden_names
 from drlib.synthesis.sentences import say
-from drlib.worlds import load_world
 from tests.benchmarks.make_paraphrases import FIRST_MEASURED, HELD_OUT, by_hand, refusal
 from tests.paraphrase_changes import paraphrases, tasks_of
+from tests.shared_worlds import shared_world
 
 EURO, FRENCH = Proj("currency of", "Euro"), Proj("official language of", "French")
 TOGO = Proj("currency of", Proj("currency", "Togo"))
@@ -28,7 +28,7 @@ BASE = Proj("subclass", Proj("subclass of", "socketserver.TCPServer"))
 
 @cache
 def world(name="cldr"):
-    return load_world(name)
+    return shared_world(name)
 
 
 @cache

@@ -47,8 +47,8 @@ from drlib.synthesis.solver import Solver
 from drlib.synthesis.sql_engine import SqlEngine
 from drlib.synthesis.wording import render_question
 from drlib.tools import Toolbox
-from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
 
 ASKED = Var("?")
 X, Y = Var("X"), Var("Y")
@@ -265,7 +265,7 @@ def test_what_is_chosen_among_must_be_needed():
 @pytest.fixture(scope="module")
 def cyclic():
     """Cyclic questions of a public world, with their answers."""
-    world, rng, found = load_world("cldr"), random.Random("joins"), []
+    world, rng, found = shared_world("cldr"), random.Random("joins"), []
     while len(found) < 6:
         subgraph = dense_subgraph(world.graph, rng)
         for focus in focuses(subgraph, 12, rng):

@@ -40,12 +40,12 @@ from drlib.synthesis.queries import (
 )
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.worlds import load_world
+from tests.shared_worlds import shared_world
 
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")

@@ -32,16 +32,16 @@ from drlib.synthesis.read_back import (
     read_question,
 )
 from drlib.synthesis.sentences import STYLES, say, span
-from drlib.worlds import load_world
 from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
 
 SMALL = Grammar(Phrasebook(small_graph()))
 
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ def test_articles_and_plurals():
 
 @pytest.mark.parametrize("name, n", [("cldr", 150), ("pydocs", 40)])
 def test_every_question_is_read_back_in_every_style(name, n):
-    world = load_world(name)
+    world = shared_world(name)
     grammar = grammar_of(world.graph, world.scheme)
     for task in synthesize_questions(world, n, 3):
         query = from_text(task.query)
@@ -368,7 +368,7 @@ def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
     ],
 )
 def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
-    library = load_world("pydocs")
+    library = shared_world("pydocs")
     grammar = grammar_of(library.graph, library.scheme)
     query = Proj("raised exception of", Proj(relation, name))
     text = say(query, grammar.book)
@@ -378,7 +378,7 @@ def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
 
 @pytest.mark.parametrize("name", ["cldr", "pydocs"])
 def test_every_form_of_every_phrase_is_read_back(name):
-    world = load_world(name)
+    world = shared_world(name)
     grammar = grammar_of(world.graph, world.scheme)
     for relation in grammar.book.phrases:
         rows = world.graph.adjacent[relation]
@@ -392,7 +392,7 @@ def test_every_form_of_every_phrase_is_read_back(name):
 
 
 def test_a_verb_agrees_with_its_noun():
-    library = load_world("pydocs")
+    library = shared_world("pydocs")
     grammar = grammar_of(library.graph, library.scheme)
     query = Count(Proj("raised exception of", "aifc.Error"))
     for style in STYLES:

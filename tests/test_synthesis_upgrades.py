@@ -25,12 +25,13 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.upgrades import OPERATORS, upgrade_rounds
-from drlib.worlds import Graph, Node, load_world
+from drlib.worlds import Graph, Node
+from tests.shared_worlds import shared_world
 
 
 @pytest.fixture(scope="module")
 def world():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")

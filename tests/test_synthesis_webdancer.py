@@ -13,13 +13,14 @@ from drlib.synthesis.wording import TEMPLATES, render_question, says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.world import Page
+from tests.shared_worlds import shared_world
 
 SMALL = small_graph()
 
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 # ---------------------------------------------------------------------------------------- E2HQA

@@ -37,13 +37,14 @@ from drlib.synthesis.read_back import Grammar, grammar_of, read_question
 from drlib.synthesis.wording import render_question, says
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
 
 SMALL = small_graph()
 
 
 @pytest.fixture(scope="module")
 def cldr():
-    return load_world("cldr")
+    return shared_world("cldr")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from drlib.synthesis.queries import (
 )
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
 
 
 def cut(graph, gone):
@@ -42,7 +43,7 @@ def cut(graph, gone):
 
 @pytest.fixture(scope="module")
 def graph():
-    return load_world("cldr").graph
+    return shared_world("cldr").graph
 
 
 @pytest.fixture(scope="module")

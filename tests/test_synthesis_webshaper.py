@@ -35,8 +35,8 @@ from drlib.synthesis.queries import (
     substitute,
     walk,
 )
-from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
 
 SMALL = small_graph()
 X = Var("X")
@@ -290,12 +290,12 @@ def test_merging_keeps_the_answers_of_any_query_that_can_be_written():
 
 @pytest.fixture(scope="module")
 def graph():
-    return load_world("cldr").graph
+    return shared_world("cldr").graph
 
 
 @pytest.fixture(scope="module")
 def seeds(graph):
-    tasks = synthesize_questions(load_world("cldr"), 120, 5, depth=2)
+    tasks = synthesize_questions(shared_world("cldr"), 120, 5, depth=2)
     queries = [from_text(task.query) for task in tasks]
     plain = Proj | And | str
     return [q for q in queries if all(isinstance(part, plain) for part in walk(q))][:60]
