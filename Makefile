@@ -18,8 +18,10 @@ PY := .venv/bin/python
 # does not survive being moved), so set-up is done again when one of them changes, and only then.
 STAMP := .venv/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
 
-# An unrelated environment must not leak in; a set MPLBACKEND would break the notebooks' figures.
-ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND;
+# An unrelated environment must not leak in; a set MPLBACKEND would break the notebooks' figures, and
+# without bytecode each of the hundreds of processes that tests start compiles the library again.
+ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND \
+  PYTHONDONTWRITEBYTECODE;
 # The pins were verified with this version of Python, and soupsieve refuses its first patches.
 IS_RIGHT := -c 'import sys; v = sys.version_info; \
   sys.exit("%d.%d" % v[:2] != "$(VERSION)" or v[2] < $(PATCH))'

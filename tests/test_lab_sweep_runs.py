@@ -35,10 +35,11 @@ def away():
         raise OSError("the judge is away")
     return reward
 """
+STEPS = 3  # the sweep is killed after the first
 SMALL = {
     "plugins": "away_judge",
     "processes": 1,
-    "rl_steps": 5,
+    "rl_steps": STEPS,
     "rl_questions": 4,
     "rl_group": 4,
     "rl_warmup_steps": 0,
@@ -145,7 +146,7 @@ def test_what_is_finished_is_not_trained_again(swept):
 
 def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept):
     rows = read_metrics(swept.folder("rl", *CUT))
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     assert rows[0] == swept.first_row  # its seconds too: the step was not taken again
 
 
@@ -187,7 +188,7 @@ def test_the_table_is_of_the_runs_in_the_runs_folder(swept):
         trained = [read_metrics(swept.folder("rl", name, seed)) for seed in (0, 1)]
         steps = [row for rows in trained for row in rows]
         cost = arms[name]["cost"]
-        assert cost["rollouts"] == 5 * 16
+        assert cost["rollouts"] == STEPS * 16
         made = sum(row["generated"] * 16 for row in steps) / 2
         assert cost["generated_tokens"] == pytest.approx(made, abs=0.1)
         assert cost["seconds"] == pytest.approx(sum(r["seconds"] for r in steps) / 2, abs=0.1)
@@ -199,7 +200,7 @@ def test_rows_curves_and_rollouts_are_kept_beside_it(swept):
     assert results.seeds == [0, 1] and results.stages == ["rl"]
     for seed in (0, 1):
         folder = swept.out / "results" / "frozen"
-        assert len(read_json_lines(folder / f"seed{seed}_rl.jsonl")) == 5
+        assert len(read_json_lines(folder / f"seed{seed}_rl.jsonl")) == STEPS
         assert load_trajectories(folder / f"seed{seed}_greedy.parquet")
     assert (swept.out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert not (swept.out / "results" / "broken").exists()
