@@ -32,7 +32,6 @@ from drlib.worlds.triples import OWN
 MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
 PLAIN_MISSES = 400  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
-_OPERATOR_NAMES = sorted(OPERATORS)
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
 COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
@@ -232,7 +231,7 @@ def _draw_query(
     """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
     found none)."""
     graph, strict = rules.graph, rules.strict
-    names = rng.sample(_OPERATOR_NAMES, rng.choice(UPGRADE_COUNTS))
+    names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     query = draft(answer, graph, rng, max(2, hops - bool(names)), rules.width, strict)
     if query is None:
         return None, "no draft"

@@ -239,7 +239,7 @@ def _told(
     answers = evaluate_query(query, graph)
 
     def keeps_the_answer(part: Query) -> bool:
-        if evaluate_query(part, graph) == {name}:
+        if evaluate_query(part, graph) == {name}:  # it is another word for the same
             return True
         return evaluate_query(substitute(query, name, part), graph) == answers
 
