@@ -180,4 +180,42 @@ MUTANTS = [
         (f"{USERS}::test_the_setting_s_samples_ask",),
         "an ablation would compare a thing with itself",
     ),
+    Mutant(
+        "replies: a thought without an end is a fault of the server",
+        "drlib/synthesis/replies.py",
+        "        if text is None and any(",
+        "        if text == 0 and any(",
+        (
+            "tests/test_synthesis_pass_rates.py::"
+            "test_who_only_thinks_or_refuses_has_answered_nothing",
+        ),
+        "five cut thoughts end the asking, each at five times its price",
+    ),
+    Mutant(
+        "api: a thought without an end is a fault of the server",
+        "drlib/policy/api.py",
+        "    if not has_thought and not has_more:\n",
+        "    if not has_more:\n",
+        ("tests/test_policy_api.py::test_a_thought_that_was_cut_and_a_refusal_are_what_was_said",),
+        "an attempt that thought too long is not judged",
+    ),
+    Mutant(
+        "triples: a server that never answered is asked ahead",
+        "drlib/worlds/triples.py",
+        "ahead=self._answers)",
+        "ahead=True)",
+        ("tests/test_worlds_triples.py::test_a_server_that_refuses_is_asked_few_times",),
+        "a wrong key costs as many requests as there are files",
+    ),
+    Mutant(
+        "triples: one file after the other",
+        "drlib/worlds/triples.py",
+        "ahead=self._answers)",
+        "ahead=False)",
+        (
+            "tests/test_worlds_triples.py::"
+            "test_small_files_are_asked_about_at_the_same_time_and_each_once",
+        ),
+        "a thousand notes take a thousand replies' time",
+    ),
 ]

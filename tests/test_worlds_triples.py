@@ -1,5 +1,7 @@
 """Triples of a model: a real server on loopback that answers rightly, lies, hangs and breaks."""
 
+import itertools
+import threading
 import time
 
 import pytest
@@ -190,6 +192,46 @@ def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
     assert len(skipped) == 7 and len(world) == 7
     assert sum("ConnectError" in why for why in skipped.values()) == triples.MAX_FAILED_FILES
     assert sum("failed 3 times in a row" in why for why in skipped.values()) == 4
+
+
+def test_small_files_are_asked_about_at_the_same_time_and_each_once(place, model):
+    """As many as there are workers; what is found is what one after the other would find."""
+    for i in range(30):
+        (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
+    lock, running, most = threading.Lock(), 0, 0
+
+    def slowly(text):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return right(text)
+
+    model.replies = slowly
+    world = load(place, model)
+    assert triples.WORKERS // 2 < most <= triples.WORKERS
+    assert len(model.seen) == len({row[3] for row in model.seen}) == 32
+    pages = world.graph.values("Ada Lovelace", "mentioned in")
+    assert pages == {"ada.txt", *(f"{i:02}.txt" for i in range(30))}
+
+
+def test_a_server_that_refuses_is_asked_few_times(place, model):
+    for i in range(78):
+        (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
+    model.replies = lambda text: 401
+    assert len(load(place, model).changes.skipped) == 80
+    assert len(model.seen) == triples.MAX_FAILED_FILES
+    model.seen.clear()
+    numbers = itertools.count()
+    model.replies = lambda text: right(text) if next(numbers) < 5 else 401
+    skipped = load(place, model).changes.skipped
+    # those that were under way when it began to refuse are named with what the server said
+    assert 5 + triples.MAX_FAILED_FILES <= len(model.seen) <= 5 + 2 * triples.AHEAD
+    assert sum("401" in why for why in skipped.values()) == len(model.seen) - 5
+    assert len(skipped) == 80 - 5
 
 
 def test_one_changed_file_is_asked_about_again_and_nothing_else(place, model, tmp_path):

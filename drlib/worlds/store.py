@@ -134,11 +134,17 @@ class Store:
         self._db: sqlite3.Connection | None = None
         self._ranking: Ranking | None = None  # of the state that is shown
 
-    def update(self, stamps: Mapping[str, str], read: Callable[[str], Part]) -> Changes:
+    def update(
+        self,
+        stamps: Mapping[str, str],
+        read: Callable[[str], Part],
+        expect: Callable[[list[str]], None] | None = None,
+    ) -> Changes:
         """Make the sources those of `stamps`: `read` each that is new or has another stamp, and
         then, if there are any, those of stamp "", which are made of the others. All or nothing:
         whatever `read` raises, but for `Skip`, leaves the old state and is raised. What was skipped
-        is tried again each time. The file is made only here."""
+        is tried again each time. The file is made only here. `expect` is told before the first is
+        read which ones will be, in their order."""
         with self._lock, self._damage():
             self._db = self._db or self._open()
             self._ranking = None
@@ -149,7 +155,7 @@ class Store:
             if any(due) or skipped or not pages:
                 self._begin("BEGIN IMMEDIATE")
                 with self._db:
-                    due = self._change(stamps, read)
+                    due = self._change(stamps, read, expect)
                 # the file alone is complete then, unless a reader still needs its old state
                 self._db.execute("PRAGMA wal_checkpoint")
                 self._begin("BEGIN")
@@ -194,7 +200,10 @@ class Store:
         return added, sorted(changed), gone
 
     def _change(
-        self, stamps: Mapping[str, str], read: Callable[[str], Part]
+        self,
+        stamps: Mapping[str, str],
+        read: Callable[[str], Part],
+        expect: Callable[[list[str]], None] | None,
     ) -> tuple[list[str], list[str], list[str]]:
         """`update` inside its transaction; what was due."""
         self._db.execute("DELETE FROM sources WHERE reason NOT NULL")
@@ -204,7 +213,10 @@ class Store:
             stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
             self._remove(source)
         # those of stamp "" last: they are made of the others
-        for source in sorted((*added, *changed), key=lambda source: not stamps[source]):
+        order = sorted((*added, *changed), key=lambda source: not stamps[source])
+        if expect is not None:
+            expect(order)
+        for source in order:
             self._read(source, stamps[source], read)
             stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
         if not self.rows("SELECT 1 FROM documents LIMIT 1"):

@@ -4,16 +4,18 @@ A model of any OpenAI-compatible endpoint is asked for triples with evidence. Ea
 the evidence stands in the chunk letter by letter, and subject and object in the evidence. What is
 not so is dropped and counted. An endpoint that fails (time-out, error, no connection) costs the
 triples of one file, which is named in `Changes.skipped`; after `MAX_FAILED_FILES` in a row no other
-is asked about. The texts themselves are sources of their own and not touched by any of this.
+is asked about. A folder of notes has thousands of small files: once the server has answered, the
+next ones are asked about before their turn. The texts themselves are sources of their own and not
+touched by any of this.
 
 Left out: names of one thing that are written differently.
 """
 
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.worlds.graph import Fact, Node
@@ -22,6 +24,7 @@ from drlib.worlds.store import MORE_FACTS, Document, Part, Skip, Store, one_line
 
 MAX_FAILED_FILES = 3  # in a row, until no other is asked about
 WORKERS = 8  # requests at once
+AHEAD = 16  # files that are asked about before their turn, at most
 LONGEST_PART = 80  # characters of a subject, relation or object
 SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
 KEYS = ("subject", "relation", "object", "evidence")
@@ -66,6 +69,7 @@ class Endpoint:
         self.model = model
         self.counts: Counter[str] = Counter()
         self._failed = 0  # files in a row
+        self._answers = False  # the last request had a reply
         self._chat = ChatEndpoint(url, model, timeout_s=timeout_s, api_key=api_key) if url else None
 
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
@@ -74,33 +78,37 @@ class Endpoint:
         files = {source: stamp for source, stamp in stamps.items() if stamp}
         more = {f"{SOURCE}{source}": f"{stamp} {self.model}" for source, stamp in files.items()}
         more[ENTITIES] = ""
+        asking = _Asking(self._ask, read)
 
         def read_any(source: str) -> Part:
             if source == ENTITIES:
                 return _entity_pages(store)
             if source.startswith(SOURCE):
-                return self._triples(source.removeprefix(SOURCE), read)
+                return self._triples(source, asking)
             return read(source)
 
-        store.update({**stamps, **more}, read_any)
+        try:
+            store.update({**stamps, **more}, read_any, asking.expect)
+        finally:
+            asking.pool.shutdown(cancel_futures=True)
 
-    def _triples(self, source: str, read: Callable[[str], Part]) -> Part:
+    def _triples(self, source: str, asking: "_Asking") -> Part:
         """The quoted triples of a file's chunks, and where each entity is mentioned."""
-        if self._failed >= MAX_FAILED_FILES:
+        if self._failed >= MAX_FAILED_FILES and source not in asking.asked:
             raise Skip(f"not asked about: {self.url} failed {MAX_FAILED_FILES} times in a row")
         try:
-            documents = list(read(source).documents)
-            with ThreadPoolExecutor(WORKERS) as pool:
-                replies = list(pool.map(self._ask, [document.text for document in documents]))
+            replies = asking.replies(source, ahead=self._answers)
         except Skip:  # the file itself, which says so
             return Part()
         except EndpointError as error:
             self._failed += 1
+            self._answers = False
             raise Skip(f"{self.url}: {type(error).__name__}: {error}") from None
         self._failed = 0
+        self._answers = True
         facts: set[Fact] = set()
         nodes: set[Node] = set()
-        for document, reply in zip(documents, replies, strict=True):
+        for document, reply in replies:
             for subject, relation, value in self._quoted(document.text, reply):
                 has_letters = re.search(r"[^\W\d]", value)
                 facts.add((subject, relation, value))
@@ -139,6 +147,43 @@ class Endpoint:
             if is_quote:
                 found.append((one_line(subject), relation_name(relation), one_line(value)))
         return found
+
+
+class _Asking:
+    """What a model says of files: read one by one, asked about `WORKERS` chunks at a time, and
+    some files before their turn."""
+
+    def __init__(self, ask: Callable[[str], object], read: Callable[[str], Part]):
+        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="drlib-triples")
+        self.asked: dict[str, list[tuple[Document, Future]] | Skip] = {}
+        self._ask, self._read = ask, read
+        self._waiting: deque[str] = (
+            deque()
+        )  # those not asked about yet, in the order of their turns
+
+    def expect(self, order: list[str]) -> None:
+        """Before the first turn: the sources that will have one."""
+        self._waiting.extend(source for source in order if source.startswith(SOURCE))
+
+    def replies(self, source: str, ahead: bool) -> list[tuple[Document, object]]:
+        """Each chunk of the file whose turn it is, and what the model says of it. `ahead`: the next
+        files are asked about meanwhile. Skip: the file cannot be read. EndpointError: no reply."""
+        while source not in self.asked:
+            self._begin(self._waiting.popleft())
+        while ahead and self._waiting and len(self.asked) <= AHEAD:
+            self._begin(self._waiting.popleft())
+        asked = self.asked.pop(source)
+        if isinstance(asked, Skip):
+            raise asked
+        return [(document, reply.result()) for document, reply in asked]
+
+    def _begin(self, source: str) -> None:
+        try:
+            documents = list(self._read(source.removeprefix(SOURCE)).documents)
+        except Skip as skip:
+            self.asked[source] = skip
+            return
+        self.asked[source] = [(one, self.pool.submit(self._ask, one.text)) for one in documents]
 
 
 def _is_triple(parts: list) -> bool:
