@@ -62,9 +62,11 @@ def test_an_explanation_is_exact_and_each_condition_is_needed(world):
 
 
 def test_with_things_first_few_explanations_begin_with_a_number(world):
-    graph, named = world.graph, {}
+    graph = world.graph
+    named = {}
     for things_first in (False, True):
-        rng, found = random.Random(3), []
+        rng = random.Random(3)
+        found = []
         for title in [answer for answer, _ in starts(graph, 40, 3)] * 5:
             query = explain(title, graph, rng, frozenset((title,)), 2, 3, 1, things_first)
             found += constants(query)[:1] if query else []

@@ -198,7 +198,8 @@ def test_small_files_are_asked_about_at_the_same_time_and_each_once(place, model
     """As many as there are workers; what is found is what one after the other would find."""
     for i in range(30):
         (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
-    lock, running, most = threading.Lock(), 0, 0
+    lock = threading.Lock()
+    running = most = 0
 
     def slowly(text):
         nonlocal running, most
