@@ -156,10 +156,9 @@ class _Asking:
     def __init__(self, ask: Callable[[str], object], read: Callable[[str], Part]):
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="drlib-triples")
         self.asked: dict[str, list[tuple[Document, Future]] | Skip] = {}
-        self._ask, self._read = ask, read
-        self._waiting: deque[str] = (
-            deque()
-        )  # those not asked about yet, in the order of their turns
+        self._ask = ask
+        self._read = read
+        self._waiting: deque[str] = deque()  # not asked about yet, in the order of their turns
 
     def expect(self, order: list[str]) -> None:
         """Before the first turn: the sources that will have one."""
