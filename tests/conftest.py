@@ -13,9 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import nbval.kernel
 from hypothesis import settings
 
-from drlib.lab.notebooks import kernel_environment
+from drlib.lab.notebooks import NotebookError, kernel_environment, with_a_kernel
+
+START_NEW_KERNEL = nbval.kernel.start_new_kernel
 
 # File of tests -> why nothing may run beside it.
 ALONE = {
@@ -67,9 +70,21 @@ def pytest_configure(config):
         else:
             os.environ[name] = value
     settings.load_profile("drlib")
+    nbval.kernel.start_new_kernel = _start_kernel
     import torch  # after OMP_NUM_THREADS; a plugin may have imported it before
 
     torch.set_num_threads(1)
+
+
+def _start_kernel(**how):
+    """A kernel for nbval, which begins once and throws away what the kernel says at its end."""
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            return with_a_kernel(START_NEW_KERNEL, **how | {"stderr": said})
+        except NotebookError as fault:
+            said.seek(0)
+            fault.add_note(said.read())
+            raise
 
 
 def pytest_collection_modifyitems(items):

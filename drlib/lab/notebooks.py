@@ -30,6 +30,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_S = 600  # of refresh, as under nbval; `run` has none
 SHUTDOWN_S = 30  # a kernel that was interrupted may be waiting for a stage's last checkpoint
+KERNEL_STARTS = 3
 
 
 class NotebookError(RuntimeError):
@@ -162,6 +163,27 @@ def refresh(path: Path) -> bool:
     return True
 
 
+def with_a_kernel(start, *args, **how):
+    """`start(...)`, at most three times where the kernel ends before it has answered at all.
+
+    Jupyter picks five free ports and leaves them to the kernel, which binds them half a second
+    later; whatever takes one in between (another notebook that starts, ranks that meet) ends the
+    kernel with "Address already in use". No cell has run by then, so that nothing runs twice.
+    """
+    for tried in range(1, KERNEL_STARTS + 1):
+        try:
+            return start(*args, **how)
+        except RuntimeError as fault:
+            if "Kernel died before replying" not in str(fault):
+                raise
+            if tried == KERNEL_STARTS:
+                message = (
+                    f"the kernel ended {tried} times before it answered; what it said is above"
+                )
+                raise NotebookError(message) from fault
+            print("the kernel ended before it answered; another is started", file=sys.stderr)
+
+
 def _execute(source: Path, copy: Path, parameters: dict, left: str, **how) -> None:
     """`left` says in the error what a failure has left behind; `how` goes to papermill."""
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -171,7 +193,8 @@ def _execute(source: Path, copy: Path, parameters: dict, left: str, **how) -> No
     # time to stop, and encrypted channels where the installed Jupyter has them
     manager = {"shutdown_wait_time": SHUTDOWN_S, "transport_encryption": "auto"}
     try:
-        execute_notebook(
+        with_a_kernel(
+            execute_notebook,
             source,
             copy,
             parameters,
