@@ -218,4 +218,28 @@ MUTANTS = [
         ),
         "a thousand notes take a thousand replies' time",
     ),
+    Mutant(
+        "triples: what the model said is not kept",
+        "drlib/worlds/triples.py",
+        "        if self._path:\n            with self._lock:",
+        "        if False:\n            with self._lock:",
+        ("tests/test_worlds_triples.py",),
+        "a folder whose first load is interrupted is paid for again",
+    ),
+    Mutant(
+        "triples: one model's words are taken for another's",
+        "drlib/worlds/triples.py",
+        "json.dumps([self.model, asked])",
+        "json.dumps([asked])",
+        ("tests/test_worlds_triples.py",),
+        "a better model is never asked",
+    ),
+    Mutant(
+        "the world's stage keeps nothing that a model said",
+        "drlib/training/data.py",
+        'training_world(config, run.path / "replies.jsonl")',
+        "training_world(config)",
+        ("tests/test_training_worlds.py",),
+        "a stage that was killed asks the whole folder again",
+    ),
 ]

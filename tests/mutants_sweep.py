@@ -213,4 +213,12 @@ MUTANTS = [
         ("tests/test_analysis_sweep.py::test_the_effects_of_many_sweeps_are_in_one_figure",),
         "chance looks like an effect",
     ),
+    Mutant(
+        "notebooks: a kernel whose port was taken is not started again",
+        "drlib/lab/notebooks.py",
+        "KERNEL_STARTS = 3",
+        "KERNEL_STARTS = 1",
+        ("tests/test_lab_kernels.py",),
+        "one run of all notebooks in some hundreds fails for nothing",
+    ),
 ]

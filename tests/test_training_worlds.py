@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_training_worlds.py
 
 import random
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -238,8 +239,14 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
 
     with model_server(replies) as model:
         settings = {"world": f"folder:{notes}", "world_endpoint": model.url}
-        config = Config.load("ci", **settings, world_model="reader")
+        config = Config.load("ci", **settings, world_model="reader", vocabulary=1600)
         world, counts = data.training_world(config)
+        for stage in ("stage", "another"):  # as if the first had been killed at its end
+            built = tmp_path / stage / "built"
+            if stage == "another":
+                shutil.copytree(tmp_path / "stage" / "built", tmp_path / stage / "built.partial")
+            assert data.build_world(config, built, Ranks())["version"] == world.version
+    assert len(model.seen) == 2 * 10  # files, for `world` and for the first stage
     assert {(asked, key) for _, asked, key, _ in model.seen} == {("reader", "Bearer secret")}
     assert counts["triples_kept"] == 120 == len(world.graph.facts)
     assert world.follow("Town Nr1", ["mayor", "pet", "home"]) == [

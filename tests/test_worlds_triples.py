@@ -1,14 +1,18 @@
 """Triples of a model: a real server on loopback that answers rightly, lies, hangs and breaks."""
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from drlib.lab import ROOT
 from drlib.worlds import load_world, read_facts, triples
 from drlib.worlds.triples import Endpoint, relation_name
 from tests.triples_examples import Model, model_server
+from tests.waiting import until
 
 ADA = "Ada Lovelace wrote the first program. It ran on the Analytical Engine of Charles Babbage."
 BABBAGE = "# Engine\n\nThe Analytical Engine was designed by Charles Babbage in 1837."
@@ -292,3 +296,85 @@ def test_endpoint_and_model_come_together(place, model):
         with pytest.raises(ValueError, match="endpoint=URL .* and model=NAME .* together"):
             load_world(f"folder:{place}", **options)
     assert Endpoint("http://x/v1/", "m").url == "http://x/v1"
+
+
+def notes_of(place, number):
+    for i in range(number):
+        (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
+
+
+LOADED_ELSEWHERE = """
+import sys
+from drlib.worlds import load_world
+
+load_world(f"folder:{sys.argv[1]}", sys.argv[2], endpoint=sys.argv[3], model="tiny")
+"""
+
+
+def test_a_killed_load_asks_the_next_time_about_the_rest_alone(place, model, tmp_path):
+    """By SIGKILL, once some of 62 files have their replies: the index is empty, the words stay."""
+    notes_of(place, 60)
+    index = tmp_path / "index"
+
+    def slowly(text):
+        time.sleep(0.05)
+        return right(text)
+
+    model.replies = slowly
+    command = [sys.executable, "-c", LOADED_ELSEWHERE, str(place), str(index), model.url]
+    loading = subprocess.Popen(command, cwd=ROOT)
+    until(lambda: len(model.seen) >= 30)
+    loading.kill()
+    loading.wait()
+    replied = len((tmp_path / "index.replies").read_text().splitlines())
+    assert 30 - triples.WORKERS <= replied < 62
+    time.sleep(0.2)  # the server ends what the killed process had asked
+    model.seen.clear()
+    world = load(place, model, index)
+    assert len(model.seen) == 62 - replied
+    assert world.changes.skipped == {} and len(world.changes.added) > 62
+    assert world.version == load(place, model).version
+    assert +world.extraction == {"kept": 2 * 60 + 4}
+
+
+def test_half_a_line_of_the_kept_replies_is_asked_again(place, model, tmp_path):
+    before = load(place, model, tmp_path / "index")
+    kept = tmp_path / "index.replies"
+    kept.write_text(kept.read_text()[:-20])
+    (tmp_path / "index").unlink()
+    model.seen.clear()
+    assert load(place, model, tmp_path / "index").version == before.version
+    assert len(model.seen) == 1 and len(kept.read_text().splitlines()) == 2
+
+
+def test_a_changed_file_costs_its_changed_chunks(place, model, tmp_path):
+    sections = [f"# Part {i}\n\n{ADA} In part {i}.\n\n" for i in range(5)]
+    (place / "engine.md").write_text("".join(sections))
+    load(place, model, tmp_path / "index")
+    assert len(model.seen) == 1 + 5
+    model.seen.clear()
+    sections[2] = f"# Part 2\n\n{BABBAGE.removeprefix('# Engine')}\n\n"
+    (place / "engine.md").write_text("".join(sections))
+    world = load(place, model, tmp_path / "index")
+    assert len(model.seen) == 1 and "designed" in model.seen[0][3]
+    assert world.graph.values("Analytical Engine", "designer") == {"Charles Babbage"}
+
+
+def test_another_model_is_asked_itself_and_junk_is_not_kept(place, model, tmp_path):
+    kept = {"replies_path": tmp_path / "said"}
+    load(place, model, **kept)
+    model.replies = lambda text: b"{}" if "Ada" in text else right(text)
+    other = {"endpoint": model.url, "model": "other", **kept}
+    world = load_world(f"folder:{place}", **other)
+    assert +world.extraction == {"junk": 1, "kept": 2} and len(model.seen) == 4
+    model.replies = right
+    assert +load_world(f"folder:{place}", **other).extraction == {"kept": 4}
+    assert [row[3] for row in model.seen[4:]] == [ADA]
+
+
+def test_a_file_of_something_else_is_not_taken_for_replies(place, model, tmp_path):
+    (tmp_path / "said").write_text('{"question": "?"}\n')
+    with pytest.raises(ValueError, match="said, line 1 is nothing that a model said"):
+        load(place, model, replies_path=tmp_path / "said")
+    assert (tmp_path / "said").read_text() == '{"question": "?"}\n'
+    assert model.seen == []

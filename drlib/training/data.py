@@ -98,12 +98,15 @@ PIECES_NOT_OF_NAMES = 1000
 WORLD_FILE = "world.json"
 
 
-def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
+def training_world(
+    config: Config, replies_path: Path | None = None
+) -> tuple[SmallWorld, dict[str, int]]:
     """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
 
     A path in `config.world` is relative to the repository unless absolute; an endpoint's key is
-    taken from the environment (`DRLIB_API_KEY`). ValueError: there is no such world, or it lacks
-    what questions are made from; the message says what.
+    taken from the environment (`DRLIB_API_KEY`), and what its model says of the folder is kept at
+    `replies_path`: a stage that was killed does not ask it again. ValueError: there is no such
+    world, or it lacks what questions are made from; the message says what.
     """
     options = {}
     if config.world_endpoint:
@@ -112,6 +115,7 @@ def training_world(config: Config) -> tuple[SmallWorld, dict[str, int]]:
             raise ValueError(f"world_endpoint reads the sentences of a folder, {asked}")
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world_endpoint, model=config.world_model, api_key=key)
+        options |= {"replies_path": replies_path}
     world = load_world(config.world_name, **options)
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
@@ -177,7 +181,7 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
 def build_world(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `world`: `world.json` and the tokenizer's folder."""
     run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
-    world, counts = training_world(config)
+    world, counts = training_world(config, run.path / "replies.jsonl")
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
     names = Names.of(world)

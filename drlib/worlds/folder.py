@@ -27,22 +27,36 @@ from drlib.worlds.triples import Endpoint
 VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
+REPLIES = (
+    ".replies"  # behind the index's name: JSON lines of what a model said (read as no document)
+)
 MAX_TEXT = 5_000_000  # characters kept of its text
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".heic", ".svg")
 PLAIN = (".md", ".mdx", ".rst", ".txt")  # read without a library
 
 
-def load(rest: str, index_path: Path | None = None, *, endpoint: str = "", **options) -> Library:
+def load(
+    rest: str,
+    index_path: Path | None = None,
+    *,
+    endpoint: str = "",
+    replies_path: Path | None = None,
+    **options,
+) -> Library:
     """The folder `rest` as a `Library`; `.changes.skipped` names each file that is not in it.
 
     `endpoint` is the base URL of an OpenAI-compatible server ("http://localhost:8000/v1"), and
     `options` (model, timeout_s, api_key) those of `Endpoint`; `.extraction` counts what it gave.
-    Give them again to load an index that was made with them: only new files are asked about.
-    ValueError: no folder, or nothing in it can be read.
+    Give them again to load an index that was made with them: only new files are asked about. What
+    the model says is kept at `replies_path`, by default beside the index, so that no chunk is asked
+    about twice, not even where loading was interrupted. ValueError: no folder, or nothing in it can
+    be read.
     """
     path = _existing(rest)
     store = Store(index_path, f"folder:{path.resolve()}")
-    asked = Endpoint(endpoint, **options)
+    if replies_path is None and index_path is not None:
+        replies_path = Path(f"{index_path}{REPLIES}")
+    asked = Endpoint(endpoint, kept_at=replies_path, **options)
     try:
         found = _files(path)
     except RecursionError:

@@ -8,16 +8,24 @@ is asked about. A folder of notes has thousands of small files: once the server 
 next ones are asked about before their turn. The texts themselves are sources of their own and not
 touched by any of this.
 
+A folder is read all or nothing, and a model is paid for: what it said lies on disk at once, a line
+a chunk. So an update that was interrupted asks about the rest alone, and a file that was changed
+costs its changed chunks.
+
 Left out: names of one thing that are written differently.
 """
 
+import hashlib
 import json
 import re
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.files import append_json_line, resume_json_lines
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
 from drlib.worlds.store import MORE_FACTS, Document, Part, Skip, Store, one_line
@@ -59,10 +67,19 @@ def relation_name(name: object) -> str:
 class Endpoint:
     """An OpenAI-compatible server at the base URL `url`, which has `timeout_s` seconds a chunk.
 
-    `counts` are of triples, but for "junk", which are replies. ValueError: one of both is missing.
+    `counts` are of triples, but for "junk", which are replies. `kept_at`: the file of what the
+    model said; None: nothing is kept. ValueError: one of URL and model is missing, or the file
+    holds something else.
     """
 
-    def __init__(self, url: str, model: str = "", timeout_s: float = 60.0, api_key: str = ""):
+    def __init__(
+        self,
+        url: str,
+        model: str = "",
+        timeout_s: float = 60.0,
+        api_key: str = "",
+        kept_at: Path | None = None,
+    ):
         if bool(url) != bool(model):
             raise ValueError(f"give endpoint=URL ({url!r}) and model=NAME ({model!r}) together")
         self.url = url.rstrip("/")
@@ -71,6 +88,7 @@ class Endpoint:
         self._failed = 0  # files in a row
         self._answers = False  # the last request had a reply
         self._chat = ChatEndpoint(url, model, timeout_s=timeout_s, api_key=api_key) if url else None
+        self._said = _Said(kept_at if url else None)
 
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
         """`store.update` with a source of triples for each source, and one of entities' pages,
@@ -120,7 +138,12 @@ class Endpoint:
     def _ask(self, text: str) -> object:
         """The JSON of a reply, None for junk; EndpointError when there is no reply."""
         asked = [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}]
-        words = self._chat.ask(asked, temperature=0)
+        digest = hashlib.sha256(json.dumps([self.model, asked]).encode()).hexdigest()
+        words = self._said.words.get(digest)
+        if words is None:
+            words = self._chat.ask(asked, temperature=0)
+            if words is not None:
+                self._said.keep(digest, words)
         try:
             return (
                 None
@@ -147,6 +170,27 @@ class Endpoint:
             if is_quote:
                 found.append((one_line(subject), relation_name(relation), one_line(value)))
         return found
+
+
+class _Said:
+    """What a model said of chunks, by a digest of model, prompt and chunk; a line each at `path`,
+    or nothing kept at all. May be used by several threads."""
+
+    def __init__(self, path: Path | None):
+        self.words: dict[str, str] = {}
+        self._path = path
+        self._lock = threading.Lock()
+        for number, row in resume_json_lines(path) if path else ():
+            try:
+                self.words[row["asked"]] = str(row["said"])
+            except (LookupError, TypeError) as error:
+                message = f"{path}, line {number} is nothing that a model said ({error!r})"
+                raise ValueError(f"{message}: move this file away") from error
+
+    def keep(self, digest: str, words: str) -> None:
+        if self._path:
+            with self._lock:
+                append_json_line(self._path, {"asked": digest, "said": words})
 
 
 class _Asking:
