@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 
 TESTS = "tests/test_synthesis_joins.py"
 ALL_CHOICES = f"{TESTS}::test_any_conditions_have_the_answers_of_all_choices"
+EACH_CHOICE = f"{TESTS}::test_a_choice_has_the_answers_of_each_that_may_be_chosen"
 ONE_THING = f"{TESTS}::test_a_shared_thing_is_one_thing"
 SEVERAL = f"{TESTS}::test_a_choice_among_several_must_be_the_same_wherever_it_is_met"
 SAID = f"{TESTS}::test_a_choice_is_said_and_read_back"
@@ -19,10 +20,26 @@ MUTANTS = [
     Mutant(
         "joins: a variable may be another thing wherever it is met",
         QUERIES,
-        "            found = (evaluate_query(bound(of, name, title), graph) for title in chosen)\n",
-        "            found = [evaluate_query(bound(of, name, among), graph)] if chosen else []\n",
+        "            found = _for_each(of, name, evaluate_query(among, graph), graph)\n",
+        "            found = {name: evaluate_query(bound(of, name, among), graph)}\n",
         (ONE_THING,),
         "a cycle is answered as a tree",
+    ),
+    Mutant(
+        "joins: what an exception says of one thing is taken off all",
+        QUERIES,
+        "some - beside.get(title, NOTHING) for title",
+        "some - NOTHING.union(*beside.values()) for title",
+        (EACH_CHOICE,),
+        "questions whose answer the exception does not touch have none",
+    ),
+    Mutant(
+        "joins: a thing without one of the conditions is kept",
+        QUERIES,
+        "found = {title: found[title] & some for title, some in beside.items()}",
+        "found = {title: some & beside.get(title, some) for title, some in found.items()}",
+        (ALL_CHOICES,),
+        "things that fulfil half of the conditions are answers",
     ),
     Mutant(
         "joins: an inner Exists does not hide the outer one",

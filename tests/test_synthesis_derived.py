@@ -12,9 +12,10 @@ from drlib.synthesis.derived import (
     spoken_date,
 )
 from drlib.synthesis.engine import synthesize_questions
+from drlib.synthesis.joins import in_one_form
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.plainness import strangeness
-from drlib.synthesis.queries import And, Or, Proj, from_text, in_one_form
+from drlib.synthesis.queries import And, Or, Proj, from_text
 from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.synthesis.sentences import STYLES, say
 from drlib.worlds import load_world

@@ -5,7 +5,8 @@ import pytest
 from drlib.synthesis import synthesize_questions
 from drlib.synthesis.checks import effort, faults
 from drlib.synthesis.escalation import ASKED_BEFORE, NO_UPGRADE, TOO_EASY, escalate
-from drlib.synthesis.queries import evaluate_query, from_text, in_one_form
+from drlib.synthesis.joins import in_one_form
+from drlib.synthesis.queries import evaluate_query, from_text
 from drlib.synthesis.read_back import grammar_of, read_question
 from drlib.task import Task
 from tests.shared_worlds import shared_world

@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_synthesis_joins.py
 import math
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -19,7 +20,7 @@ from drlib.synthesis.evidence import facts_used
 from drlib.synthesis.families.websailor_v2 import cyclic_question, dense_subgraph, focuses
 from drlib.synthesis.families.webshaper import from_triples, to_triples
 from drlib.synthesis.funnel import required
-from drlib.synthesis.joins import Condition, joined
+from drlib.synthesis.joins import Condition, in_one_form, joined
 from drlib.synthesis.plainness import strangeness
 from drlib.synthesis.queries import (
     And,
@@ -36,7 +37,6 @@ from drlib.synthesis.queries import (
     evaluate_query,
     free_variables,
     from_text,
-    in_one_form,
     to_text,
     unfolded,
     walk,
@@ -186,6 +186,47 @@ def test_any_conditions_have_the_answers_of_all_choices(seed):
         cyclic += any(isinstance(part, Exists) and part.name for part in walk(query))
         empty += not wanted
     assert cyclic > 10 and 3 < empty < 37  # both kinds of case were met
+
+
+def random_part(rng, depth):
+    """A query of any kind, in which the variables X and Y may stand."""
+    if depth == 0:
+        return rng.choice([X, X, X, Y, "0", "1"])
+    parts = [random_part(rng, depth - 1) for _ in range(2)]
+    return rng.choice(
+        [
+            Proj(rng.choice("rs"), parts[0]),
+            Proj(rng.choice("rs"), parts[0]),
+            And(tuple(parts)),
+            Or(tuple(parts)),
+            Diff(*parts),
+            Count(parts[0]),
+            Exists(rng.choice("XY"), *parts),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
+    """Whatever stands under it: alternatives, exceptions, counts, another choice."""
+    rng = random.Random(f"each-{seed}")
+    met = Counter()
+    for _ in range(400):
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(12)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        under = random_part(rng, rng.randint(2, 4))
+        if "Y" in free_variables(under):
+            under = Exists("Y", Anything(), under)
+        among = rng.choice([Anything(), Proj("r", "2"), Or(("0", "3"))])
+        chosen = evaluate_query(among, graph)
+        each = [evaluate_query(bound(under, "X", title), graph) for title in chosen]
+        wanted = frozenset().union(*each)
+        query = Exists("X", among, under)
+        assert evaluate_query(query, graph) == wanted == SqlEngine(graph).answers(query), query
+        if "X" in free_variables(under) and 0 < len(wanted) < 5:
+            met.update(map(type, walk(under)))
+    assert all(met[kind] > 20 for kind in (And, Or, Diff, Count, Exists)), met
 
 
 def test_the_order_of_conditions_is_of_no_matter():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from drlib.synthesis.joins import in_one_form
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.plainness import TOLD, plain_part, strangeness
-from drlib.synthesis.queries import And, Or, Proj, evaluate_query, in_one_form
+from drlib.synthesis.queries import And, Or, Proj, evaluate_query
 from drlib.synthesis.read_back import Grammar, read_question
 from drlib.synthesis.sentences import say
 from drlib.worlds.graph import Graph, Node

@@ -21,6 +21,7 @@ from drlib.synthesis.families.websailor import (
     rare_seeds,
     widens,
 )
+from drlib.synthesis.joins import in_one_form
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     And,
@@ -31,7 +32,6 @@ from drlib.synthesis.queries import (
     constants,
     evaluate_query,
     from_text,
-    in_one_form,
 )
 from drlib.synthesis.read_back import Grammar, grammar_of, read_question
 from drlib.synthesis.wording import render_question, says

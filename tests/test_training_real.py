@@ -3,11 +3,8 @@
 Run: python -m pytest tests/test_training_real.py
 """
 
-import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 
 import nbformat
 import numpy as np
@@ -21,7 +18,7 @@ from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.lab import notebooks
 from drlib.policy.moe import load_policy
-from drlib.training import build, grpo, stages
+from drlib.training import grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.optim import schedule
 from drlib.training.questions import Questions
@@ -382,23 +379,3 @@ class TestAFolderThatIsNoModel:
         model.lm_head.weight.data += 1
         model.save_pretrained(config.model)
         assert stages.folder("sft", config, tmp_path) != before
-
-
-def test_a_server_that_is_not_there_is_one_line(tmp_path):
-    """Of the command, with its exit status, before any step."""
-    config = tour(engine="server", engine_url="http://127.0.0.1:9/v1")
-    built("world", config, tmp_path)
-    command = [sys.executable, "-m", build.MODULE, *stages.arguments("rl", config, tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert done.returncode == 1 and "127.0.0.1:9" in line and "Traceback" not in done.stderr
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_vllm_that_is_not_there_is_one_line(tmp_path, monkeypatch):
-    """The same command, in this process."""
-    config = tour(engine="vllm")
-    built("world", config, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["build", *stages.arguments("rl", config, tmp_path)])
-    with pytest.raises(SystemExit, match="^error: vLLM is not installed.*$"):
-        build.main()

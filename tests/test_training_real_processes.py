@@ -6,6 +6,7 @@ imported TRL (`tests/stage_processes.py`).
 Run: python -m pytest tests/test_training_real_processes.py
 """
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from drlib.config import ROOT, Config
 from drlib.training import stages
 from drlib.training.build import MODULE, TORCHRUN
 from drlib.training.run import read_manifest, read_metrics
+from tests.loop_examples import settings
 from tests.real_examples import built, gap, miniature, weights
 from tests.stage_processes import build_stage, start_stage
 from tests.waiting import until
@@ -159,3 +161,22 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
     (broken / "model.safetensors").write_bytes(b"half")
     folder = built("sft", config, tmp_path)
     assert gap(weights(folder / "policy"), weights(sft / "policy")) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"engine": "server", "engine_url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
+        ({"engine": "vllm"}, "vLLM is not installed"),
+    ],
+    ids=["a server", "vLLM"],
+)
+def test_an_engine_that_is_not_there_is_one_line(tmp_path, engine, words):
+    """Of the command, with its exit status, before any step."""
+    if engine["engine"] == "vllm" and importlib.util.find_spec("vllm"):
+        pytest.skip("vLLM is installed")
+    config = settings(trainer="trl", rl_steps=1, **engine)
+    built("world", config, tmp_path)
+    ended = build_stage("rl", config, tmp_path)
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
+    assert ended.returncode == 1 and words in line and "Traceback" not in ended.stderr

@@ -32,7 +32,7 @@ from drlib.synthesis.engine import (
 )
 from drlib.synthesis.expansion import can_be_asked_for, draft
 from drlib.synthesis.families.webdancer import e2hqa
-from drlib.synthesis.families.websailor import hard_question, rare_seeds
+from drlib.synthesis.families.websailor import Predicate, hard_question, rare_seeds
 from drlib.synthesis.families.websailor_v2 import (
     bridge_question,
     cyclic_question,
@@ -235,9 +235,12 @@ def _websailor(world, rng: random.Random, hops: int) -> Iterator[Found]:
     """Fog: a question for a rare thing whose facts are said vaguely, each clue wider than its
     fact, until a search of ten results does not find the answer."""
     rare = rare_seeds(_askable(world.graph), world.graph)
+    resolved: dict[Predicate, bool] = {}  # the same clues come again and again
     while True:
         answer, query = _verified_draft(rare, world.graph, rng, rng.randint(2, hops))
-        hard = hard_question(query, world, world.grammar, rng) if query is not None else None
+        hard = None
+        if query is not None:
+            hard = hard_question(query, world, world.grammar, rng, resolved=resolved)
         yield (answer, hard[1].query, hard[0]) if hard else None
 
 

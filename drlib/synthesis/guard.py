@@ -23,6 +23,7 @@ from pathlib import Path
 
 import yaml
 
+from drlib.synthesis.joins import in_one_form
 from drlib.synthesis.queries import (
     Count,
     Diff,
@@ -32,7 +33,6 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     constants,
-    in_one_form,
     walk,
 )
 from drlib.synthesis.read_back import grammar_of, read_question

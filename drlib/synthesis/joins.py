@@ -21,7 +21,19 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from drlib.synthesis.queries import And, Anything, Exists, Or, Proj, Query, Var
+from drlib.synthesis.queries import (
+    And,
+    Anything,
+    Exists,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    canonical,
+    rebuilt,
+)
 from drlib.worlds.graph import inverse
 
 End = Var | str | Or  # a variable, a title, or a union of both
@@ -204,3 +216,23 @@ def _pieces(conditions: Iterable[Condition], shared: Sequence[Var]) -> list[list
     groups = nx.connected_components(graph)
     places = [sorted(node for node in group if isinstance(node, int)) for group in groups]
     return [[conditions[at] for at in some] for some in sorted(places)]
+
+
+def in_one_form(query: Query) -> Query:
+    """`canonical`, a range of one number as the number, and variables by their order."""
+
+    def one(part: Query) -> Query:
+        if isinstance(part, Range) and part.low == part.high:
+            return Proj(f"{part.relation} of", str(part.low))
+        return rebuilt(part, one)
+
+    return canonical(_numbered(one(query), 1))
+
+
+def _numbered(query: Query, number: int) -> Query:
+    """`query` with X1, X2, .. for the names of the choices that begin it."""
+    if not isinstance(query, Exists):
+        return query
+    name = f"X{number}"
+    rest = bound(query.of, query.name, Var(name))
+    return Exists(name, query.among, _numbered(rest, number + 1))

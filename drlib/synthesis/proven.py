@@ -8,7 +8,8 @@ Left out: a choice among good texts: the first style that can be proved is taken
 
 from collections.abc import Mapping
 
-from drlib.synthesis.queries import Query, in_one_form
+from drlib.synthesis.joins import in_one_form
+from drlib.synthesis.queries import Query
 from drlib.synthesis.read_back import Grammar, read_question
 from drlib.synthesis.sentences import STYLES, Style, say
 

@@ -160,14 +160,42 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
         case Count(of):
             return frozenset((str(len(evaluate_query(of, graph))),))
         case Exists(name, among, of):
-            chosen = evaluate_query(among, graph)
-            found = (evaluate_query(bound(of, name, title), graph) for title in chosen)
-            return NOTHING.union(*found)
+            found = _for_each(of, name, evaluate_query(among, graph), graph)
+            return NOTHING.union(*found.values())
         case Anything():
             return frozenset(graph.nodes)
         case Var(name):
             raise ValueError(f"the variable {name!r} stands outside of its Exists")
     raise TypeError(f"not a query: {query!r}")
+
+
+def _for_each(
+    query: Query, name: str, titles: Iterable[str], graph: Graph
+) -> dict[str, frozenset[str]]:
+    """Those of `titles` that have any: the answers of `query` with each of them for `Var(name)`.
+    All at once: thousands may stand for it, and one part of the query leaves few for the next."""
+    kind = type(query)
+    if name not in free_variables(query):
+        found = dict.fromkeys(titles, evaluate_query(query, graph))
+    elif kind is Var:
+        found = {title: frozenset((title,)) for title in titles}
+    elif kind is Proj:
+        rows = graph.adjacent.get(query.relation, {})
+        inner = _for_each(query.of, name, titles, graph).items()
+        found = {t: NOTHING.union(*[rows[x] for x in some if x in rows]) for t, some in inner}
+    elif kind is And or kind is Diff:
+        first, *others = subqueries(query)
+        found = _for_each(first, name, titles, graph)
+        for other in others:
+            beside = _for_each(other, name, found, graph)
+            if kind is And:
+                found = {title: found[title] & some for title, some in beside.items()}
+            else:
+                found = {title: some - beside.get(title, NOTHING) for title, some in found.items()}
+            found = {title: some for title, some in found.items() if some}
+    else:
+        found = {title: evaluate_query(bound(query, name, title), graph) for title in titles}
+    return {title: some for title, some in found.items() if some}
 
 
 def bound(query: Query, name: str, value: Query) -> Query:
@@ -303,26 +331,6 @@ def canonical(query: Query) -> Query:
         flat.update(inner.parts if same_kind else (inner,))
     parts = tuple(sorted(flat, key=to_text))
     return type(query)(parts) if len(parts) > 1 else parts[0]
-
-
-def in_one_form(query: Query) -> Query:
-    """`canonical`, a range of one number as the number, and variables by their order."""
-
-    def one(part: Query) -> Query:
-        if isinstance(part, Range) and part.low == part.high:
-            return Proj(f"{part.relation} of", str(part.low))
-        return rebuilt(part, one)
-
-    return canonical(_numbered(one(query), 1))
-
-
-def _numbered(query: Query, number: int) -> Query:
-    """`query` with X1, X2, .. for the names of the choices that begin it."""
-    if not isinstance(query, Exists):
-        return query
-    name = f"X{number}"
-    rest = bound(query.of, query.name, Var(name))
-    return Exists(name, query.among, _numbered(rest, number + 1))
 
 
 # The kinds by their names in JSON, and what their fields hold (None: a query).

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from drlib.synthesis.clauses import ranks_of
+from drlib.synthesis.joins import in_one_form
 from drlib.synthesis.phrases import Phrasebook, of_several, plural
 from drlib.synthesis.queries import (
     And,
@@ -26,7 +27,6 @@ from drlib.synthesis.queries import (
     Query,
     Range,
     Var,
-    in_one_form,
 )
 from drlib.synthesis.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS
 from drlib.worlds.graph import Graph

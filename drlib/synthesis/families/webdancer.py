@@ -29,7 +29,7 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.wording import TEMPLATES, render_question, says
-from drlib.worlds.graph import VALUE, Graph, Node
+from drlib.worlds.graph import NOTHING, VALUE, Graph, Node
 from drlib.worlds.library import next_part
 
 CLICK = "linked page"  # the relation of a crawl's graph
@@ -49,12 +49,12 @@ def look_ups(query: Query, graph: Graph) -> int:
 def distances(title: str, graph: Graph) -> dict[str, int]:
     """How many facts each node is away from `title`, by breadth-first search."""
     found = {title: 0}
-    layer = [title]
+    layer = {title}
     steps = 0
     while layer:
         steps += 1
-        near = {other for here in layer for other in graph.neighbours.get(here, ())}
-        layer = sorted(near - found.keys())
+        near = NOTHING.union(*[graph.neighbours.get(here, NOTHING) for here in layer])
+        layer = near.difference(found)  # `near - found.keys()` goes through all that was found
         found |= dict.fromkeys(layer, steps)
     return found
 

@@ -179,18 +179,31 @@ def rare_seeds(titles: Sequence[str], graph: Graph) -> tuple[str, ...]:
 
 
 def hard_question(
-    query: Query, world, grammar: Grammar, rng: random.Random, k: int = 10
+    query: Query,
+    world,
+    grammar: Grammar,
+    rng: random.Random,
+    k: int = 10,
+    resolved: dict[Predicate, bool] | None = None,
 ) -> tuple[str, Fuzzed] | None:
     """(a question in sentences, its `Fuzzed`) that obfuscates `query`: no search for a clue finds
     what it hides, and none for the whole question shows the answer's page among the first `k`.
     None: eight draws gave none.
 
-    world: anything with a graph and a search. grammar: that of the whole world.
+    world: anything with a graph and a search. grammar: that of the whole world. resolved: which
+    clues a search resolves, as far as earlier calls for the same world asked; filled here.
     """
     graph = world.graph
+    known = {} if resolved is None else resolved
+
+    def is_fog(clue: Predicate) -> bool:
+        if clue not in known:
+            known[clue] = is_resolved(clue, world)
+        return not known[clue]
+
     answer = answer_of(query, graph)
     for _ in range(OBFUSCATION_DRAWS):
-        fuzzed = obfuscate(query, graph, rng, is_fog=lambda clue: not is_resolved(clue, world))
+        fuzzed = obfuscate(query, graph, rng, is_fog=is_fog)
         if fuzzed is None:
             continue
         text = word_question(fuzzed.query, grammar, rng.choice(STYLES), fuzzed.names)
