@@ -65,7 +65,14 @@ def append_json_line(path: str | Path, row: Any) -> None:
 
 
 def _line(row: Any) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    """A line of JSON. Half a surrogate pair, which models and file names may hold and UTF-8 cannot,
+    is escaped, and read back as it was."""
+    text = json.dumps(row, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(row)
+    return text + "\n"
 
 
 def iter_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:

@@ -110,7 +110,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
         write_whole(tmp_path / "taken" / "file", "text")
 
 
-ROWS = [{"text": "a\u2028b\x85c \u00e9", "n": 1.5}, {}, [1, None], 3]
+ROWS = [{"text": "a\u2028b\x85c \u00e9", "n": 1.5}, {}, [1, "half a pair: \ud800"], 3]
 
 
 def test_json_lines_come_back_whatever_stands_in_them(tmp_path):

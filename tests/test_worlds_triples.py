@@ -1,6 +1,7 @@
 """Triples of a model: a real server on loopback that answers rightly, lies, hangs and breaks."""
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -370,6 +371,19 @@ def test_another_model_is_asked_itself_and_junk_is_not_kept(place, model, tmp_pa
     model.replies = right
     assert +load_world(f"folder:{place}", **other).extraction == {"kept": 4}
     assert [row[3] for row in model.seen[4:]] == [ADA]
+
+
+def test_words_that_are_no_valid_unicode_are_kept_as_they_are(place, model, tmp_path):
+    """Half a surrogate pair, as JSON can escape it and UTF-8 cannot hold it."""
+    rows = [dict(zip(triples.KEYS, row, strict=True)) for row in RIGHT["Ada"]]
+    said = {"choices": [{"message": {"content": f"\ud800 {json.dumps(rows)}"}}]}
+    model.replies = lambda text: json.dumps(said).encode() if "Ada" in text else right(text)
+    before = load(place, model, tmp_path / "index")
+    assert +before.extraction == {"kept": 4}
+    (tmp_path / "index").unlink()
+    model.seen.clear()
+    assert load(place, model, tmp_path / "index").version == before.version
+    assert model.seen == []
 
 
 def test_a_file_of_something_else_is_not_taken_for_replies(place, model, tmp_path):

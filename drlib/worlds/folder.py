@@ -27,9 +27,8 @@ from drlib.worlds.triples import Endpoint
 VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
-REPLIES = (
-    ".replies"  # behind the index's name: JSON lines of what a model said (read as no document)
-)
+# Behind the index's name, for JSON lines of what a model said: no type of file that is read.
+REPLIES = ".replies"
 MAX_TEXT = 5_000_000  # characters kept of its text
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".heic", ".svg")
 PLAIN = (".md", ".mdx", ".rst", ".txt")  # read without a library
