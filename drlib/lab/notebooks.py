@@ -177,9 +177,7 @@ def with_a_kernel(start, *args, **how):
             if "Kernel died before replying" not in str(fault):
                 raise
             if tried == KERNEL_STARTS:
-                message = (
-                    f"the kernel ended {tried} times before it answered; what it said is above"
-                )
+                message = f"the kernel ended {tried} times before it answered: see what it said"
                 raise NotebookError(message) from fault
             print("the kernel ended before it answered; another is started", file=sys.stderr)
 
