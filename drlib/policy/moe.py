@@ -264,14 +264,19 @@ def config_in(path):
         raise ValueError(f"no model at {path} ({error})") from error
 
 
+def own_device() -> torch.device:
+    """Where this process computes with a model of transformers: its GPU, where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_any_model(path):
-    """Any causal language model on this disk, in its own precision, for scoring trajectories."""
+    """Any causal language model on this disk, in its own precision, on `own_device`."""
     try:
         with quiet_loading():
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"no causal language model at {path} ({error})") from error
-    return model.eval()
+    return model.eval().to(own_device())
 
 
 @contextmanager

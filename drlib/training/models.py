@@ -38,7 +38,7 @@ from drlib.files import write_whole
 from drlib.policy.engine import LocalEngine
 from drlib.policy.hf import HfEngine
 from drlib.policy.model_chat import TemplateIds, is_ours
-from drlib.policy.moe import quiet_loading, save_policy
+from drlib.policy.moe import own_device, quiet_loading, save_policy
 from drlib.policy.protocol import Engine
 from drlib.policy.vllm import VllmEngine
 from drlib.policy.vllm_server import VllmServer
@@ -236,11 +236,13 @@ def engine_of(
         _teach(server, model)
         yield server
     elif config.engine == "hf":
+        model.to(own_device())  # who trains it moves it later; who evaluates it, never
         yield HfEngine(model, max_context=context, routes=routes)
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"
         require(ours, f"engine=local cannot run a {kind}: set engine=hf, vllm or server")
+        model.to(own_device())
         yield LocalEngine(model, max_context=context, lockstep=True)
 
 

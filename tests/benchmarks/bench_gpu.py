@@ -1,7 +1,8 @@
 """What one GPU makes of the kit: the frugal head, vLLM's tokens, the step of TRL; not a test.
 
-The model is random and has the sizes of Qwen3-30B-A3B, with fewer layers (`--layers`): its head is
-a larger part of it than of the whole one. Three parts, a JSON file each; every measurement in a
+The model is random and has the sizes of Qwen3-30B-A3B with fewer layers (`--layers`), so its head
+is a larger part of it than of the whole one, or those of another that the planner knows (`--model`,
+which has all its layers unless told otherwise). Three parts, a JSON file each; every measurement in a
 fresh process, medians of the repeats. Shares are of the vendor's peaks, and null on a CPU.
 
 - `head`: arms of bench_head.py, forward and backward. FLOPs are those of its matrix products, each
@@ -19,6 +20,7 @@ fresh process, medians of the repeats. Shares are of the vendor's peaks, and nul
 Left out: several cards, other trainers' steps, what rollouts and accelerate's wrappers cost.
 
 Run: python -m tests.benchmarks.bench_gpu                       (one GPU of 80 GB or more)
+     python -m tests.benchmarks.bench_gpu --parts train --model Qwen/Qwen3-1.7B --out FOLDER
      python -m tests.benchmarks.bench_gpu --tiny --out FOLDER   (every part, small, on a CPU)
 """
 
@@ -46,17 +48,19 @@ from torch.utils._pytree import tree_leaves
 
 from drlib.checks import require
 from drlib.files import write_whole
+from drlib.training.shapes import KNOWN
 from tests.benchmarks import bench_head
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "figures" / "reference" / "gpu"
 PROGRAM = "tests.benchmarks.bench_gpu"
+CUT = "Qwen/Qwen3-30B-A3B"  # the whole one is for eight cards
 PRODUCTS = {"naive": 3, "own_recompute": 4, "own_fused": 3}  # of N x H x V each
 TINY_MODEL = {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
 TINY_MODEL |= {"num_key_value_heads": 1, "num_experts": 8, "num_experts_per_tok": 2}
 TINY_MODEL |= {"moe_intermediate_size": 32, "max_position_embeddings": 1024}
 TINY = {"device": "cpu", "hidden": 32, "vocabulary": 32_768, "scored": (256,), "prompts": (1, 4)}
-TINY |= {"prompt_tokens": 32, "new_tokens": 8, "rows": (128,), "ranks": (4, 0), "repeats": 1}
+TINY |= {"prompt_tokens": 32, "new_tokens": 8, "rows": (128,), "ranks": (4, 0)}
 # By torch's name of a card: FLOP/s in dense bfloat16 and bytes/s of its memory, as its vendor says.
 CARDS = {
     "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
@@ -81,7 +85,8 @@ class Sizes:
     rows: tuple[int, ...] = (4096, 16_384)
     ranks: tuple[int, ...] = (32, 0)
     repeats: int = 3
-    layers: int = 4
+    model: str = CUT
+    layers: int | None = 4  # None: as many as the model has
     flops: float | None = None
     bandwidth: float | None = None
     dtype: str = "bfloat16"  # of head and engine
@@ -99,13 +104,13 @@ def peaks_of(name: str, flops: float | None, bandwidth: float | None) -> tuple[f
 
 
 def model_config(sizes: Sizes):
-    """Qwen3-30B-A3B with fewer layers, or on a CPU a miniature of it."""
+    """The model with so many layers, or on a CPU a miniature of it."""
     from transformers import AutoConfig
 
-    from drlib.training.shapes import KNOWN
-
-    known = KNOWN["Qwen/Qwen3-30B-A3B"] | (TINY_MODEL if sizes.device == "cpu" else {})
-    known["num_hidden_layers"] = sizes.layers
+    known = dict(KNOWN[sizes.model])
+    if sizes.device == "cpu":  # a dense model has no experts
+        known |= {name: value for name, value in TINY_MODEL.items() if name in known}
+    known["num_hidden_layers"] = sizes.layers or known["num_hidden_layers"]
     return AutoConfig.for_model(known.pop("model_type"), **known)
 
 
@@ -206,7 +211,7 @@ def engine_rows(sizes: Sizes) -> list[dict]:
 
 
 def trained_model(config, rank: int, device: str):
-    """(the model as the stage `rl` trains it, the weight of its balance loss)."""
+    """(the model as the stage `rl` trains it, the weight of its balance loss: 0 if it is dense)."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -220,7 +225,7 @@ def trained_model(config, rank: int, device: str):
             model = get_peft_model(model, adapters(model, settings))
             model.enable_input_require_grads()  # checkpointing needs it, and TRL does so
     model.gradient_checkpointing_enable()
-    return model.train(), settings.balance_coef
+    return model.train(), settings.balance_coef if hasattr(config, "num_experts") else 0.0
 
 
 def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:
@@ -241,9 +246,11 @@ def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:
 
     def step():
         with torch.autocast(device, torch.bfloat16):
-            found = score_tokens(model, heads, ids_BT, seen_BT, chosen_BT, router_logits=True)
+            found = score_tokens(
+                model, heads, ids_BT, seen_BT, chosen_BT, router_logits=balance > 0
+            )
         loss, _ = policy_loss(found.logp_BT, found.logp_BT.detach(), advantages_B, chosen_BT)
-        (loss + balance * found.aux_loss).backward()
+        (loss + balance * found.aux_loss if balance else loss).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -350,22 +357,28 @@ def command_text(typed: list[str]) -> str:
 
 def planned(args: argparse.Namespace) -> tuple[Sizes, str, Path]:
     """(what is measured, the card's name, where results go). ValueError, one line."""
-    require(args.layers >= 1, f"--layers must be at least 1, got {args.layers}")
+    layers = (4 if args.model == CUT else None) if args.layers is None else args.layers
+    require(layers is None or layers >= 1, f"--layers must be at least 1, got {layers}")
+    repeats = (1 if args.tiny else 3) if args.repeats is None else args.repeats
+    require(repeats >= 1, f"--repeats must be at least 1, got {repeats}")
+    chosen = {"model": args.model, "layers": layers, "repeats": repeats}
     if args.tiny:
         own = args.out is not None and args.out.resolve() != OUT
         require(own, f"--tiny needs --out FOLDER: {OUT.relative_to(ROOT)} is for a GPU's numbers")
-        return Sizes(layers=args.layers, **TINY), "cpu", args.out
+        return Sizes(**chosen, **TINY), "cpu", args.out
     build = f"torch {torch.__version__} sees no GPU: install its CUDA build where there is one, or "
     require(torch.cuda.is_available(), f"{build}try every part on the CPU: --tiny --out FOLDER")
     name = torch.cuda.get_device_name()
     flops, bandwidth = peaks_of(name, args.flops, args.bandwidth)
-    return Sizes(layers=args.layers, flops=flops, bandwidth=bandwidth), name, args.out or OUT
+    return Sizes(**chosen, flops=flops, bandwidth=bandwidth), name, args.out or OUT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--layers", type=int, default=4, help="of the model, 48 in the whole one")
+    parser.add_argument("--model", choices=KNOWN, default=CUT, help="whose sizes the model has")
+    parser.add_argument("--layers", type=int, help=f"of the model (4 of {CUT}, else all)")
+    parser.add_argument("--repeats", type=int, help="of every measurement (3, or 1 with --tiny)")
     parser.add_argument("--out", type=Path, help="folder of the results (figures/reference/gpu)")
     parser.add_argument("--tiny", action="store_true", help="every part, small, on the CPU")
     parser.add_argument("--flops", type=float, help="the card's peak, FLOP/s in dense bfloat16")
