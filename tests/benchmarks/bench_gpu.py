@@ -1,9 +1,9 @@
 """What one GPU makes of the kit: the frugal head, vLLM's tokens, the step of TRL; not a test.
 
 The model is random and has the sizes of Qwen3-30B-A3B with fewer layers (`--layers`), so its head
-is a larger part of it than of the whole one, or those of another that the planner knows (`--model`,
-which has all its layers unless told otherwise). Three parts, a JSON file each; every measurement in a
-fresh process, medians of the repeats. Shares are of the vendor's peaks, and null on a CPU.
+is a larger part of it than of the whole one; or those of another one that the planner knows
+(`--model`), with all its layers. Three parts, a JSON file each; every measurement in a fresh
+process, medians of the repeats. Shares are of the vendor's peaks, and null on a CPU.
 
 - `head`: arms of bench_head.py, forward and backward. FLOPs are those of its matrix products, each
   2NHV: three, and four where logits are made twice. Bytes are what every torch operator reads and
