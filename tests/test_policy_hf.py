@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from drlib.policy.engine import LocalEngine
 from drlib.policy.hf import HfEngine
-from drlib.policy.moe import save_policy
+from drlib.policy.moe import own_device, save_policy
 from drlib.policy.protocol import Fresh, SamplingParams
 from tests.engine_examples import V, small_model
 from tests.test_policy_engine import Recorder, compare_with_trainer, make_prompts
@@ -79,7 +79,8 @@ def test_weights_are_taken_from_a_model_of_the_same_shape(model, tmp_path):
     other = HfEngine(tmp_path / "other").model
     with torch.no_grad():
         for weight in other.parameters():
-            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            weight.add_(0.1 * noise.to(weight.device))
     engine.update_weights(other)
     after = [c.token_ids for c in engine.generate(prompts, params)]
     assert engine.version == 1 and after != before
@@ -99,7 +100,7 @@ def test_any_other_model_and_none_of_its_own_settings(tmp_path):
         max_position_embeddings=64,
         initializer_range=0.4,
     )
-    llama = LlamaForCausalLM(config).eval()
+    llama = LlamaForCausalLM(config).eval().to(own_device())  # where a folder's is, too
     prompts, params = make_prompts(6, high=20), SamplingParams(max_tokens=12, seed=3)
     plain = [(c.token_ids, c.logprobs) for c in HfEngine(llama).generate(prompts, params)]
     stops = list(range(V // 2))
@@ -115,7 +116,7 @@ def test_any_other_model_and_none_of_its_own_settings(tmp_path):
     for prompt, (turn, logprobs) in zip(prompts, plain):
         ids = torch.tensor([[*prompt, *turn]])
         with torch.no_grad():
-            logp_TV = llama.eval()(ids).logits[0].log_softmax(-1)
+            logp_TV = llama.eval()(ids.to(llama.device)).logits[0].log_softmax(-1).cpu()
         expected = logp_TV[len(prompt) - 1 : -1].gather(1, torch.tensor(turn)[:, None])[:, 0]
         assert torch.tensor(logprobs) == pytest.approx(expected, abs=1e-5)
 

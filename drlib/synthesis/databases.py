@@ -38,7 +38,7 @@ OPS = {
         "SELECT * FROM {table} WHERE {first} = ? ORDER BY {key} LIMIT 1",
     ),
     "set": Operator(
-        "change", "{key} {last}", "{key}", "UPDATE {table} SET {last} = ?2 WHERE {key} = ?1"
+        "change", "{key} {last}", "{key}", "UPDATE {table} SET {last} = ? WHERE {key} = ?"
     ),
     "add": Operator("add", "{all}", "{key}", "INSERT INTO {table} ({inputs}) VALUES ({marks})"),
     "remove": Operator("remove", "{key}", "", "DELETE FROM {table} WHERE {key} = ?"),
@@ -84,6 +84,8 @@ def tool_source(api: Api) -> str:
     if api.op not in OPS or not all(name.isidentifier() for name in names):
         raise ValueError(f"tool {api.name!r}: names must be identifiers, op one of {[*OPS]}")
     inputs = ", ".join(api.params)
+    # the change of a row names its key last
+    bound = inputs if api.op != "set" else ", ".join(reversed(api.params))
     sql = OPS[api.op].sql.format(
         table=api.table,
         inputs=inputs,
@@ -96,7 +98,7 @@ def tool_source(api: Api) -> str:
     record = ", ".join(f'"{name}": str(rows[0]["{name}"])' for name in api.returns)
     return f'''def {api.name}(db, {inputs}):
     """{api.tool.description}"""
-    rows = db.execute("{sql}{returning}", [{inputs}]).fetchall()
+    rows = db.execute("{sql}{returning}", [{bound}]).fetchall()
     if not rows:
         raise LookupError("no such {api.table}")
     return {{{record}}}

@@ -330,8 +330,9 @@ class Store:
         """(relation, value, whether the value has a page), inverses included, sorted."""
         return self.rows(
             "SELECT relation, value, EXISTS (SELECT 1 FROM documents WHERE title = value) FROM ("
-            "SELECT relation, value FROM facts WHERE subject = ?1 UNION"
-            " SELECT relation || ' of', subject FROM facts WHERE value = ?1) ORDER BY 1, 2",
+            "SELECT relation, value FROM facts WHERE subject = ? UNION"
+            " SELECT relation || ' of', subject FROM facts WHERE value = ?) ORDER BY 1, 2",
+            title,
             title,
         )
 
