@@ -379,4 +379,20 @@ MUTANTS = [
         ("tests/test_training_trl.py",),
         "the filter takes every rollout for over-long",
     ),
+    Mutant(
+        "loop: a gradient of NaN is taken",
+        "drlib/training/grpo.py",
+        'if self.watch.usable(math.isfinite(row["grad_norm"])):',
+        "if self.watch.usable(True):",
+        ("tests/test_training_finite.py::test_the_local_loop_leaves_such_a_step_out",),
+        "one broken batch, and every weight is NaN for good",
+    ),
+    Mutant(
+        "supervised: a gradient of NaN is taken",
+        "drlib/training/pretrain.py",
+        "if watch.usable(math.isfinite(norm)):",
+        "if watch.usable(True):",
+        ("tests/test_training_finite.py::test_supervised_training_leaves_such_a_step_out",),
+        "one broken batch, and every weight is NaN for good",
+    ),
 ]

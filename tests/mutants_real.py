@@ -140,4 +140,23 @@ MUTANTS = [
         ("tests/test_training_plan.py::test_the_formula_of_actors_and_learner_is_that_of_a_clock",),
         "a plan promises more steps an hour than there will be",
     ),
+    Mutant(
+        "real: a gradient of NaN is taken",
+        "drlib/training/trl_run.py",
+        "if not wanted or not is_finite:",
+        "if not wanted:",
+        ("tests/test_training_finite.py::test_trl_s_loop_leaves_such_a_step_out",),
+        "one broken batch, and every weight is NaN for good",
+    ),
+    Mutant(
+        "real: cuDNN's attention is used",
+        "drlib/training/trl_run.py",
+        "torch.backends.cuda.enable_cudnn_sdp(False)",
+        "torch.backends.cuda.enable_cudnn_sdp(True)",
+        (
+            "tests/test_training_finite.py::test_supervised_training_by_trl_leaves_cudnn_out",
+            "tests/test_training_finite.py::test_trl_s_loop_leaves_such_a_step_out",
+        ),
+        "on Hopper some rows' gradients are NaN",
+    ),
 ]

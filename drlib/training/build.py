@@ -20,7 +20,7 @@ from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
 from drlib.training import stages
-from drlib.training.run import Interrupted, RunFolder, RunFolderError
+from drlib.training.run import Interrupted, NotFinite, RunFolder, RunFolderError
 
 if TYPE_CHECKING:
     from drlib.training.ranks import Ranks
@@ -107,6 +107,7 @@ def main() -> None:
         WriteError,
         EndpointError,
         ModuleNotFoundError,
+        NotFinite,
     ) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:

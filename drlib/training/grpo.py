@@ -19,6 +19,7 @@ old; `drlib.training.staleness` counts how old).
 """
 
 import copy
+import math
 import time
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from drlib.training.asking import Asking, Begun
 from drlib.training.balance import balance_experts
 from drlib.training.flat_routes import Routes, engine_routes
 from drlib.training.gradient import Recorded, Share, chosen_routes, learn, record
-from drlib.training.optim import Optimizers, schedule
+from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.policies import begin, finish
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.ranks import Ranks
@@ -123,6 +124,7 @@ class Step:
         self.config, self.run, self.model, self.questions = config, run, model, questions
         self.reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
         self.optimizers = Optimizers.adam(model, config.rl_lr)
+        self.watch = GradientWatch()
         extra = run.resume(model, self.optimizers)
         acted_upon = (model, self.reference, self.optimizers, toolbox)
         self.steering = Steering(config, *acted_upon, extra.get("steering"))
@@ -224,7 +226,8 @@ class Step:
         """`rl_minibatches` updates, each on its share of the groups; metrics of the last one.
 
         An update without a gradient (every group dead) is not taken: Adam's momentum alone would
-        move the weights, and nothing that was rolled out asked for that.
+        move the weights, and nothing that was rolled out asked for that. Nor is one whose gradient
+        is not finite (`GradientWatch`).
         """
         config, ranks = self.config, self.run.ranks
         shares, left_out = self._shares(shards, step)
@@ -240,10 +243,15 @@ class Step:
             parts = [share.of(_groups_of(share, part, config)) for share in shares]
             row |= learn(self.model, parts, config, ranks, kl_coef=self.steering.kl_coef)
             row["grad_norm"] = ranks.sum_gradients(self.model)
-            if row["trained_share"] > 0:
+            if row["trained_share"] == 0:
+                continue
+            if self.watch.usable(math.isfinite(row["grad_norm"])):
                 self.optimizers.step(factor)
                 row |= balance_experts(self.model, config)
                 row["updates"] += 1
+            else:
+                self.model.zero_grad(set_to_none=True)
+                row["skipped"] = SKIPPED
         self.clock.updated(row["updates"])
         return row | left_out | replayed
 

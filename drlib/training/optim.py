@@ -17,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drlib.training.ranks import all_sum
+from drlib.training.run import NotFinite
+
+SKIPPED = "the gradient is not finite"  # under "skipped" in the line of a step
+MOST_SKIPPED = 5  # steps, one after the other
 
 
 def orthogonalise(g_NMK: Tensor) -> Tensor:
@@ -103,6 +107,25 @@ class Optimizers:
     def load_state_dict(self, state: dict) -> None:
         for name, optimizer in self.parts.items():
             optimizer.load_state_dict(state[name])
+
+
+class GradientWatch:
+    """Lets no gradient that is NaN or infinite reach the weights: after one such update all of them
+    are NaN, for good, whatever comes next. The step is left out; what follows has other rollouts.
+    """
+
+    def __init__(self):
+        self.skipped = 0  # steps, one after the other
+
+    def usable(self, is_finite: bool) -> bool:
+        """Whether the step may be taken. NotFinite: `MOST_SKIPPED` in a row may not."""
+        self.skipped = 0 if is_finite else self.skipped + 1
+        if self.skipped == MOST_SKIPPED:
+            raise NotFinite(
+                f"{SKIPPED} in {MOST_SKIPPED} steps, one after the other (none was taken; the last "
+                "checkpoint is sound): try dtype=float32, a lower learning rate or another loss"
+            )
+        return is_finite
 
 
 def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: float = 0.0) -> float:

@@ -14,6 +14,7 @@ shard) alone, and the loss is divided by the number of loss tokens of all shards
 processes changes nothing but the time.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from drlib.synthesis.skills import SkillData
 from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.batches import Flat, mixed, portions, score
-from drlib.training.optim import Optimizers, schedule
+from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.policies import begin, finish, policy_tools
 from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.run import RunFolder
@@ -58,7 +59,7 @@ def train_supervised(
     ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
     run.resume(model, optimizers)
     model.train()
-
+    watch = GradientWatch()
     parts = SHARDS * ranks.parts
 
     def take(step: int) -> dict:
@@ -70,12 +71,16 @@ def train_supervised(
         sums = _accumulate(model, shards, counted, parts, config.balance_coef)
         norm = ranks.sum_gradients(model)
         factor = schedule(step, steps, warmup, decay_share)
-        optimizers.step(factor)
-        evenness = balance_experts(model, config)
+        if watch.usable(math.isfinite(norm)):
+            optimizers.step(factor)
+            extra = balance_experts(model, config)
+        else:
+            model.zero_grad(set_to_none=True)
+            extra = {"skipped": SKIPPED}
         sums = ranks.sum(sums)
         return (
             sums
-            | evenness
+            | extra
             | {
                 "tokens": int(sums["tokens"]),
                 "loss_tokens": int(counted),

@@ -35,6 +35,10 @@ class RunFolderError(RuntimeError):
     """A run folder cannot be used or written; the message says which and what to do."""
 
 
+class NotFinite(RuntimeError):
+    """Gradients stay NaN or infinite; the message says what to do."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or a polite kill: the stage stops at a step's end and can be resumed."""
 

@@ -45,7 +45,13 @@ from drlib.training.pretrain import documents
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
-from drlib.training.trl_run import balance_of, last_checkpoint, train_in, trainer_arguments
+from drlib.training.trl_run import (
+    attend_without_cudnn,
+    balance_of,
+    last_checkpoint,
+    train_in,
+    trainer_arguments,
+)
 from drlib.trajectory import Trajectory
 from drlib.worlds import Names, SmallWorld
 
@@ -78,6 +84,7 @@ def sft_dataset(rows: Iterable, chat: ChatIds, max_tokens: int | None = None) ->
 
 def trainer_of(model, tokenizer, dataset: Dataset, length: int, folder: str, **options):
     """An `SFTTrainer` that packs rows of `length` tokens; `options` are fields of `SFTConfig`."""
+    attend_without_cudnn()
     cuda = torch.cuda.is_available()
     settings = dict(
         output_dir=folder,

@@ -49,6 +49,7 @@ from drlib.training.trl_batch import (
     loss_weighed,
     sequences,
 )
+from drlib.training.trl_run import attend_without_cudnn
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (
@@ -128,6 +129,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         routing: Routed = "none",
         **kwargs,
     ):
+        attend_without_cudnn()
         super().__init__(*args, **kwargs)
         self.loss_config = loss or LossConfig()
         self.advantage_estimator = advantages

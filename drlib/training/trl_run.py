@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import DistributedType, PartialState
+from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
@@ -24,6 +26,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from drlib.checks import require
 from drlib.config import Config
 from drlib.files import append_json_line, write_whole
+from drlib.training.optim import SKIPPED, GradientWatch
+from drlib.training.ranks import Ranks
 from drlib.training.run import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -53,6 +57,7 @@ def trainer_arguments(
         f"{rows} rows a step cannot be shared by {run.ranks.size} processes with "
         f"device_batch={config.device_batch}: give a number that divides them",
     )
+    attend_without_cudnn()
     cuda = torch.cuda.is_available()
     options: dict[str, Any] = {
         "output_dir": str(run.path / CHECKPOINTS),
@@ -101,8 +106,28 @@ def balance_of(where: str, config: Config) -> float:
     return config.balance_coef if has_experts else 0.0
 
 
+def attend_without_cudnn() -> None:
+    """Leave attention to torch's other kernels, in this process, from now on.
+
+    torch prefers cuDNN's on Hopper, whose backward pass in half precision gives NaN where there is
+    a mask and a row has 128 n + 64 tokens (torch's issue 196678; seen here on an H200 with torch
+    2.11: figures/reference/gpu/cudnn).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def gradient_is_finite(model: nn.Module, ranks: Ranks) -> bool:
+    """In all processes; of a sharded model each looks at its own part."""
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    parts = [g.to_local() if isinstance(g, DTensor) else g for g in found]
+    own = torch.stack([g.isfinite().all() for g in parts]).all() if parts else torch.tensor(True)
+    return ranks.sum({"broken": float(not own)})["broken"] == 0
+
+
 class StepLines(TrainerCallback):
     """A line of metrics a step, and a polite end at Ctrl-C: a checkpoint at the step's end.
+
+    A step whose gradient is not finite is not taken, and its line says so under "skipped".
 
     is_dead: whether nothing asked for an update in this step, which is then not taken: the
     balance loss and the optimizer's momentum alone would move the weights.
@@ -112,6 +137,8 @@ class StepLines(TrainerCallback):
         self.run = run
         self.is_dead = is_dead
         self.asked = False
+        self._watch = GradientWatch()
+        self._skipped: dict = {}  # what the step's line says of it
         self._old: dict = {}
         self._seconds = 0.0  # of the last step
 
@@ -131,7 +158,7 @@ class StepLines(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         if self.run.ranks.first and "loss" in (logs or {}):
-            row = {"step": state.global_step, **logs, "seconds": self._seconds}
+            row = {"step": state.global_step, **logs, **self._skipped, "seconds": self._seconds}
             append_json_line(self.run.path / METRICS, row)
             self._shown.show(state.global_step, row)
 
@@ -144,7 +171,10 @@ class StepLines(TrainerCallback):
         return control
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        if self.is_dead():
+        wanted = not self.is_dead()
+        is_finite = not wanted or gradient_is_finite(model, self.run.ranks)
+        self._skipped = {} if self._watch.usable(is_finite) else {"skipped": SKIPPED}
+        if not wanted or not is_finite:
             model.zero_grad(set_to_none=True)  # and the optimizer leaves every weight alone
 
     def on_train_end(self, args, state, control, **_):

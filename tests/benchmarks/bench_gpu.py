@@ -43,13 +43,12 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from drlib.checks import require
 from drlib.files import write_whole
 from drlib.training.shapes import KNOWN
 from tests.benchmarks import bench_head
+from tests.benchmarks.traffic import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "figures" / "reference" / "gpu"
@@ -141,27 +140,6 @@ def share(amount: float | None, seconds: float, peak: float | None) -> float | N
     return None if amount is None or peak is None else amount / seconds / peak
 
 
-class Traffic(TorchDispatchMode):
-    """Bytes that operators read and write; views are free, an index touches what it names."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = function(*args, **kwargs)
-        name = function.overloadpacket.__name__
-        if function.is_view or "empty" in name:
-            return out
-        # what is passed as `out` is written alone
-        read, written = tree_leaves(args if "out" in kwargs else (args, kwargs)), tree_leaves(out)
-        if name.startswith(("gather", "scatter", "index")):
-            read = read[1:]
-            written = written if name == "gather" else read[-1:]
-        tensors = [t for t in (*read, *written) if isinstance(t, torch.Tensor)]
-        self.bytes += sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
-        return out
-
-
 def bytes_of_heads(sizes: Sizes, n: int) -> dict[str, int | None]:
     """Of each arm, forward and backward; None where the card had no room for it."""
     found = {}
@@ -234,7 +212,9 @@ def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:
     from drlib.training.frugal_head import heads_of, score_tokens
     from drlib.training.memory import Load, memory_plan
     from drlib.training.shapes import shape_from
+    from drlib.training.trl_run import attend_without_cudnn
 
+    attend_without_cudnn()  # as in the stages
     device, config = sizes.device, model_config(sizes)
     shape = shape_from(config)
     model, balance = trained_model(config, rank, device)

@@ -1,0 +1,163 @@
+"""A gradient that is NaN or infinite reaches no weight, in no trainer; and a kernel that makes such
+gradients is not used.
+
+The gradients are real ones: a hook on one weight spoils them for as long as it is there, as a
+broken kernel would.
+
+Run: python -m pytest tests/test_training_finite.py
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from drlib.config import ROOT
+from drlib.training import grpo_trl, pretrain
+from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
+from drlib.training.ranks import Ranks
+from drlib.training.run import NotFinite, RunFolder, read_metrics
+from drlib.training.sft_trl import trainer_of
+from drlib.training.trl_run import attend_without_cudnn, gradient_is_finite
+from tests.loop_examples import a_batch, cold_start, flat, settings
+from tests.real_examples import built, gap, weights
+from tests.test_training_real import TOUR_SFT
+from tests.test_training_sft_trl import ROWS, sft_dataset
+
+start = cold_start
+batch = a_batch
+
+
+def spoiled(model, factor: float):
+    """A handle: until it is removed, one element of one gradient is multiplied by `factor`."""
+    weight = model.model.layers[0].self_attn.q_proj.weight
+
+    def spoil(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[3] = factor * gradient.view(-1)[3].abs().clamp_min(1e-12)
+        return gradient
+
+    return weight.register_hook(spoil)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_the_local_loop_leaves_such_a_step_out(start, batch, tmp_path, factor):
+    step = start.step(settings(), tmp_path / "run")
+    assert "skipped" not in step._learn(batch, 0)
+    before, moments = flat(step.model), step.optimizers.state_dict()["adam"]["state"][0]["step"] + 0
+    handle = spoiled(step.model, factor)
+    row = step._learn(batch, 1)
+    assert row["skipped"] == SKIPPED and row["updates"] == 0
+    assert not math.isfinite(row["grad_norm"])
+    assert torch.equal(flat(step.model), before)
+    assert step.optimizers.state_dict()["adam"]["state"][0]["step"] == moments
+    handle.remove()
+    row = step._learn(batch, 2)
+    assert row["updates"] == 1 and "skipped" not in row and math.isfinite(row["grad_norm"])
+    assert not torch.equal(flat(step.model), before) and flat(step.model).isfinite().all()
+
+
+def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
+    config, model = settings(), start.step(settings(), tmp_path / "made").model
+    rows = sft_dataset(ROWS, start.chat)
+    before, handles = flat(model), [spoiled(model, math.nan)]
+    samples = [
+        pretrain.Sample(tuple(r["input_ids"]), tuple(i != -100 for i in r["labels"])) for r in rows
+    ]
+
+    def draw(step, shard):
+        if step == 1 and handles:
+            assert torch.equal(flat(model), before), "nothing has moved it"
+            handles.pop().remove()
+        while True:
+            yield from samples
+
+    run = RunFolder(tmp_path / "runs" / "cpt-1", {}, Ranks())
+    pretrain.train_supervised(
+        run,
+        model,
+        config,
+        draw,
+        steps=2,
+        batch_tokens=400,
+        lrs=(1e-3, 1e-3),
+        warmup=0,
+        decay_share=0.5,
+    )
+    first, second = read_metrics(run.path)
+    assert first["skipped"] == SKIPPED and math.isnan(first["grad_norm"])
+    assert "skipped" not in second
+    assert not torch.equal(flat(model), before) and flat(model).isfinite().all()
+
+
+def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
+    """Of two steps the first is spoiled: what moves the policy is the second alone."""
+    loaded = grpo_trl.load_trained
+    handles, before = [], []
+
+    def load(*given):
+        model = loaded(*given)
+        handles.append(spoiled(model, math.nan))
+        before.append(flat(model))
+        return model
+
+    taken = grpo_trl.AgenticTrainer.log
+
+    def log(self, *given, **named):
+        if handles:
+            assert torch.equal(flat(self.model), before[0]), "the first step was not taken"
+            handles.pop().remove()
+        return taken(self, *given, **named)
+
+    monkeypatch.setattr(grpo_trl, "load_trained", load)
+    monkeypatch.setattr(grpo_trl.AgenticTrainer, "log", log)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    folder = built("rl", settings(trainer="trl", rl_steps=2, rl_lr=1e-2), tmp_path)
+    first, second = read_metrics(folder)
+    assert first["live_groups"] > 0 and first["skipped"] == SKIPPED
+    assert "skipped" not in second and math.isfinite(second["grad_norm"])
+    after = weights(folder / "policy")
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert gap(after, weights(ROOT / TOUR_SFT)) > 1e-3
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_five_in_a_row_end_the_stage_and_say_what_to_do():
+    watch = GradientWatch()
+    for _ in range(3):  # one that is good begins anew
+        assert [watch.usable(False) for _ in range(MOST_SKIPPED - 1)] == [False] * 4
+        assert watch.usable(True)
+    for _ in range(MOST_SKIPPED - 1):
+        watch.usable(False)
+    with pytest.raises(NotFinite, match="5 steps, one after the other .* try dtype=float32"):
+        watch.usable(False)
+
+
+def test_a_model_without_gradients_has_nothing_to_spoil():
+    layer = torch.nn.Linear(2, 2)
+    assert gradient_is_finite(layer, Ranks())
+    layer(torch.ones(1, 2)).sum().backward()
+    assert gradient_is_finite(layer, Ranks())
+    layer.bias.grad[1] = math.inf
+    assert not gradient_is_finite(layer, Ranks())
+
+
+def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    model = start.step(settings(), tmp_path / "made").model
+    trainer_of(model, start.chat.tokenizer, sft_dataset(ROWS, start.chat), 400, str(tmp_path))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
+def test_masked_rows_of_192_tokens_have_a_finite_gradient_on_a_gpu():
+    """Scores of -128, of which cuDNN's backward pass makes NaN at this length."""
+    attend_without_cudnn()
+    q, k, v = (
+        torch.full((1, 2, 192, 64), value, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for value in (4.0, -4.0, 1.0)
+    )
+    mask = torch.ones(192, 192, dtype=torch.bool, device="cuda").tril()
+    F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
+    assert all(each.grad.isfinite().all() for each in (q, k, v))
