@@ -148,8 +148,8 @@ MUTANTS = [
     Mutant(
         "update: taken without a gradient",
         "drlib/training/grpo.py",
-        'if row["trained_share"] > 0:',
-        "if True:",
+        'if row["trained_share"] == 0:',
+        "if False:",
         (f"{LOOP}::test_a_step_whose_groups_are_all_dead_moves_nothing",),
         "momentum moves the weights though no rollout asked for it",
     ),
