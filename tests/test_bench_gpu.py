@@ -164,3 +164,17 @@ def test_peaks_are_the_vendor_s_or_those_given():
     assert bench_gpu.peaks_of("NVIDIA GeForce 256", 1e12, 2e9) == (1e12, 2e9)
     assert bench_gpu.share(3e12, 2.0, 1e13) == 0.15
     assert bench_gpu.share(None, 2.0, 1e13) is bench_gpu.share(1.0, 2.0, None) is None
+
+
+def test_what_was_measured_on_a_gpu_is_as_the_program_counts_it():
+    """The committed step of Qwen3-1.7B's size: its model's FLOPs are those of today's formula."""
+    found = json.loads((bench_gpu.OUT / "qwen3-1.7b/train.json").read_text())
+    sizes = Sizes(**found["sizes"])
+    assert found["device"] in bench_gpu.CARDS and sizes.model == "Qwen/Qwen3-1.7B"
+    shape = shape_from(model_config(sizes))
+    cases = [(rank, tokens) for rank in sizes.ranks for tokens in sizes.rows]
+    assert [(row["lora_rank"], row["tokens"]) for row in found["rows"]] == cases
+    for row in found["rows"]:
+        assert row["forward_flops"] == forward_flops(shape, row["tokens"])
+        assert row["tokens_s"] == row["tokens"] / row["seconds"]
+        assert len(row["all_seconds"]) == 3 and 0 < row["mfu"] < row["flops_share"] < 0.5
