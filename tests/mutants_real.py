@@ -159,4 +159,15 @@ MUTANTS = [
         ),
         "on Hopper some rows' gradients are NaN",
     ),
+    Mutant(
+        "plan: an engine's copy of a sharded model",
+        "drlib/training/fitting.py",
+        'elif config.engine in ("hf", "local") and loads["rl"].fsdp:',
+        "elif False:",
+        (
+            "tests/test_training_plan.py"
+            "::test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards",
+        ),
+        "a run is promised room that its own rollouts need",
+    ),
 ]

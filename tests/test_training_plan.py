@@ -127,6 +127,21 @@ def test_both_kinds_of_step_and_the_knee_by_hand():
     assert four.engines_busy == 10 / 12 and four.staleness == 4  # ceil(40 / 12)
 
 
+@pytest.mark.parametrize("engine", ["hf", "local"])
+def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards(engine):
+    config = Config.load("gpu8", engine=engine)
+    shape = shape_of(config)
+    served, own = (fit_of(each, shape, 80 * GIB) for each in (Config.load("gpu8"), config))
+    whole = 2 * shape.parameters
+    assert own.memory.parts["engine"] == whole and "engine" not in served.memory.parts
+    assert own.memory.total == served.memory.total + whole
+    unsharded = fit_of(config.derive(fsdp=False), shape, 80 * GIB)
+    assert "engine" not in unsharded.memory.parts, "it is the model that is trained"
+    assert own.serving.cache == 80 * GIB - sum(
+        own.memory.parts.get(name, 0) for name in ("weights", "optimiser", "engine", "reserved")
+    )
+
+
 @pytest.mark.parametrize("engines", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("push_bytes", [0.0, 2.0])
 def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_bytes):

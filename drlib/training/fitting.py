@@ -83,10 +83,15 @@ def loads_of(config: Config) -> dict[str, Load]:
 def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
     """The largest step of the run on a device of so many bytes. engines: 0 for one a process."""
     trl = config.trainer == "trl"
-    beside = int(config.engine_memory_share * device) if config.engine == "vllm" else 0
+    loads = loads_of(config)
+    beside = 0
+    if config.engine == "vllm":
+        beside = int(config.engine_memory_share * device)
+    elif config.engine in ("hf", "local") and loads["rl"].fsdp:  # who generates needs all weights
+        beside = shape.parameters * loads["rl"].itemsize
     plans = {
         stage: (load, memory.memory_plan(shape, load, beside, memory.RESERVED if trl else 0))
-        for stage, load in loads_of(config).items()
+        for stage, load in loads.items()
     }
     stage = max(plans, key=lambda name: plans[name][1].total)
     load, needs = plans[stage]
@@ -96,7 +101,7 @@ def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
     elif config.engine == "server":
         cache = int(memory.SERVER_SHARE * device) - weights - memory.ENGINE_WORK
     else:  # the trainer's own weights; nothing is trained meanwhile
-        held = ("weights", "reference", "optimiser", "reserved")
+        held = ("weights", "reference", "optimiser", "engine", "reserved")
         cache = device - sum(needs.parts.get(name, 0) for name in held)
     at_once = memory.rollouts_at_once(shape, load.itemsize, cache, config.max_context_tokens)
     at_once = min(at_once, rollouts_of(config))
