@@ -170,4 +170,20 @@ MUTANTS = [
         ),
         "a run is promised room that its own rollouts need",
     ),
+    Mutant(
+        "real: evaluated on the CPU of a GPU's machine",
+        "drlib/training/models.py",
+        "yield HfEngine(model.to(own_device()), max",
+        "yield HfEngine(model, max",
+        ("tests/test_training_devices.py::test_an_engine_computes_where_the_process_does",),
+        "a run that pays for a GPU waits for a CPU",
+    ),
+    Mutant(
+        "real: a broken gradient of another process is not seen",
+        "drlib/training/trl_run.py",
+        'return ranks.sum({"broken": float(not own)})["broken"] == 0',
+        "return bool(own)",
+        ("tests/test_training_finite.py::test_a_gradient_that_is_broken_elsewhere_is_broken_here",),
+        "processes that share a model take different steps",
+    ),
 ]

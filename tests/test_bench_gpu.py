@@ -8,12 +8,14 @@ Run: python -m pytest tests/test_bench_gpu.py
 """
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from drlib.files import read_json_lines
 from drlib.training.shapes import shape_from
 from tests.benchmarks import bench_gpu
 from tests.benchmarks.bench_gpu import ROOT, TINY, Sizes, Traffic, forward_flops, model_config
@@ -178,3 +180,24 @@ def test_what_was_measured_on_a_gpu_is_as_the_program_counts_it():
         assert row["forward_flops"] == forward_flops(shape, row["tokens"])
         assert row["tokens_s"] == row["tokens"] / row["seconds"]
         assert len(row["all_seconds"]) == 3 and 0 < row["mfu"] < row["flops_share"] < 0.5
+        held, bounds = row["peak_mb"] / row["planned_mb"], {32: (0.96, 1), 0: (0.86, 0.87)}
+        least, most = bounds[row["lora_rank"]]  # as the README says
+        assert least < held < most
+
+
+def test_the_runs_that_a_kernel_lost_are_those_that_compute_in_half_precision():
+    """What README and notebook 17 say of the committed files."""
+    folder = bench_gpu.OUT / "cudnn"
+    for seed in range(3):
+        rows = read_json_lines(folder / f"bfloat16_seed{seed}.jsonl")
+        lost = [row["step"] for row in rows if math.isnan(row["grad_norm"])]
+        assert lost == [row["step"] for row in rows[lost[0] - 1 :]], "it never came back"
+        assert {row["accuracy"] for row in rows[lost[0] :]} == {0} and lost[0] <= 12
+        sound = read_json_lines(folder / f"float32_seed{seed}.jsonl")
+        assert all(math.isfinite(row["grad_norm"]) for row in sound)
+        assert sound[-1]["accuracy"] > sound[0]["accuracy"] + 0.1
+    for batch in json.loads((folder / "batches.json").read_text())["batches"]:
+        found = batch["not_finite"]
+        assert batch["tokens"] % 128 == 64 and "CudnnAttentionBackward" in batch["said"]
+        assert found["math attention"] == found["memory-efficient attention"] == 0
+        assert found["cuDNN attention"] == found["eager experts"] == found["as it came"] > 0

@@ -14,16 +14,17 @@ import torch
 import torch.nn.functional as F
 
 from drlib.config import ROOT
-from drlib.training import grpo_trl, pretrain
+from drlib.synthesis.actions import Sample
+from drlib.training import build, grpo_trl, pretrain
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.ranks import Ranks
 from drlib.training.run import NotFinite, RunFolder, read_metrics
-from drlib.training.sft_trl import trainer_of
+from drlib.training.sft_trl import IGNORED, sft_dataset, trainer_of
 from drlib.training.trl_run import attend_without_cudnn, gradient_is_finite
 from tests.loop_examples import a_batch, cold_start, flat, settings
 from tests.real_examples import built, gap, weights
 from tests.test_training_real import TOUR_SFT
-from tests.test_training_sft_trl import ROWS, sft_dataset
+from tests.test_training_sft_trl import ROWS
 
 start = cold_start
 batch = a_batch
@@ -63,7 +64,8 @@ def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
     rows = sft_dataset(ROWS, start.chat)
     before, handles = flat(model), [spoiled(model, math.nan)]
     samples = [
-        pretrain.Sample(tuple(r["input_ids"]), tuple(i != -100 for i in r["labels"])) for r in rows
+        Sample(tuple(row["input_ids"]), tuple(label != IGNORED for label in row["labels"]))
+        for row in rows
     ]
 
     def draw(step, shard):
@@ -132,6 +134,26 @@ def test_five_in_a_row_end_the_stage_and_say_what_to_do():
         watch.usable(False)
     with pytest.raises(NotFinite, match="5 steps, one after the other .* try dtype=float32"):
         watch.usable(False)
+
+
+def test_such_an_end_is_one_line(monkeypatch, tmp_path):
+    def lost(*_):
+        raise NotFinite("it was lost")
+
+    monkeypatch.setattr(build, "build", lost)
+    monkeypatch.setattr("sys.argv", ["build", "rl", "--profile", "ci", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="^error: it was lost$"):
+        build.main()
+
+
+def test_a_gradient_that_is_broken_elsewhere_is_broken_here():
+    """Another process's part of a sharded model."""
+
+    class Others(Ranks):
+        def sum(self, values):
+            return {name: value + 1 for name, value in values.items()}
+
+    assert not gradient_is_finite(torch.nn.Linear(2, 2), Others())
 
 
 def test_a_model_without_gradients_has_nothing_to_spoil():

@@ -207,6 +207,9 @@ def engine_of(
 ) -> Iterator[Engine]:
     """Who generates with `model`, whose folder or hub id is `where`; it is closed at the end.
 
+    An engine of this process computes with the model itself, on `own_device`: who trains it would
+    move it there later, who evaluates it never.
+
     routes: whether its completions must say the experts of their tokens.
 
     Raises:
@@ -236,14 +239,12 @@ def engine_of(
         _teach(server, model)
         yield server
     elif config.engine == "hf":
-        model.to(own_device())  # who trains it moves it later; who evaluates it, never
-        yield HfEngine(model, max_context=context, routes=routes)
+        yield HfEngine(model.to(own_device()), max_context=context, routes=routes)
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"
         require(ours, f"engine=local cannot run a {kind}: set engine=hf, vllm or server")
-        model.to(own_device())
-        yield LocalEngine(model, max_context=context, lockstep=True)
+        yield LocalEngine(model.to(own_device()), max_context=context, lockstep=True)
 
 
 @contextmanager

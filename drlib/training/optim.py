@@ -111,7 +111,7 @@ class Optimizers:
 
 class GradientWatch:
     """Lets no gradient that is NaN or infinite reach the weights: after one such update all of them
-    are NaN, for good, whatever comes next. The step is left out; what follows has other rollouts.
+    are NaN, for good, whatever comes next. The step is left out; the next one has other samples.
     """
 
     def __init__(self):
