@@ -6,23 +6,68 @@ from tests.mutants import Mutant
 TESTS = "tests/test_synthesis_dataset.py"
 
 EXPANSION = "tests/test_synthesis_expansion.py"
+CLUES = "tests/test_synthesis_clues.py"
+ENGINE = "tests/test_synthesis_engine.py"
 
 MUTANTS = [
     Mutant(
         "expansion: what must not be named is named",
         "drlib/synthesis/expansion.py",
-        "    if clues.names.isdisjoint(banned):  # mostly\n",
-        "    if clues.names:\n",
+        "known_by(title, graph) if row[0].of not in banned]\n    tried",
+        "known_by(title, graph)]\n    tried",
         (f"{EXPANSION}::test_an_explanation_is_exact_and_each_condition_is_needed",),
         "a question names what it asks for on the way",
     ),
     Mutant(
         "expansion: a number is as good a clue as a thing",
-        "drlib/synthesis/expansion.py",
-        "1 / NUMBER_WEIGHT if is_number(name) else 1.0 for name",
-        "1.0 for name",
-        (f"{EXPANSION}::test_with_things_first_few_explanations_begin_with_a_number",),
+        "drlib/synthesis/clues.py",
+        "[NUMBER_WEIGHT if is_number(part.of) else 1.0 for",
+        "[1.0 for",
+        (f"{CLUES}::test_numbers_explain_only_where_little_else_does",),
         "questions hang on equal years",
+    ),
+    Mutant(
+        "clues: what is banned is drawn",
+        "drlib/synthesis/clues.py",
+        "    return sum(map(named.__getitem__, banned.intersection(named)))\n",
+        "    return 0\n",
+        (f"{CLUES}::test_a_draw_names_nothing_that_is_banned_and_says_when_all_is",),
+        "a question names what it asks for on the way",
+    ),
+    Mutant(
+        "clues: a condition that can go stays",
+        "drlib/synthesis/clues.py",
+        "        if (one ^ lowest | more) not in smaller:\n",
+        "        if (one ^ lowest | more) not in smaller and one == lowest:\n",
+        (
+            f"{CLUES}::test_draws_are_all_the_sets_that_explain_and_no_others",
+            f"{CLUES}::test_three_conditions_explain_where_no_two_do",
+        ),
+        "three conditions where two are enough",
+    ),
+    Mutant(
+        "clues: no page need list an answer",
+        "drlib/synthesis/clues.py",
+        "[one for one in telling if one & pages] if listed else telling",
+        "telling",
+        (f"{CLUES}::test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions",),
+        "half of all drafts cannot be solved with the tools",
+    ),
+    Mutant(
+        "expansion: a constant stands next to the answer",
+        "drlib/synthesis/expansion.py",
+        "        near = next_to(answer, graph)\n",
+        "        near = NOTHING\n",
+        (f"{EXPANSION}::test_a_draft_never_names_the_answer_or_a_thing_on_the_way",),
+        "one look at a page instead of three",
+    ),
+    Mutant(
+        "engine: an answer that stands back never comes again",
+        "drlib/synthesis/engine.py",
+        "                answers += self.standing_back[hops]\n",
+        "                pass\n",
+        (f"{ENGINE}::test_answers_that_stand_back_come_again",),
+        "a small world gives fewer questions than it has",
     ),
     Mutant(
         "dataset: what stands beside a test answer is in training",

@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
+from drlib.synthesis.clues import known_by
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.expansion import known_by
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import (
     And,

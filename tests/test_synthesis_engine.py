@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from drlib.synthesis import synthesize_questions
+from drlib.synthesis import engine, synthesize_questions
 from drlib.synthesis.checks import effort, faults
+from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.engine import side_of
-from drlib.synthesis.expansion import can_be_asked_for
 from drlib.synthesis.queries import (
     canonical,
     constants,
@@ -110,6 +110,23 @@ def test_sides_share_neither_answer_nor_query(world, tasks):
     assert {side_of(t.answer) for t in tasks} == {"train"}
     sides = Counter(map(side_of, world.graph.nodes))
     assert 0.2 < sides["test"] / len(world.graph.nodes) < 0.3
+
+
+@pytest.mark.parametrize("patience", [(1, 100), (16, 100)])
+def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
+    """However soon they stand back, in the end each is asked for as often as without: more are
+    wanted than there are."""
+    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::8]
+
+    def given(misses):
+        monkeypatch.setattr(engine, "MISSES_AN_ANSWER", misses)
+        with pytest.warns(UserWarning, match="gives only"):
+            tasks = synthesize_questions(world, 300, 5, asked=some, max_share=0.01)
+        return Counter(task.answer for task in tasks)
+
+    all_at_once, later = given((100, 100)), given(patience)
+    assert later.total() > 0.9 * all_at_once.total() > 40
+    assert len(later) > 0.9 * len(all_at_once)
 
 
 def test_same_seed_same_questions(world):

@@ -123,7 +123,7 @@ def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, mo
         assert json.loads((tmp_path / "quality_report.json").read_text())["questions"] == found
 
 
-@pytest.mark.parametrize("make, least", [(notes, 9), (docs_tree, 14)])
+@pytest.mark.parametrize("make, least", [(notes, 8), (docs_tree, 14)])
 def test_what_was_found_is_returned_verified(make, least, tmp_path):
     world, tasks, said = asked_for(make(tmp_path))
     assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
@@ -136,7 +136,7 @@ def test_what_was_found_is_returned_verified(make, least, tmp_path):
 
 def test_depths_that_have_run_out_leave_their_place_to_others(tmp_path):
     """Before, the first depth to run out ended it all."""
-    _, tasks, _ = asked_for(notes(tmp_path), hops={2: 1, 3: 9})
+    _, tasks, _ = asked_for(docs_tree(tmp_path), hops={2: 1, 3: 9})
     alone = asked_for(tmp_path, hops={3: 1})[1]
     assert {task.hops for task in tasks} == {2, 3} and {task.hops for task in alone} == {3}
     assert len(tasks) > len(alone)

@@ -49,7 +49,7 @@ def cldr():
 
 @pytest.fixture(scope="module")
 def queries(cldr):
-    return [(from_text(task.query), task.answer) for task in synthesize_questions(cldr, 60, 0)]
+    return [(from_text(task.query), task.answer) for task in synthesize_questions(cldr, 200, 0)]
 
 
 def drawn(operator, fact, graph=SMALL, n=20):

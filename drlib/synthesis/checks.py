@@ -119,19 +119,21 @@ def is_near(query: Query, answer: str, graph: Graph) -> bool:
         return False
     told = {*constants(query), *_exact_numbers(query)}
     around = graph.neighbours.get(answer, frozenset())
-    if any(_is_joined(answer, name, graph) for name in told & around):
+    if told & next_to(answer, graph):
         return True
     far = [name for name in told if around.isdisjoint(graph.neighbours.get(name, ()))]
     return depth(query) > 2 and bool(told) and not far
 
 
-def _is_joined(answer: str, name: str, graph: Graph) -> bool:
-    """Whether a fact joins both, those that say a kind not counted."""
-    return any(
-        name in graph.values(answer, relation)
-        for relation in graph.relations[answer]
+@lru_cache(maxsize=1 << 15)
+def next_to(answer: str, graph: Graph) -> frozenset[str]:
+    """What a fact joins with `answer`, those that say a kind not counted."""
+    relations = (
+        relation
+        for relation in graph.relations.get(answer, ())
         if not TYPE_RELATIONS & {relation, inverse(relation)}
     )
+    return frozenset().union(*(graph.values(answer, relation) for relation in relations))
 
 
 def coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> int:

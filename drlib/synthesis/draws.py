@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from drlib.registry import nearest
 from drlib.synthesis.checks import coincidences, effort, first_fault
+from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.engine import (
     COINCIDENCE_SHARE,
     Wording,
@@ -30,7 +31,7 @@ from drlib.synthesis.engine import (
     question_task,
     synthesize_questions,
 )
-from drlib.synthesis.expansion import can_be_asked_for, draft
+from drlib.synthesis.expansion import draft
 from drlib.synthesis.families.webdancer import e2hqa
 from drlib.synthesis.families.websailor import Predicate, hard_question, rare_seeds
 from drlib.synthesis.families.websailor_v2 import (

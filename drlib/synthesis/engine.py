@@ -7,6 +7,7 @@ Questions are split by answer, so that a policy cannot learn test answers from t
 and no answer may have more than `max_share` of the questions, so that none is a good guess.
 """
 
+import math
 import random
 import warnings
 from collections import Counter
@@ -14,8 +15,9 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from drlib.synthesis.checks import coincidences, effort, first_fault
+from drlib.synthesis.clues import can_be_asked_for, is_explained
 from drlib.synthesis.derived import TYPES
-from drlib.synthesis.expansion import can_be_asked_for, draft
+from drlib.synthesis.expansion import draft
 from drlib.synthesis.plainness import plain_part, strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
@@ -29,8 +31,10 @@ from drlib.task import Task
 from drlib.worlds.graph import VALUE, Graph
 from drlib.worlds.triples import OWN
 
-MISSES_AN_ANSWER = 100  # in a row, at one depth, until an answer is given up there
-PLAIN_MISSES = 400  # the same where a question must be plain as well
+# Misses in a row, at one depth, until an answer stands back there, and until it is given up (in the
+# small worlds by which policies were trained, not `strict`, none stands back).
+MISSES_AN_ANSWER = (16, 100)
+PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
@@ -53,6 +57,45 @@ class _Told(NamedTuple):
 
     wording: Wording
     plain: bool
+
+
+class _Answers:
+    """Of each depth the answers that may still give a question.
+
+    An answer that a few draws in a row miss stands back until no other is left at that depth, and
+    again when they are twice and four times as many: such answers would take most of all draws.
+    One that many miss is given up. `patience`: (few, a power of two; many).
+    """
+
+    def __init__(self, answers: list[str], shares: Mapping[int, float], patience: tuple[int, int]):
+        self.live = {hops: list(answers) for hops, share in shares.items() if share > 0}
+        self.standing_back: dict[int, list[str]] = {hops: [] for hops in self.live}
+        self.few, self.many = patience
+        self.misses: Counter[tuple[int, str]] = Counter()
+
+    def depth_left(self, wanted: int) -> int | None:
+        """The depth nearest to the `wanted` one at which an answer is left; None: none is."""
+        for hops, answers in self.live.items():
+            if not answers:
+                answers += self.standing_back[hops]
+                self.standing_back[hops] = []
+        left = [hops for hops, answers in self.live.items() if answers]
+        return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
+
+    def missed(self, hops: int, spot: int, has_its_share: bool) -> None:
+        """A draw for the answer at `spot` gave nothing."""
+        answers = self.live[hops]
+        answer = answers[spot]
+        self.misses[hops, answer] += 1
+        misses = self.misses[hops, answer]
+        is_given_up = has_its_share or misses >= self.many
+        stands_back = misses >= self.few and misses & (misses - 1) == 0
+        if not (is_given_up or stands_back):
+            return
+        if not is_given_up:
+            self.standing_back[hops].append(answer)
+        answers[spot] = answers[-1]
+        answers.pop()
 
 
 def side_of(answer: str) -> Split:
@@ -118,14 +161,15 @@ def synthesize_questions(
         and (asked is None or title in asked)
         and not graph.is_value(title)
         and can_be_asked_for(title, graph)
+        and (not strict or is_explained(title, graph, width, max_effort < math.inf))
     ]
     rules = _Rules(graph, world.graph, width, max_effort, strict)
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
-    live = {hops: list(answers) for hops, share in shares.items() if share > 0}
     told = _Told(wording, plain and wording == "sentences")
-    tasks = _draw_all(world, live, wanted, rng, rules, tally, told)
+    left = _Answers(answers, shares, _patience(strict, told.plain))
+    tasks = _draw_all(world, left, wanted, rng, rules, tally, told)
     if len(tasks) < n:
         why = shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
@@ -143,29 +187,32 @@ def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
     return Graph(pages, [fact for fact in graph.facts if fact[1] not in of_structure])
 
 
+def _patience(strict: bool, plain: bool) -> tuple[int, int]:
+    few, many = PLAIN_MISSES if plain else MISSES_AN_ANSWER
+    return (few if strict else many), many
+
+
 def _draw_all(
     world,
-    live: dict[int, list[str]],
+    left: _Answers,
     wanted: list[int],
     rng: random.Random,
     rules: _Rules,
     tally: Tally,
     told: _Told,
 ) -> list[Task]:
-    """A question of each of the `wanted` depths, until no answer is left. `live`: depth -> the
-    answers that may still give one, used up here; `tally` counts the draws that gave nothing."""
-    misses: Counter[tuple[int, str]] = Counter()
+    """A question of each of the `wanted` depths, until no answer is left. The answers that are
+    `left` are used up here; `tally` counts the draws that gave nothing."""
     used: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
     spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
     by_coincidence = 0
-    patience = PLAIN_MISSES if told.plain else MISSES_AN_ANSWER
     while len(tasks) < len(wanted):
-        hops = _depth_left(wanted[len(tasks)], live)
+        hops = left.depth_left(wanted[len(tasks)])
         if hops is None:
             break
-        spot = rng.randrange(len(live[hops]))
-        answer = live[hops][spot]
+        spot = rng.randrange(len(left.live[hops]))
+        answer = left.live[hops][spot]
         query, reason = None, "max_share"
         if used[answer] < tally.quota:
             query, reason = _draw_query(answer, rng, hops, rules)
@@ -185,13 +232,10 @@ def _draw_all(
                 tasks[text] = question_task(world, answer, query, question)
                 used[answer] += 1
                 by_coincidence += coincides
-                misses[hops, answer] = 0
+                left.misses[hops, answer] = 0
                 continue
         tally.reasons[reason or "asked before"] += 1
-        misses[hops, answer] += 1
-        if used[answer] >= tally.quota or misses[hops, answer] >= patience:
-            live[hops][spot] = live[hops][-1]
-            live[hops].pop()
+        left.missed(hops, spot, used[answer] >= tally.quota)
     _fill(tasks, spare, world, len(wanted), used, tally.quota)
     return list(tasks.values())
 
@@ -215,12 +259,6 @@ def _strangeness(query: Query, world, question: str) -> int:
     return strangeness(query, question, grammar_of(world.graph, world.scheme).book)
 
 
-def _depth_left(wanted: int, live: Mapping[int, list[str]]) -> int | None:
-    """The depth nearest to the `wanted` one at which an answer is left; None: none is."""
-    left = [hops for hops, answers in live.items() if answers]
-    return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
-
-
 def _coincides(query: Query, graph: Graph) -> bool:
     return coincidences(query, lambda part: evaluate_query(part, graph)) > 0
 
@@ -232,7 +270,8 @@ def _draw_query(
     found none)."""
     graph, strict = rules.graph, rules.strict
     names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
-    query = draft(answer, graph, rng, max(2, hops - bool(names)), rules.width, strict)
+    listed = rules.max_effort < math.inf
+    query = draft(answer, graph, rng, max(2, hops - bool(names)), rules.width, strict, listed)
     if query is None:
         return None, "no draft"
     fault = first_fault(query, graph, strict)

@@ -11,11 +11,10 @@ nothing, and another may.
 """
 
 import random
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from drlib.synthesis.checks import constant_edges, without_one
-from drlib.synthesis.giveaways import tells
+from drlib.synthesis.checks import constant_edges, next_to, without_one
+from drlib.synthesis.clues import KnownFact, draw_explanation, known_by
 from drlib.synthesis.queries import (
     And,
     Proj,
@@ -25,18 +24,14 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
-    is_number,
     subqueries,
     substitute,
 )
-from drlib.worlds.graph import Graph, inverse
+from drlib.worlds.graph import NOTHING, Graph
 
-HUB = 50  # a condition that more things fulfil is no clue
-MAX_KNOWN = 40  # conditions of a title that are looked at
 MAX_OPTIONS = 16  # of these, tried in one explanation
 SEVERAL = 10  # things that a vague description may fit
 MAX_CONSTANTS = 8  # that a question names
-NUMBER_WEIGHT = 0.02  # of a number as a clue, where a thing has 1: it leads on by coincidence only
 
 # How a constant is told: (conditions at least, things at most that may fulfil them).
 ALONE = (1, 1)
@@ -51,59 +46,6 @@ WAYS = (
 )
 LAYER_SHARE = 0.4  # of the expansions after the first, those that replace a whole layer
 Order = Literal["layer", "random", "sequential"]
-KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
-
-
-@lru_cache(maxsize=1 << 15)
-def known_by(title: str, graph: Graph) -> tuple[KnownFact, ...]:
-    """Conditions R(constant) that `title` fulfils, each with all that fulfil it: `MAX_KNOWN` of
-    those that at most `HUB` things do. Left out: a value that one thing alone has, like a code,
-    which leads nowhere, and a name that tells the title."""
-    found = []
-    for relation in graph.relations.get(title, ()):
-        for value in sorted(graph.values(title, relation)):
-            if value == title:
-                continue
-            fulfil = graph.values(value, inverse(relation))
-            leads_on = len(fulfil) > 1 or not graph.is_value(value)
-            if leads_on and len(fulfil) <= HUB and not tells(title, value, graph):
-                found.append((Proj(inverse(relation), value), fulfil))
-    rng = random.Random(f"known-{title}")
-    return tuple(rng.sample(found, min(MAX_KNOWN, len(found))))
-
-
-class _Clues(NamedTuple):
-    """`known_by` a title: the conditions, the constants in them, and by each a power of its chance
-    to come first (`_things_first`)."""
-
-    rows: tuple[KnownFact, ...]
-    names: frozenset[str]
-    powers: tuple[float, ...]
-
-
-@lru_cache(maxsize=1 << 15)
-def _clues(title: str, graph: Graph) -> _Clues:
-    rows = known_by(title, graph)
-    names = [part.of for part, _ in rows]
-    powers = tuple(1 / NUMBER_WEIGHT if is_number(name) else 1.0 for name in names)
-    return _Clues(rows, frozenset(names), powers)
-
-
-def _without(clues: _Clues, banned: frozenset[str]) -> _Clues:
-    """Those of `clues` that name nothing that is `banned`."""
-    if clues.names.isdisjoint(banned):  # mostly
-        return clues
-    kept = [i for i, (part, _) in enumerate(clues.rows) if part.of not in banned]
-    rows, powers = clues.rows, clues.powers
-    return _Clues(
-        tuple([rows[i] for i in kept]), clues.names - banned, tuple([powers[i] for i in kept])
-    )
-
-
-def can_be_asked_for(title: str, graph: Graph) -> bool:
-    """Whether several conditions together, and none alone, tell `title` from all else."""
-    sets = [fulfil for _, fulfil in known_by(title, graph) if len(fulfil) > 1]
-    return len(sets) > 1 and len(frozenset.intersection(*sets)) == 1
 
 
 def explain(
@@ -114,16 +56,13 @@ def explain(
     least: int,
     most: int,
     few: int = 1,
-    things_first: bool = False,
 ) -> Query | None:
     """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
-    none alone. `banned` constants are not used; `things_first`: numbers hardly ever (what has an
-    equal year has little else in common). None: this draw found none."""
-    options = _without(_clues(title, graph), banned)
-    if things_first:
-        tried = _things_first(options, rng)
-    else:
-        tried = rng.sample(options.rows, min(len(options.rows), MAX_OPTIONS))
+    none alone; `banned` constants are not used. Conditions are taken in a random order, each that
+    leaves fewer things, and none is given back: None, this draw found none, says little. Where
+    numbers are not wanted or draws are many, `drlib.synthesis.clues.draw_explanation` is better."""
+    options = [row for row in known_by(title, graph) if row[0].of not in banned]
+    tried = rng.sample(options, min(len(options), MAX_OPTIONS))
     chosen: list[KnownFact] = []
     left = None  # what fulfils all of `chosen`
     for part, fulfil in tried:
@@ -139,15 +78,6 @@ def explain(
         if few < len(rest) and len(rows) < most and narrows:
             chosen, left = rows, rest
     return None
-
-
-def _things_first(options: _Clues, rng: random.Random) -> list[KnownFact]:
-    """`MAX_OPTIONS` of the conditions in a random order in which each number has a small weight
-    (the weighted sample of Efraimidis and Spirakis, 2006)."""
-    drawn = rng.random
-    places = [-(drawn() ** power) for power in options.powers]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return [options.rows[i] for i in order[:MAX_OPTIONS]]
 
 
 def _joined(rows: list[KnownFact]) -> Query:
@@ -186,14 +116,15 @@ def expand(
     order: Order = "layer",
     width: int = 2,
     strict: bool = True,
+    near: frozenset[str] = NOTHING,
 ) -> Query | None:
     """One expansion that keeps the answer; None: this draw found none. `strict`: things rather than
-    numbers take a constant's place.
+    numbers take a constant's place, and nothing that is `near`.
 
     `layer` replaces all constants that are nearest to the target, `sequential` only the last one;
     `random` adds a true condition to any constant or to the target and replaces nothing.
     """
-    banned = met(query, graph)
+    banned = met(query, graph) | near
     if order == "random":
         return _with_one_more(query, graph, rng, banned)
     rows = layers(query)
@@ -243,9 +174,10 @@ def _told(
             return True
         return evaluate_query(substitute(query, name, part), graph) == answers
 
+    draw = draw_explanation if strict else explain
     for least, few in rng.choice(WAYS):
-        told = explain(name, graph, rng, banned, least, width, few, strict)
-        if told is None or not keeps_the_answer(told):
+        told = draw(name, graph, rng, banned, least, width, few)
+        if told is None or (few > 1 and not keeps_the_answer(told)):
             continue
         weaker = without_one(told) if isinstance(told, And) else ()
         if not any(keeps_the_answer(part) for part in weaker):
@@ -260,15 +192,21 @@ def draft(
     hops: int,
     width: int = 3,
     strict: bool = True,
+    listed: bool = True,
 ) -> Query | None:
     """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
-    of things rather than of numbers."""
-    least = rng.randint(2, width)
-    banned = frozenset((answer,))
-    query = explain(answer, graph, rng, banned, least, width, things_first=strict)
+    of things rather than of numbers, none of them next to the answer, and, if it is to be `listed`,
+    such that a page lists what fulfils one condition of the answer."""
+    banned, near = frozenset((answer,)), NOTHING
+    if strict:
+        near = next_to(answer, graph)
+        query = draw_explanation(answer, graph, rng, banned, 2, width, listed=listed)
+    else:
+        query = explain(answer, graph, rng, banned, rng.randint(2, width), width)
     while query is not None and depth(query) < hops:
         whole_layer = depth(query) == 1 or rng.random() < LAYER_SHARE
-        query = expand(query, graph, rng, "layer" if whole_layer else "sequential", strict=strict)
+        order: Order = "layer" if whole_layer else "sequential"
+        query = expand(query, graph, rng, order, strict=strict, near=near)
     if query is None or len(constants(query)) > MAX_CONSTANTS:
         return None
     return query

@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 
 from drlib.synthesis.checks import effort, first_fault
-from drlib.synthesis.expansion import SEVERAL, explain, known_by, met
+from drlib.synthesis.clues import known_by
+from drlib.synthesis.expansion import SEVERAL, explain, met
 from drlib.synthesis.queries import (
     Count,
     Diff,
@@ -28,12 +29,13 @@ from drlib.synthesis.queries import (
     Range,
     constants,
     evaluate_query,
+    is_number,
     numbers,
     subqueries,
     substitute,
     walk,
 )
-from drlib.worlds.graph import Graph, inverse
+from drlib.worlds.graph import NOTHING, Graph, inverse
 
 CONSTANTS_TRIED = 3  # by an operator, of one question
 DRAWS_A_STAGE = 20  # of a round, until a stage is left out
@@ -163,9 +165,19 @@ def _extremes(name: str, graph: Graph, rng: random.Random, banned: frozenset[str
     common, _ = _vague(name, graph, rng, banned)
     if common is None:
         return []
-    relations = graph.relations[name]
+    relations = [relation for relation in graph.relations[name] if relation in _numbered(graph)]
     found = [Extreme(relation, common, most) for relation in relations for most in (False, True)]
     return [part for part in found if evaluate_query(part, graph) == {name}]
+
+
+@lru_cache(maxsize=4)
+def _numbered(graph: Graph) -> frozenset[str]:
+    """The relations that have a number as a value."""
+    return frozenset(
+        relation
+        for relation, rows in graph.adjacent.items()
+        if any(map(is_number, NOTHING.union(*rows.values())))
+    )
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 
 from drlib.synthesis.checks import answer_of, faults
-from drlib.synthesis.expansion import known_by
+from drlib.synthesis.clues import known_by
 from drlib.synthesis.queries import (
     And,
     Count,

@@ -1,0 +1,128 @@
+"""What tells a thing from the others: true conditions, all the sets of them that explain, draws.
+
+Run: python -m pytest tests/test_synthesis_clues.py
+"""
+
+import random
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from drlib.synthesis.clues import can_be_asked_for, draw_explanation, is_explained, known_by
+from drlib.synthesis.queries import And, constants, evaluate_query, from_text, is_number, to_text
+from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
+
+
+@pytest.fixture(scope="module")
+def world():
+    return shared_world("cldr")
+
+
+def test_known_by_lists_true_conditions(world):
+    graph = world.graph
+    for title in sorted(graph.nodes)[::20]:
+        for part, fulfil in known_by(title, graph):
+            assert title in fulfil == evaluate_query(part, graph)
+            assert len(fulfil) <= 100 and part.of != title
+    codes = [part for part, _ in known_by("Norwegian Krone", graph) if part.relation == "code of"]
+    assert codes == []  # the code of one currency leads to nothing else
+
+
+def by_brute_force(title, graph, few, size):
+    """The sets of `size` conditions that explain `title`, as frozensets of their texts."""
+    rows = known_by(title, graph)
+
+    def fits(some):
+        return len(frozenset.intersection(*[fulfil for _, fulfil in some])) <= few
+
+    return {
+        frozenset(to_text(part) for part, _ in some)
+        for some in combinations(rows, size)
+        if fits(some) and not (size > 1 and any(map(fits, combinations(some, size - 1))))
+    }
+
+
+def parts_of(query):
+    return query.parts if isinstance(query, And) else (query,)
+
+
+@pytest.mark.parametrize(("few", "size"), [(1, 1), (1, 2), (10, 1), (10, 2)])
+def test_draws_are_all_the_sets_that_explain_and_no_others(world, few, size):
+    graph, seen = world.graph, 0
+    titles = [t for t in sorted(graph.nodes) if 2 < len(known_by(t, graph)) < 14][::5]
+    for title in titles:
+        wanted = by_brute_force(title, graph, few, size)
+        rng, drawn = random.Random(title), set()
+        nothing = frozenset()
+        for _ in range(20 * len(wanted) + 1):
+            query = draw_explanation(title, graph, rng, nothing, size, size, few)
+            drawn |= {frozenset(map(to_text, parts_of(query)))} if query else set()
+        assert drawn <= wanted
+        names = [from_text(text).of for texts in wanted for text in texts]
+        if not any(map(is_number, names)):  # a set with a number hardly ever comes
+            assert drawn == wanted
+        seen += len(drawn)
+    assert seen > 10
+
+
+def test_a_draw_names_nothing_that_is_banned_and_says_when_all_is(world):
+    graph, rng, found = world.graph, random.Random(1), 0
+    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    for title in rng.sample(titles, 60):
+        banned = frozenset()
+        while query := draw_explanation(title, graph, rng, banned, 2, 2):
+            assert evaluate_query(query, graph) == {title}
+            assert banned.isdisjoint(constants(query))
+            banned |= {rng.choice(constants(query))}
+            found += 1
+        for texts in by_brute_force(title, graph, 1, 2):
+            assert any(from_text(text).of in banned for text in texts)
+    assert found > 60
+
+
+def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
+    """A and B share the number, C and D the place; "who has 7 and is in Oslo" is A alone."""
+    nodes = [Node(title, "person") for title in "ABCD"] + [Node("Oslo", "town")]
+    nodes += [Node("Rome", "town")]
+    facts = [("A", "number", "7"), ("B", "number", "7"), ("A", "town", "Oslo")]
+    facts += [("C", "town", "Oslo"), ("B", "year", "1999"), ("D", "year", "1999")]
+    graph = Graph(nodes, facts)
+    assert is_explained("A", graph, 3)
+    assert not is_explained("B", graph, 3)  # by two values, of which no page tells who has them
+    draws = [draw_explanation("B", graph, random.Random(i), frozenset(), 2, 3) for i in range(9)]
+    assert {frozenset(constants(query)) for query in draws} == {frozenset({"7", "1999"})}
+    listed = (
+        draw_explanation("B", graph, random.Random(i), frozenset(), 2, 3, 1, True) for i in range(9)
+    )
+    assert not any(listed)
+
+
+def sharing(*groups):
+    """A graph of people A to D: each group (relation, value, those who have it)."""
+    facts = [(one, relation, value) for relation, value, some in groups for one in some]
+    clubs = [Node(value, "club") for relation, value, _ in groups if relation == "club"]
+    return Graph([Node(title, "person") for title in "ABCD"] + clubs, facts)
+
+
+def test_numbers_explain_only_where_little_else_does():
+    """Any two of three conditions tell A; weighed .02 a number, 1 + .02 + .02 in all."""
+    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "AD"))
+    rng, named = random.Random(1), Counter()
+    for _ in range(2000):
+        query = draw_explanation("A", graph, rng, frozenset(), 2, 3)
+        named[frozenset(constants(query))] += 1
+    assert len(named) == 3
+    of_numbers = sum(count for names, count in named.items() if "1999" in names)
+    assert 40 < of_numbers < 120  # 77 of 2,000 are expected
+
+
+def test_three_conditions_explain_where_no_two_do():
+    graph = sharing(("club", "Chess", "ABC"), ("club", "Go", "ABD"), ("club", "Golf", "ACD"))
+    nothing = frozenset()
+    query = draw_explanation("A", graph, random.Random(1), nothing, 2, 3)
+    assert sorted(constants(query)) == ["Chess", "Go", "Golf"]
+    assert draw_explanation("A", graph, random.Random(1), nothing, 2, 2) is None
+    assert is_explained("A", graph, 3) and not is_explained("A", graph, 2)
+    assert draw_explanation("A", graph, random.Random(1), frozenset(("Go",)), 2, 3) is None
