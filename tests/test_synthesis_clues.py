@@ -126,3 +126,11 @@ def test_three_conditions_explain_where_no_two_do():
     assert draw_explanation("A", graph, random.Random(1), nothing, 2, 2) is None
     assert is_explained("A", graph, 3) and not is_explained("A", graph, 2)
     assert draw_explanation("A", graph, random.Random(1), frozenset(("Go",)), 2, 3) is None
+
+
+def test_no_third_condition_stands_beside_two_that_are_enough():
+    wide = [("club", name, "ABC") for name in ("Golf", "Polo", "Rugby", "Judo", "Fives")]
+    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), *wide)
+    query = draw_explanation("A", graph, random.Random(1), frozenset(), 2, 2)
+    assert sorted(constants(query)) == ["Chess", "Go"]
+    assert draw_explanation("A", graph, random.Random(1), frozenset(), 3, 3) is None

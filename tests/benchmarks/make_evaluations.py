@@ -30,6 +30,7 @@ from drlib.synthesis.checks import is_near
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.queries import from_text
 from drlib.worlds import load_world
+from tests.benchmarks.bench_questions import fixed_loop
 from tests.independent_evaluator import RawFacts, look_ups, told_by
 
 OUT = ROOT / "figures" / "reference" / "data" / "evaluations.json"
@@ -107,16 +108,20 @@ def nearness(world, distances: Distances, n: int) -> dict:
     return {**dict(sorted(seen.items())), "differ": differ[:5]}
 
 
-def speed(world, n: int) -> dict:
-    """Verified questions in sentences a second, by depth; the tables are there already."""
-    rows = {}
-    for depth in (2, 3):
-        started = time.process_time()
-        made = len(synthesize_questions(world, n, f"speed-{depth}", hops={depth: 1}))
-        rows[f"depth_{depth}"] = round(made / (time.process_time() - started))
-    started = time.process_time()
-    made = len(synthesize_questions(world, n, "speed"))
-    return rows | {"depths_2_and_3": round(made / (time.process_time() - started)), "of": n}
+def speed(world, n: int, repeats: int) -> dict:
+    """Verified questions in sentences a second, by depth; the tables are there already. The best of
+    `repeats`, as neighbours on a machine only slow down; `loop_s` is of a fixed loop there."""
+    depths = {"depth_2": {2: 1}, "depth_3": {3: 1}, "depths_2_and_3": None}
+    rates: dict[str, list[float]] = {name: [] for name in depths}
+    loops = []
+    for repeat in range(repeats):
+        for name, hops in depths.items():
+            started = time.process_time()
+            made = len(synthesize_questions(world, n, f"speed-{repeat}", hops=hops))
+            rates[name].append(made / (time.process_time() - started))
+        loops.append(fixed_loop())
+    best = {name: round(max(some)) for name, some in rates.items()}
+    return best | {"of": n, "repeats": repeats, "loop_s": min(loops)}
 
 
 def main():
@@ -125,6 +130,7 @@ def main():
     parser.add_argument("--questions", type=int, default=5000)
     parser.add_argument("--a-seed", type=int, default=1000)
     parser.add_argument("--timed", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # a seed that gives fewer is counted
@@ -142,7 +148,7 @@ def main():
         row |= {"max_share": max_share, "answers": len({task.answer for task in tasks})}
         row |= judged(tasks, raw, distances)
         row["nearness"] = nearness(world, distances, 500)
-        row["speed"] = None if small else speed(world, args.timed)
+        row["speed"] = None if small else speed(world, args.timed, args.repeats)
         print(json.dumps(row, indent=1))
         rows.append(row)
     write_whole(args.out, json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
