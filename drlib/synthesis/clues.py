@@ -72,9 +72,11 @@ def draw_explanation(
 ) -> Query | None:
     """One of the sets of `least` to `most` conditions that together `title` and at most `few - 1`
     others fulfil, and of which none can go: rather few (`LONGER`) and rather without numbers
-    (`NUMBER_WEIGHT`: what has an equal year has little else in common).
-    `listed`: one condition at least names a thing with a page, which lists what fulfils
-    it; a value has none. None: each that was looked at names something `banned`, or there is none.
+    (`NUMBER_WEIGHT`: what has an equal year has little else in common). None: there is none, or
+    each of the drawn size names something `banned`.
+
+    `listed`: one condition at least names a thing with a page, which lists what fulfils the
+    condition; a value, as a year or a parameter, has no page, and a solver could not begin.
     """
     sizes = _sizes(title, graph, few, least, most, listed)
     if not sizes.shares:
