@@ -188,6 +188,7 @@ def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
 
 
 def _patience(strict: bool, plain: bool) -> tuple[int, int]:
+    """Misses until an answer stands back, and until it is given up; the same where none does."""
     few, many = PLAIN_MISSES if plain else MISSES_AN_ANSWER
     return (few if strict else many), many
 

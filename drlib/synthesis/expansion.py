@@ -1,6 +1,8 @@
 """From an answer to a query that only it fulfils, made deeper layer by layer.
 
-An answer is *explained*: two or three conditions of which all are needed. Then each constant is
+An answer is *explained*: two or three conditions of which all are needed, from the lists of
+`drlib.synthesis.clues` (`strict`) or by a greedy draw (`explain`: small worlds, and operators).
+The small worlds keep the draws by which policies were trained. Then each constant is
 replaced by a query that it answers, alone or as one of a few things, one layer after the other
 (the layer-wise expansion of WebShaper, arXiv 2507.15061, section 3.3): the answer stays, every path
 from a constant to the target grows, and no constant stands beside the target or is joined to
