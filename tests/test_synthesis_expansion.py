@@ -8,10 +8,40 @@ from collections import Counter
 
 import pytest
 
-from drlib.synthesis.checks import constant_edges, target_edges
+from drlib.synthesis.checks import (
+    coincidences,
+    constant_edges,
+    effort,
+    is_far,
+    is_near,
+    next_to,
+    target_edges,
+)
 from drlib.synthesis.clues import can_be_asked_for
-from drlib.synthesis.expansion import draft, expand, explain, layers, met
-from drlib.synthesis.queries import constants, depth, evaluate_query, walk
+from drlib.synthesis.expansion import (
+    Bars,
+    deepened,
+    draft,
+    expand,
+    explain,
+    layers,
+    met,
+    rivals,
+)
+from drlib.synthesis.giveaways import leaks
+from drlib.synthesis.queries import (
+    And,
+    Count,
+    Diff,
+    Or,
+    Proj,
+    constants,
+    depth,
+    evaluate_query,
+    is_number,
+    substitute,
+    walk,
+)
 from drlib.synthesis.sql_engine import SqlEngine
 from tests.shared_worlds import shared_world
 
@@ -98,3 +128,101 @@ def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
         assert answer in met(query, graph) >= set(constants(query))
         assert graph.neighbours[answer].isdisjoint(constants(query))
     assert found > 20
+
+
+def drafts(graph, n, hops, seed, **settings):
+    """`n` drafts of `hops` look-ups, and their answers."""
+    rng, found = random.Random(f"drafts-{seed}"), []
+    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    while len(found) < n:
+        answer = rng.choice(titles)
+        query = draft(answer, graph, rng, hops, **settings)
+        found += [(answer, query)] if query else []
+    return found
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_rivals_are_what_would_bring_in_another_answer(world, hops):
+    """By brute force: every thing of the graph in the constant's place, one after the other."""
+    graph, found = world.graph, 0
+    for answer, query in drafts(graph, 12, hops, 5):
+        for name in constants(query)[:2]:
+            wrong = rivals(query, name, graph)
+            for title in [*wrong, *sorted(graph.nodes)[::7]]:
+                others = evaluate_query(substitute(query, name, title), graph) - {answer}
+                assert (title in wrong) == bool(others), (query, name, title)
+            found += len(wrong)
+    assert found > 40
+
+
+def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
+    graph = world.graph
+    krone = Proj("currency of", "Norwegian Krone")
+    everywhere = rivals(krone, "Norwegian Krone", graph)
+    territories = evaluate_query(krone, graph)
+    for title in sorted(graph.nodes)[::5]:
+        values = graph.values(title, "currency of")
+        assert (title in everywhere) == (not values <= territories)
+    union = And((Proj("currency of", Or(("Norwegian Krone", "Euro"))), Proj("language of", "x")))
+    assert rivals(union, "Euro", graph) == rivals(
+        And((Proj("currency of", "Euro"), union.parts[1])), "Euro", graph
+    )
+    assert rivals(Count(krone), "Norwegian Krone", graph) is None
+    assert rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph) is None
+    twice = And((krone, Proj("former currency of", "Norwegian Krone")))
+    assert rivals(twice, "Norwegian Krone", graph) is None
+
+
+def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
+    graph, rng, of_several = world.graph, random.Random(6), 0
+    for answer, query in drafts(graph, 80, 1, 6):
+        new = expand(query, graph, rng)
+        if new is None:
+            continue
+        assert evaluate_query(new, graph) == {answer}
+        stand_ins = [part.of for part in new.parts]
+        of_several += sum(len(evaluate_query(part, graph)) > 1 for part in stand_ins)
+        for part in new.parts:
+            for less in part.of.parts if isinstance(part.of, And) else ():
+                weaker = And(tuple(other for other in part.of.parts if other is not less))
+                assert evaluate_query(substitute(new, part.of, weaker), graph) != {answer}
+    assert of_several > 20
+
+
+def test_a_query_goes_deeper_at_one_of_its_farthest_constants(world):
+    graph, rng, found = world.graph, random.Random(7), 0
+    for answer, query in drafts(graph, 120, 2, 7):
+        bars = Bars(next_to(answer, graph), numbers=True)
+        new = deepened(query, graph, rng, bars)
+        if new is None:
+            continue
+        (gone,) = set(constants(query)) - set(constants(new))
+        assert (2, gone) in layers(query) and not is_number(gone)
+        assert evaluate_query(new, graph) == {answer} and depth(new) == 3
+        assert effort(new, graph) >= effort(query, graph)
+        assert any(is_far(name, answer, graph) for name in constants(new))
+        assert not is_near(new, answer, graph)
+        hidden = met(query, graph) - set(constants(query))
+        told = set(constants(new)) - set(constants(query))
+        assert not [name for name in told for thing in hidden if leaks(thing, name, graph)]
+        found += 1
+    assert found > 40
+
+
+def test_what_the_next_expansion_replaces_may_hint(world):
+    graph, hinted = world.graph, Counter()
+    for hints in (True, False):
+        rng = random.Random(8)
+        for answer, query in drafts(graph, 150, 1, 8):
+            new = expand(query, graph, rng, bars=Bars(hints=hints))
+            if new:
+                hinted[hints] += any(leaks(answer, name, graph) for name in constants(new))
+    assert hinted[True] == 0 < hinted[False]
+
+
+def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
+    graph, by_chance = world.graph, Counter()
+    for numbers in (True, False):
+        for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
+            by_chance[numbers] += coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+    assert by_chance[False] == 0 < by_chance[True]

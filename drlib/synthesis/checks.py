@@ -41,7 +41,7 @@ from drlib.synthesis.queries import (
     walk,
 )
 from drlib.synthesis.sql_engine import SqlEngine
-from drlib.worlds.graph import Graph, inverse
+from drlib.worlds.graph import NOTHING, Graph, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
 
 TYPE_RELATIONS = {"kind of", "type of"}  # "is a territory" points at no single thing
@@ -118,11 +118,15 @@ def is_near(query: Query, answer: str, graph: Graph) -> bool:
     if isinstance(query, Count):
         return False
     told = {*constants(query), *_exact_numbers(query)}
-    around = graph.neighbours.get(answer, frozenset())
     if told & next_to(answer, graph):
         return True
-    far = [name for name in told if around.isdisjoint(graph.neighbours.get(name, ()))]
-    return depth(query) > 2 and bool(told) and not far
+    return depth(query) > 2 and bool(told) and not any(is_far(x, answer, graph) for x in told)
+
+
+def is_far(name: str, answer: str, graph: Graph) -> bool:
+    """Whether more than two facts lie between the two: nothing is joined to both."""
+    around = graph.neighbours.get(answer, NOTHING)
+    return around.isdisjoint(graph.neighbours.get(name, NOTHING))
 
 
 @lru_cache(maxsize=1 << 15)

@@ -1,24 +1,28 @@
 """What tells one thing of a graph from the others: its conditions, and the sets of them that do.
 
-A condition is R(constant), "the currency of Norway". A thing is *explained* by conditions that it
-alone fulfils, or it and a few others, and of which none can go: without any one of them more would
-fit. All such sets of one size are listed once for a thing, level by level: a set is looked at only
-where every smaller part of it still fits too many (Apriori, Agrawal and Srikant, 1994). A draw
-among them then costs next to nothing, and fails only where there is none.
+A condition is R(constant), "the currency of Norway". An answer is *explained* by conditions that it
+alone fulfils, and of which none can go: without any one of them more would fit. All such sets of
+one size are listed once for an answer, level by level: a set is looked at only where every smaller
+part of it still fits too many (Apriori, Agrawal and Srikant, 1994). A draw among them then costs
+next to nothing, and fails only where there is none.
 
 In these lists a set, of conditions or of the things that fulfil them, is a whole number with a bit
 for each member: a hundred thousand of them are compared in the time of a question.
+
+A constant of a query needs less: what stands in its place must not fit any of its *rivals*, the
+things that would bring in another answer there, and may fit others. Rivals change with the query,
+so nothing is listed for them (`draw_stand_in`).
 """
 
 import random
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, combinations
 from typing import NamedTuple
 
-from drlib.synthesis.giveaways import tells
-from drlib.synthesis.queries import And, Proj, Query, is_number
+from drlib.synthesis.giveaways import leaks, tells
+from drlib.synthesis.queries import And, Proj, Query, constants, is_number
 from drlib.worlds.graph import Graph, inverse
 
 HUB = 50  # a condition that more things fulfil is no clue
@@ -26,6 +30,8 @@ MAX_KNOWN = 40  # conditions of a title that are looked at
 NUMBER_WEIGHT = 0.02  # of a number as a clue, where a thing has 1: it leads on by coincidence only
 LONGER = 0.4  # of an explanation by one condition more, where the shorter has 1
 TRIES = 8  # of a draw that names what is banned, until the others are listed
+SEVERAL = 10  # things that a vague description may fit
+PAIR_SHARE = 0.25  # of the stand-ins, those that are to be two conditions where there are such
 KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
 
 
@@ -57,7 +63,7 @@ def can_be_asked_for(title: str, graph: Graph) -> bool:
 def is_explained(title: str, graph: Graph, width: int, listed: bool = True) -> bool:
     """Whether two to `width` conditions explain `title` alone, one of which a page lists if it is
     to be `listed`: whether `draw_explanation` has anything to draw for an answer."""
-    return bool(_sizes(title, graph, 1, 2, width, listed).shares)
+    return bool(_sizes(title, graph, 2, width, listed, True).shares)
 
 
 def draw_explanation(
@@ -67,18 +73,18 @@ def draw_explanation(
     banned: frozenset[str],
     least: int,
     most: int,
-    few: int = 1,
     listed: bool = False,
+    numbers: bool = True,
 ) -> Query | None:
-    """One of the sets of `least` to `most` conditions that together `title` and at most `few - 1`
-    others fulfil, and of which none can go: rather few (`LONGER`) and rather without numbers
-    (`NUMBER_WEIGHT`: what has an equal year has little else in common). None: there is none, or
-    each of the drawn size names something `banned`.
+    """One of the sets of `least` to `most` conditions that together only `title` fulfils, and of
+    which none can go: rather few (`LONGER`) and rather without numbers (`NUMBER_WEIGHT`: what has
+    an equal year has little else in common), or not `numbers`: none with any. None: there is none,
+    or each of the drawn size names something `banned`.
 
     `listed`: one condition at least names a thing with a page, which lists what fulfils the
     condition; a value, as a year or a parameter, has no page, and a solver could not begin.
     """
-    sizes = _sizes(title, graph, few, least, most, listed)
+    sizes = _sizes(title, graph, least, most, listed, numbers)
     if not sizes.shares:
         return None
     sets, weights = _one_of(sizes.rows, sizes.shares, rng)
@@ -122,7 +128,7 @@ def _barred(title: str, graph: Graph, banned: frozenset[str]) -> int:
 
 
 class _Level(NamedTuple):
-    """Sets of conditions of one size: those that too many things fulfil, with these, and those that
+    """Sets of conditions of one size: those that several things fulfil, with these, and those that
     explain."""
 
     wide: dict[int, int]
@@ -138,16 +144,20 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 15)
-def _sizes(title: str, graph: Graph, few: int, least: int, most: int, listed: bool) -> _Sizes:
+def _sizes(title: str, graph: Graph, least: int, most: int, listed: bool, numbers: bool) -> _Sizes:
     """The sets of `least` to `most` conditions that explain `title`, by size. A size's share goes
     by the mean weight of its sets: a set of three things comes before one with a number."""
     rows = known_by(title, graph)
     pages = sum(1 << i for i, (part, _) in enumerate(rows) if not graph.is_value(part.of))
     weights = [NUMBER_WEIGHT if is_number(part.of) else 1.0 for part, _ in rows]
+    numbered = sum(1 << i for i, (part, _) in enumerate(rows) if is_number(part.of))
     found, shares = [], []
     for size in range(least, most + 1):
-        telling = _level(title, graph, few, size).telling
-        sets = [one for one in telling if one & pages] if listed else telling
+        sets = _level(title, graph, size).telling
+        if listed:
+            sets = [one for one in sets if one & pages]
+        if not numbers:
+            sets = [one for one in sets if not one & numbered]
         if sets:
             summed = list(accumulate(_weight(one, weights) for one in sets))
             found.append((sets, summed))
@@ -164,14 +174,14 @@ def _weight(chosen: int, weights: list[float]) -> float:
 
 
 @lru_cache(maxsize=1 << 15)
-def _level(title: str, graph: Graph, few: int, size: int) -> _Level:
-    """The sets of `size` conditions of `title` whose smaller parts all fit more than `few`."""
+def _level(title: str, graph: Graph, size: int) -> _Level:
+    """The sets of `size` conditions of `title` whose smaller parts all fit others too."""
     things = _things(title, graph)
     level = _Level({}, [])
     if size == 1:
         grown = [(1 << i, fulfil) for i, fulfil in enumerate(things)]
     else:
-        smaller = _level(title, graph, few, size - 1).wide
+        smaller = _level(title, graph, size - 1).wide
         grown = [
             (one | 1 << i, fit & fulfil)
             for one, fit in smaller.items()
@@ -179,7 +189,7 @@ def _level(title: str, graph: Graph, few: int, size: int) -> _Level:
             if one >> i == 0 and _all_wide(one, 1 << i, smaller)
         ]
     for conditions, fit in grown:
-        if fit.bit_count() > few:
+        if fit.bit_count() > 1:
             level.wide[conditions] = fit
         else:
             level.telling.append(conditions)
@@ -204,3 +214,50 @@ def _things(title: str, graph: Graph) -> list[int]:
         sum(1 << places.setdefault(thing, len(places)) for thing in fulfil)
         for _, fulfil in known_by(title, graph)
     ]
+
+
+def draw_stand_in(
+    title: str,
+    graph: Graph,
+    rng: random.Random,
+    rivals: frozenset[str],
+    width: int,
+    is_barred: Callable[[str], bool],
+) -> Query | None:
+    """What may stand for `title` where none of its `rivals` may: a condition that none of them
+    fulfils, or, of a `width` of 2, two that none fulfils both and of which each is needed; at most
+    `SEVERAL` things fit, and where only `title` does no name hints at it. Constants that are barred
+    are not named, and numbers only where nothing else will do. None: there is no such description.
+    """
+    known = known_by(title, graph)
+    rows = rng.sample(known, len(known))
+    rows.sort(key=lambda row: is_number(row[0].of))
+    ways = [_single(rows, rivals)]
+    if width > 1:
+        ways.insert(rng.random() >= PAIR_SHARE, _pairs(rows, rivals))
+    for told, fit in chain(*ways):
+        named = constants(told)
+        is_hinted = len(fit) == 1 and any(leaks(title, name, graph) for name in named)
+        if not is_hinted and not any(map(is_barred, named)):
+            return told
+    return None
+
+
+def _single(
+    rows: Sequence[KnownFact], rivals: frozenset[str]
+) -> Iterator[tuple[Query, frozenset[str]]]:
+    """The conditions that few things and no rival fulfil, and these things."""
+    for part, fulfil in rows:
+        if len(fulfil) <= SEVERAL and fulfil.isdisjoint(rivals):
+            yield part, fulfil
+
+
+def _pairs(
+    rows: Sequence[KnownFact], rivals: frozenset[str]
+) -> Iterator[tuple[Query, frozenset[str]]]:
+    """Each two conditions that some rivals fulfil, but none both, and the few things that do."""
+    crossed = [(part, fulfil, fulfil & rivals) for part, fulfil in rows]
+    crossed = [row for row in crossed if row[2]]
+    for (part, fulfil, rival), (other, others, also) in combinations(crossed, 2):
+        if rival.isdisjoint(also) and len(fulfil & others) <= SEVERAL:
+            yield And((part, other)), fulfil & others

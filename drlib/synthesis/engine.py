@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-from drlib.synthesis.checks import coincidences, effort, first_fault
+from drlib.synthesis.checks import coincidences, effort, first_fault, next_to
 from drlib.synthesis.clues import can_be_asked_for, is_explained
 from drlib.synthesis.derived import TYPES
-from drlib.synthesis.expansion import draft
+from drlib.synthesis.expansion import Bars, deepened, draft
 from drlib.synthesis.plainness import plain_part, strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
@@ -33,7 +33,7 @@ from drlib.worlds.triples import OWN
 
 # Misses in a row, at one depth, until an answer stands back there, and until it is given up (in the
 # small worlds by which policies were trained, not `strict`, none stands back).
-MISSES_AN_ANSWER = (16, 100)
+MISSES_AN_ANSWER = (8, 100)
 PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
@@ -216,9 +216,10 @@ def _draw_all(
         answer = left.live[hops][spot]
         query, reason = None, "max_share"
         if used[answer] < tally.quota:
-            query, reason = _draw_query(answer, rng, hops, rules)
+            numbers = not rules.strict or by_coincidence < COINCIDENCE_SHARE * len(wanted)
+            query, reason = _draw_query(answer, rng, hops, rules, numbers)
         coincides = query is not None and rules.strict and _coincides(query, rules.graph)
-        if coincides and by_coincidence >= COINCIDENCE_SHARE * len(wanted):
+        if coincides and not numbers:
             query, reason = None, "coincidence"
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
@@ -265,34 +266,48 @@ def _coincides(query: Query, graph: Graph) -> bool:
 
 
 def _draw_query(
-    answer: str, rng: random.Random, hops: int, rules: _Rules
+    answer: str, rng: random.Random, hops: int, rules: _Rules, numbers: bool
 ) -> tuple[Query | None, str]:
     """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
-    found none)."""
+    found none). Not `numbers`: it is to hang on no equal number."""
     graph, strict = rules.graph, rules.strict
     names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     listed = rules.max_effort < math.inf
-    query = draft(answer, graph, rng, max(2, hops - bool(names)), rules.width, strict, listed)
+    least = max(2, hops - bool(names))
+    query = draft(answer, graph, rng, least, rules.width, strict, listed, numbers)
     if query is None:
         return None, "no draft"
-    fault = first_fault(query, graph, strict)
+    fault = _fault(query, graph, rules)
     if fault:
         return None, fault
-    if effort(query, graph) > rules.max_effort:
-        return None, "max_effort"
+    bars = Bars(next_to(answer, graph), numbers=not numbers)
     for name in [*names, "deepen"]:
         if name == "deepen" and depth(query) == hops:
             continue
-        harder = OPERATORS[name](query, graph, rng, strict)
+        if name == "deepen" and strict:
+            harder = deepened(query, graph, rng, bars)
+            fault = "" if harder is None else _fault(harder, graph, rules)
+            if fault:
+                continue
+        else:
+            harder = OPERATORS[name](query, graph, rng, strict)
         if harder and depth(harder) <= hops and effort(harder, graph) <= rules.max_effort:
             query = harder
     if depth(query) != hops:
-        return None, "too few look-ups"
+        return None, fault or "too few look-ups"
     if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
-        fault = first_fault(query, rules.whole, strict)
-        if fault or effort(query, rules.whole) > rules.max_effort:
-            return None, fault or "max_effort"
+        fault = _fault(query, rules.whole, rules)
+        if fault:
+            return None, fault
     return canonical(query), ""
+
+
+def _fault(query: Query, graph: Graph, rules: _Rules) -> str:
+    """What is wrong with `query`; "" if nothing is."""
+    fault = first_fault(query, graph, rules.strict)
+    if not fault and effort(query, graph) > rules.max_effort:
+        return "max_effort"
+    return fault
 
 
 def _question(query: Query, world, number: int, told: _Told) -> str:

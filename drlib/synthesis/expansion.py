@@ -6,19 +6,32 @@ The small worlds keep the draws by which policies were trained. Then each consta
 replaced by a query that it answers, alone or as one of a few things, one layer after the other
 (the layer-wise expansion of WebShaper, arXiv 2507.15061, section 3.3): the answer stays, every path
 from a constant to the target grows, and no constant stands beside the target or is joined to
-another. The paper's two baselines, `random` and `sequential` expansion, are here for comparison.
+another. A question of three look-ups and more may go deeper at one constant only (`deepened`). The
+paper's two baselines, `random` and `sequential` expansion, are here for comparison.
+
+What may stand for a constant is known before it is drawn: anything true of it that fits none of
+its `rivals`. One pass from the target down to the constant finds them.
 
 Everything is drawn from a `random.Random` that the caller gives; None means that this draw found
 nothing, and another may.
 """
 
 import random
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
-from drlib.synthesis.checks import constant_edges, next_to, without_one
-from drlib.synthesis.clues import KnownFact, draw_explanation, known_by
+from drlib.synthesis.checks import constant_edges, is_far, next_to, without_one
+from drlib.synthesis.clues import (
+    SEVERAL,
+    KnownFact,
+    draw_explanation,
+    draw_stand_in,
+    known_by,
+)
+from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
     And,
+    Or,
     Proj,
     Query,
     canonical,
@@ -26,16 +39,16 @@ from drlib.synthesis.queries import (
     constants,
     depth,
     evaluate_query,
+    is_number,
     subqueries,
     substitute,
 )
-from drlib.worlds.graph import NOTHING, Graph
+from drlib.worlds.graph import NOTHING, Graph, inverse
 
 MAX_OPTIONS = 16  # of these, tried in one explanation
-SEVERAL = 10  # things that a vague description may fit
 MAX_CONSTANTS = 8  # that a question names
 
-# How a constant is told: (conditions at least, things at most that may fulfil them).
+# How `explain` tells a constant: (conditions at least, things at most that may fulfil them).
 ALONE = (1, 1)
 ONE_OF_SEVERAL = (1, SEVERAL)
 BY_TWO_CONDITIONS = (2, 1)
@@ -48,6 +61,24 @@ WAYS = (
 )
 LAYER_SHARE = 0.4  # of the expansions after the first, those that replace a whole layer
 Order = Literal["layer", "random", "sequential"]
+Barred = Callable[[str], bool]  # whether a constant must not be named
+
+
+class Bars(NamedTuple):
+    """What a strict expansion does not do.
+
+    near: titles that it does not name, as they stand next to the answer.
+    hints: naming what hints at a thing on the way, or what a fact joins to another constant. It
+        does no harm where the next expansion replaces what is named now.
+    numbers: replacing a number, so that a condition hangs on what two things share by coincidence.
+    """
+
+    near: frozenset[str] = NOTHING
+    hints: bool = True
+    numbers: bool = False
+
+
+FREE = Bars()  # nothing stands next to the answer
 
 
 def explain(
@@ -118,33 +149,145 @@ def expand(
     order: Order = "layer",
     width: int = 2,
     strict: bool = True,
-    near: frozenset[str] = NOTHING,
+    bars: Bars = FREE,
 ) -> Query | None:
-    """One expansion that keeps the answer; None: this draw found none. `strict`: things rather than
-    numbers take a constant's place, and nothing that is `near`.
+    """One expansion that keeps the answer; None: this draw found none. `strict`: within `bars`, and
+    with numbers only where nothing else will do.
 
     `layer` replaces all constants that are nearest to the target, `sequential` only the last one;
     `random` adds a true condition to any constant or to the target and replaces nothing.
     """
-    banned = met(query, graph) | near
+    on_the_way = met(query, graph)
     if order == "random":
-        return _with_one_more(query, graph, rng, banned)
+        return _with_one_more(query, graph, rng, on_the_way)
     rows = layers(query)
     if order == "sequential":
         names = [rows[-1][1]]
     else:
         nearest = min(rows)[0]
         names = [name for above, name in rows if above == nearest]
-    new = query
+    if strict and bars.numbers and any(map(is_number, names)):
+        return None
+    named = frozenset(constants(query))
+    new, kept = query, named.difference(names)
     for name in names:
-        told = _told(new, name, graph, rng, banned, width, strict)
+        if strict:
+            is_barred = _barred(on_the_way | kept, on_the_way - named, kept, bars, graph)
+            told = _stand_in(new, name, graph, rng, width, is_barred)
+        else:
+            told = _told(new, name, graph, rng, on_the_way | kept, width)
         if told is None:
             return None
         new = substitute(new, name, told)
-        banned = banned.union(constants(told))
+        kept = kept.union(constants(told))
     if order == "layer" and constant_edges(new, graph):
         return None
     return new
+
+
+def deepened(
+    query: Query, graph: Graph, rng: random.Random, bars: Bars = FREE, width: int = 2
+) -> Query | None:
+    """`query`, which has one answer, with a look-up more at one of the constants that are farthest
+    from the target, within `bars`; None: this draw found none. Of three look-ups and more one
+    constant at least is not within two facts of the answer (`drlib.synthesis.checks.is_far`)."""
+    (answer,) = evaluate_query(query, graph)
+    named, on_the_way = frozenset(constants(query)), met(query, graph)
+    rows = layers(query)
+    farthest = max(above for above, _ in rows)
+    names = [name for above, name in rows if above == farthest]
+    for name in rng.sample(names, len(names)):
+        if is_number(name) and bars.numbers:
+            continue
+        kept = named - {name}
+        is_barred = _barred(on_the_way, on_the_way - named, kept, bars, graph)
+        if depth(query) > 1 and not any(is_far(other, answer, graph) for other in kept):
+            is_barred = _unless_far(is_barred, answer, graph)
+        told = _stand_in(query, name, graph, rng, width, is_barred)
+        if told is not None:
+            return substitute(query, name, told)
+    return None
+
+
+def _barred(
+    banned: frozenset[str],
+    hidden: frozenset[str],
+    kept: frozenset[str],
+    bars: Bars,
+    graph: Graph,
+) -> Barred:
+    """Whether a constant must not be named: it is `banned`, or within `bars` beside the constants
+    that are `kept`, where `hidden` things are on the way."""
+
+    def is_barred(name: str) -> bool:
+        if name in banned or name in bars.near:
+            return True
+        if not bars.hints:
+            return False
+        if not kept.isdisjoint(graph.neighbours.get(name, NOTHING)):
+            return True
+        return any(leaks(thing, name, graph) for thing in hidden)
+
+    return is_barred
+
+
+def _unless_far(is_barred: Barred, answer: str, graph: Graph) -> Barred:
+    return lambda name: not is_far(name, answer, graph) or is_barred(name)
+
+
+def _stand_in(
+    query: Query, name: str, graph: Graph, rng: random.Random, width: int, is_barred: Barred
+) -> Query | None:
+    """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
+    wrong = rivals(query, name, graph)
+    if wrong is None:
+        return None
+    return draw_stand_in(name, graph, rng, wrong, width, is_barred)
+
+
+def rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
+    """What would bring in another answer if it stood where `query` has the constant `name`. None:
+    it is not to be told thing by thing, as the constant is named twice, or stands in what is
+    excepted, counted, compared or chosen among.
+
+    From the target down: an intersection lets a wrong thing through where all its other parts have
+    it, a projection where it leads to a wrong thing."""
+    if constants(query).count(name) != 1:
+        return None
+    answers = evaluate_query(query, graph)
+    wrong: frozenset[str] | None = None  # all but the answers
+    way = _way_to(name, query)
+    for part, inside in zip(way, way[1:]):
+        if isinstance(part, Proj):
+            wrong = _leading_to(wrong, part.relation, answers, graph)
+        elif isinstance(part, And):
+            others = [evaluate_query(other, graph) for other in part.parts if other is not inside]
+            shared = frozenset.intersection(*others)
+            wrong = shared - answers if wrong is None else shared & wrong
+        elif not isinstance(part, Or):  # a wrong thing in one branch is in the union
+            return None
+    return wrong
+
+
+def _way_to(name: str, query: Query) -> list[Query]:
+    """`query`, and what stands inside each other in it down to `name`; [] if that is not in it."""
+    if type(query) is str:
+        return [query] if query == name else []
+    for part in subqueries(query):
+        if below := _way_to(name, part):
+            return [query, *below]
+    return []
+
+
+def _leading_to(
+    wrong: frozenset[str] | None, relation: str, answers: frozenset[str], graph: Graph
+) -> frozenset[str]:
+    """What has a `wrong` value (None: one that is no answer) of `relation`."""
+    if wrong is None:
+        rows = graph.adjacent.get(relation, {})
+        return frozenset(title for title, values in rows.items() if not values <= answers)
+    rows = graph.adjacent.get(inverse(relation), {})
+    return NOTHING.union(*[rows[title] for title in wrong if title in rows])
 
 
 def _with_one_more(
@@ -166,9 +309,8 @@ def _told(
     rng: random.Random,
     banned: frozenset[str],
     width: int,
-    strict: bool,
 ) -> Query | None:
-    """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
+    """As `_stand_in`, by the greedy draws of the small worlds."""
     answers = evaluate_query(query, graph)
 
     def keeps_the_answer(part: Query) -> bool:
@@ -176,9 +318,8 @@ def _told(
             return True
         return evaluate_query(substitute(query, name, part), graph) == answers
 
-    draw = draw_explanation if strict else explain
     for least, few in rng.choice(WAYS):
-        told = draw(name, graph, rng, banned, least, width, few)
+        told = explain(name, graph, rng, banned, least, width, few)
         if told is None or (few > 1 and not keeps_the_answer(told)):
             continue
         weaker = without_one(told) if isinstance(told, And) else ()
@@ -195,20 +336,39 @@ def draft(
     width: int = 3,
     strict: bool = True,
     listed: bool = True,
+    numbers: bool = True,
 ) -> Query | None:
     """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
-    of things rather than of numbers, none of them next to the answer, and, if it is to be `listed`,
-    such that a page lists what fulfils one condition of the answer."""
-    banned, near = frozenset((answer,)), NOTHING
-    if strict:
-        near = next_to(answer, graph)
-        query = draw_explanation(answer, graph, rng, banned, 2, width, listed=listed)
-    else:
-        query = explain(answer, graph, rng, banned, rng.randint(2, width), width)
+    of things rather than of numbers (not `numbers`: it hangs on none), none of them next to the
+    answer, and, if it is to be `listed`, such that a page lists what fulfils one condition of the
+    answer."""
+    if not strict:
+        return _small_world_draft(answer, graph, rng, hops, width)
+    bars = Bars(next_to(answer, graph), numbers=not numbers)
+    query = draw_explanation(answer, graph, rng, frozenset((answer,)), 2, width, listed, numbers)
+    is_whole = True  # of a layer: after the first one no constant stands beside the target
+    while query is not None and depth(query) < hops:
+        is_next_whole = depth(query) < hops - 1 and rng.random() < LAYER_SHARE
+        if not is_whole:
+            query = deepened(query, graph, rng, bars)
+        elif is_next_whole:
+            query = expand(query, graph, rng, bars=Bars(hints=False, numbers=bars.numbers))
+        else:
+            query = expand(query, graph, rng, bars=bars)
+        is_whole = is_next_whole
+    return _if_short(query)
+
+
+def _small_world_draft(
+    answer: str, graph: Graph, rng: random.Random, hops: int, width: int
+) -> Query | None:
+    query = explain(answer, graph, rng, frozenset((answer,)), rng.randint(2, width), width)
     while query is not None and depth(query) < hops:
         whole_layer = depth(query) == 1 or rng.random() < LAYER_SHARE
         order: Order = "layer" if whole_layer else "sequential"
-        query = expand(query, graph, rng, order, strict=strict, near=near)
-    if query is None or len(constants(query)) > MAX_CONSTANTS:
-        return None
-    return query
+        query = expand(query, graph, rng, order, strict=False)
+    return _if_short(query)
+
+
+def _if_short(query: Query | None) -> Query | None:
+    return query if query is not None and len(constants(query)) <= MAX_CONSTANTS else None

@@ -30,6 +30,7 @@ PLAIN = frozenset(  # words of many names that tell none of them; "franc" is not
 )
 
 
+@lru_cache(maxsize=1 << 18)
 def leaks(answer: str, constant: str, graph: Graph, stems: bool = True) -> bool:
     """Whether a name of one says the other: as whole words, or with `stems` by a stem too."""
     return tells(answer, constant, graph) or (stems and hints(answer, constant))

@@ -348,6 +348,7 @@ _FIELDS = {
 }
 
 
+@lru_cache(maxsize=1 << 14)  # the parts of a query are sorted by their texts again and again
 def to_text(query: Query) -> str:
     """As JSON: a constant is a string, all else a list of a name and what it holds."""
     return json.dumps(_lists(query), ensure_ascii=False)

@@ -29,6 +29,7 @@ from drlib.synthesis.queries import (
     Var,
 )
 from drlib.synthesis.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS
+from drlib.synthesis.title_index import TitleIndex
 from drlib.worlds.graph import Graph
 
 Reading = tuple[Query, int]  # what was read, and where it ends
@@ -60,7 +61,7 @@ class Grammar:
         self.spans: dict[bool, list[tuple[str, str, str]]] = {True: [], False: []}
         for relation, phrase in book.phrases.items():
             self._add(relation, phrase)
-        self.lengths = sorted({len(said) for said in book.titles}, reverse=True)
+        self.titles = TitleIndex(book.titles)
         self.relations: dict[str, list[str]] = defaultdict(list)
         for relation, phrase in book.phrases.items():
             for noun, name in ((phrase.owned, relation), (phrase.owner, f"{relation} of")):
@@ -359,12 +360,7 @@ class _Reader:
 
     def _any_names(self, at: int, _key: str) -> list[Reading]:
         found: list[Reading] = []
-        titles = self.grammar.book.titles
-        for length in self.grammar.lengths:
-            end = at + length
-            title = titles.get(self.text[at:end])
-            if title is None or self.text[end : end + 1].isalnum():
-                continue
+        for title, end in self.grammar.titles.at(self.text, at):
             found.append((title, end))
             if self.text.startswith(" or ", end):
                 for other, stop in self._names(end + 4):

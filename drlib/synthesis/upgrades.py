@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 
 from drlib.synthesis.checks import effort, first_fault
-from drlib.synthesis.clues import known_by
-from drlib.synthesis.expansion import SEVERAL, explain, met
+from drlib.synthesis.clues import SEVERAL, known_by
+from drlib.synthesis.expansion import explain, met
 from drlib.synthesis.queries import (
     Count,
     Diff,
