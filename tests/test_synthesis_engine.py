@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from drlib.synthesis import engine, synthesize_questions
-from drlib.synthesis.checks import effort, faults
+from drlib.synthesis.checks import coincidences, effort, faults
 from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.engine import side_of
 from drlib.synthesis.queries import (
@@ -59,6 +59,16 @@ def test_questions_are_verified_by_two_engines(world, tasks):
         assert task.kind == "search" and task.world == world.version
         assert task.aliases == world.graph.nodes[task.answer].aliases
         assert task.start == "" and task.relations == ()
+
+
+def test_few_questions_hang_on_an_equal_number(world, tasks):
+    queries = [from_text(task.query) for task in tasks]
+    by_chance = [
+        query
+        for query in queries
+        if coincidences(query, lambda part: evaluate_query(part, world.graph))
+    ]
+    assert 0 < len(by_chance) <= engine.COINCIDENCE_SHARE * len(tasks)
 
 
 def dropped(lists):
