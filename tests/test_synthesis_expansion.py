@@ -158,10 +158,10 @@ def test_rivals_are_what_would_bring_in_another_answer(world, hops):
 def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
     graph = world.graph
     krone = Proj("currency of", "Norwegian Krone")
-    everywhere = rivals(krone, "Norwegian Krone", graph)
-    territories = evaluate_query(krone, graph)
-    for title in sorted(graph.nodes)[::5]:
-        values = graph.values(title, "currency of")
+    speaking = Proj("widely spoken language of", "Swahili")
+    everywhere, territories = rivals(speaking, "Swahili", graph), evaluate_query(speaking, graph)
+    for title in sorted(graph.nodes):
+        values = graph.values(title, "widely spoken language of")
         assert (title in everywhere) == (not values <= territories)
     union = And((Proj("currency of", Or(("Norwegian Krone", "Euro"))), Proj("language of", "x")))
     assert rivals(union, "Euro", graph) == rivals(
