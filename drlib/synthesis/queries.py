@@ -15,9 +15,8 @@ cycle need the same thing twice; `Exists` names it, `Var` stands for it:
            And((Proj("border", Var("X")), Proj("language of",   X and speaks a language of X?
                                                Proj("language", Var("X"))))))
 
-`evaluate_query` works on sets; `drlib.synthesis.sql_engine` gives the same query to SQLite. A query
-is kept as JSON lists (`to_text`, `from_text`). Left out: rules of algebra beyond order, nesting and
-repetition: `canonical` does not know that R(A) and R(B) together are R(A and B together).
+`evaluate_query` works on sets, `drlib.synthesis.sql_engine` on SQLite; `to_text` writes JSON lists.
+Left out: algebra beyond order, nesting and repetition, as that R(A) or R(B) is R(A or B).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -170,7 +169,7 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
 
 
 def _for_each(
-    query: Query, name: str, titles: Iterable[str], graph: Graph
+    query: Query, name: str, titles: Collection[str], graph: Graph
 ) -> dict[str, frozenset[str]]:
     """Those of `titles` that have any: the answers of `query` with each of them for `Var(name)`.
     All at once: thousands may stand for it, and one part of the query leaves few for the next."""
@@ -179,6 +178,9 @@ def _for_each(
         found = dict.fromkeys(titles, evaluate_query(query, graph))
     elif kind is Var:
         found = {title: frozenset((title,)) for title in titles}
+    elif kind is Proj and type(query.of) is Var:
+        rows = graph.adjacent.get(query.relation, {})
+        found = {t: rows[t] for t in min(rows, titles, key=len) if t in rows and t in titles}
     elif kind is Proj:
         rows = graph.adjacent.get(query.relation, {})
         inner = _for_each(query.of, name, titles, graph).items()

@@ -22,8 +22,9 @@ from itertools import product
 
 import networkx as nx
 
-from drlib.synthesis.checks import answer_of, conditions, faults, first_fault
+from drlib.synthesis.checks import answer_of, conditions, faults, first_fault, is_near
 from drlib.synthesis.expansion import all_needed
+from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
     And,
     Diff,
@@ -31,6 +32,7 @@ from drlib.synthesis.queries import (
     Proj,
     Query,
     Var,
+    constants,
     evaluate_query,
     substitute,
 )
@@ -135,9 +137,16 @@ def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | Non
         facts = _facts_beside(meeting, ring, graph)
         for named, among in product(_named_questions(ring, extra, graph) if facts else (), facts):
             query = Exists("X", among, substitute(named, meeting, Var("X")))
+            # what is chosen among is thousands of things: the cheap faults are looked for first
+            if is_near(query, focus, graph) or _tells(query, focus, graph):
+                continue
             if evaluate_query(query, graph) == {focus} and not first_fault(query, graph):
                 return query
     return None
+
+
+def _tells(query: Query, focus: str, graph: Graph) -> bool:
+    return any(leaks(focus, name, graph) for name in constants(query))
 
 
 def _named_questions(
