@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "expansion: a constant stands next to the answer",
         "drlib/synthesis/expansion.py",
-        "    bars = Bars(next_to(answer, graph), numbers=not numbers)\n",
-        "    bars = Bars(numbers=not numbers)\n",
+        "    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=not vague)\n",
+        "    bars = Bars(numbers=not numbers, vague=not vague)\n",
         (f"{EXPANSION}::test_a_draft_never_names_the_answer_or_a_thing_on_the_way",),
         "one look at a page instead of three",
     ),

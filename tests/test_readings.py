@@ -59,6 +59,16 @@ def test_the_second_reader_gets_questions_and_answers_and_no_labels():
     assert all(set(row) == {"id", "question", "answer"} for row in kept)
 
 
+def test_the_rubric_says_how_two_engines_were_read():
+    rows = read_json_lines(FOLDER / "two_engines.jsonl")
+    assert Counter((row["world"], row["engine"]) for row in rows) == {
+        (world, engine): 25 for world in MAKERS for engine in ("1cbacdd", "exact first")
+    }
+    passed = Counter(row["engine"] for row in rows if passes(row))
+    told = f"{passed['1cbacdd']} of 75 and {passed['exact first']} of 75 pass"
+    assert told in (FOLDER / "rubric.md").read_text(encoding="utf-8")
+
+
 def test_the_summary_counts_what_passes():
     rows = [{"id": "a", "world": "cldr", **dict.fromkeys(LABELS, True)}]
     rows += [{**rows[0], "id": "b", "natural": False}]

@@ -223,15 +223,17 @@ def draw_stand_in(
     rivals: frozenset[str],
     width: int,
     is_barred: Callable[[str], bool],
+    exactly: bool = False,
 ) -> Query | None:
     """What may stand for `title` where none of its `rivals` may: a condition that none of them
     fulfils, or, of a `width` of 2, two that none fulfils both and of which each is needed; at most
     `SEVERAL` things fit, and where only `title` does no name hints at it. Constants that are barred
-    are not named, and numbers only where nothing else will do. None: there is no such description.
-    """
+    are not named, and numbers only where nothing else will do. `exactly`: single conditions come
+    first that fit `title` alone, "the captain of the Heron" before "a captain from Oslo". None:
+    there is no such description."""
     known = known_by(title, graph)
     rows = rng.sample(known, len(known))
-    rows.sort(key=lambda row: is_number(row[0].of))
+    rows.sort(key=lambda row: (is_number(row[0].of), exactly and len(row[1]) > 1))
     ways = [_single(rows, rivals)]
     if width > 1:
         ways.insert(rng.random() >= PAIR_SHARE, _pairs(rows, rivals))

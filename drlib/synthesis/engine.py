@@ -50,6 +50,7 @@ class _Rules(NamedTuple):
     width: int
     max_effort: float
     strict: bool
+    plain: bool
 
 
 class _Told(NamedTuple):
@@ -163,11 +164,11 @@ def synthesize_questions(
         and can_be_asked_for(title, graph)
         and (not strict or is_explained(title, graph, width, max_effort < math.inf))
     ]
-    rules = _Rules(graph, world.graph, width, max_effort, strict)
+    told = _Told(wording, plain and wording == "sentences")
+    rules = _Rules(graph, world.graph, width, max_effort, strict, told.plain)
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
-    told = _Told(wording, plain and wording == "sentences")
     left = _Answers(answers, shares, _patience(strict, told.plain))
     tasks = _draw_all(world, left, wanted, rng, rules, tally, told)
     if len(tasks) < n:
@@ -274,13 +275,14 @@ def _draw_query(
     names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     listed = rules.max_effort < math.inf
     least = max(2, hops - bool(names))
-    query = draft(answer, graph, rng, least, rules.width, strict, listed, numbers)
+    vague = not rules.plain
+    query = draft(answer, graph, rng, least, rules.width, strict, listed, numbers, vague)
     if query is None:
         return None, "no draft"
     fault = _fault(query, graph, rules)
     if fault:
         return None, fault
-    bars = Bars(next_to(answer, graph), numbers=not numbers)
+    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=rules.plain)
     for name in [*names, "deepen"]:
         if name == "deepen" and depth(query) == hops:
             continue

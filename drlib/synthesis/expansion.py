@@ -59,6 +59,7 @@ WAYS = (
     (ALONE, ONE_OF_SEVERAL),
     (BY_TWO_CONDITIONS, ALONE),
 )
+EXACT_SHARE = 0.5  # of the stand-ins, those that are to fit one thing alone where there are such
 LAYER_SHARE = 0.4  # of the expansions after the first, those that replace a whole layer
 Order = Literal["layer", "random", "sequential"]
 Barred = Callable[[str], bool]  # whether a constant must not be named
@@ -71,11 +72,15 @@ class Bars(NamedTuple):
     hints: naming what hints at a thing on the way, or what a fact joins to another constant. It
         does no harm where the next expansion replaces what is named now.
     numbers: replacing a number, so that a condition hangs on what two things share by coincidence.
+    vague: saying of a thing what others are too, where something is true of it alone. People ask
+        so; without this bar half of the draws do (`EXACT_SHARE`), as what is said of one thing
+        alone often leads no further.
     """
 
     near: frozenset[str] = NOTHING
     hints: bool = True
     numbers: bool = False
+    vague: bool = False
 
 
 FREE = Bars()  # nothing stands next to the answer
@@ -173,7 +178,7 @@ def expand(
     for name in names:
         if strict:
             is_barred = _barred(on_the_way | kept, on_the_way - named, kept, bars, graph)
-            told = _stand_in(new, name, graph, rng, width, is_barred)
+            told = _stand_in(new, name, graph, rng, width, is_barred, bars.vague)
         else:
             told = _told(new, name, graph, rng, on_the_way | kept, width)
         if told is None:
@@ -203,7 +208,7 @@ def deepened(
         is_barred = _barred(on_the_way, on_the_way - named, kept, bars, graph)
         if depth(query) > 1 and not any(is_far(other, answer, graph) for other in kept):
             is_barred = _unless_far(is_barred, answer, graph)
-        told = _stand_in(query, name, graph, rng, width, is_barred)
+        told = _stand_in(query, name, graph, rng, width, is_barred, bars.vague)
         if told is not None:
             return substitute(query, name, told)
     return None
@@ -236,13 +241,20 @@ def _unless_far(is_barred: Barred, answer: str, graph: Graph) -> Barred:
 
 
 def _stand_in(
-    query: Query, name: str, graph: Graph, rng: random.Random, width: int, is_barred: Barred
+    query: Query,
+    name: str,
+    graph: Graph,
+    rng: random.Random,
+    width: int,
+    is_barred: Barred,
+    exactly: bool,
 ) -> Query | None:
     """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
     wrong = rivals(query, name, graph)
     if wrong is None:
         return None
-    return draw_stand_in(name, graph, rng, wrong, width, is_barred)
+    exactly = exactly or rng.random() < EXACT_SHARE
+    return draw_stand_in(name, graph, rng, wrong, width, is_barred, exactly)
 
 
 def rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
@@ -337,6 +349,7 @@ def draft(
     strict: bool = True,
     listed: bool = True,
     numbers: bool = True,
+    vague: bool = True,
 ) -> Query | None:
     """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
     of things rather than of numbers (not `numbers`: it hangs on none), none of them next to the
@@ -344,7 +357,7 @@ def draft(
     answer."""
     if not strict:
         return _small_world_draft(answer, graph, rng, hops, width)
-    bars = Bars(next_to(answer, graph), numbers=not numbers)
+    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=not vague)
     query = draw_explanation(answer, graph, rng, frozenset((answer,)), 2, width, listed, numbers)
     is_whole = True  # of a layer: after the first one no constant stands beside the target
     while query is not None and depth(query) < hops:
@@ -352,7 +365,7 @@ def draft(
         if not is_whole:
             query = deepened(query, graph, rng, bars)
         elif is_next_whole:
-            query = expand(query, graph, rng, bars=Bars(hints=False, numbers=bars.numbers))
+            query = expand(query, graph, rng, bars=bars._replace(near=NOTHING, hints=False))
         else:
             query = expand(query, graph, rng, bars=bars)
         is_whole = is_next_whole
