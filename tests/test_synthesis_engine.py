@@ -108,6 +108,11 @@ def test_questions_are_different_and_no_answer_is_a_good_guess(tasks):
     assert max(Counter(t.answer for t in tasks).values()) <= 8  # 2% of 400
     hops = Counter(t.hops for t in tasks)
     assert set(hops) == {2, 3} and 130 <= hops[2] <= 190  # 2 : 3
+
+
+def test_the_operators_all_come_to_something(world):
+    """The rarest, extremes, are some four of a thousand."""
+    tasks = synthesize_questions(world, 1500, 0)
     operators = Counter(type(p).__name__ for t in tasks for p in walk(from_text(t.query)))
     assert {"And", "Or", "Diff", "Extreme"} <= set(operators)
 

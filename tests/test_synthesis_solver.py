@@ -182,7 +182,9 @@ def test_most_questions_of_the_engine_are_solved():
     tasks = synthesize_questions(cldr, 60, "solver")
     episodes = [Solver(Toolbox(cldr)).solve(task) for task in tasks]
     assert len(episodes) == 60 and sum(episode.correct for episode in episodes) >= 0.85 * 60
-    assert sum(Funnel().fault(e) is None for e in episodes) == sum(e.correct for e in episodes)
+    refused = [Funnel().fault(episode) for episode in episodes if episode.correct]
+    too_long = ("bounds", "too long")  # of questions with many pages to read
+    assert {*refused} <= {None, too_long} and refused.count(too_long) <= 0.05 * 60
     assert not any(episode.answer and not episode.correct for episode in episodes)
 
 

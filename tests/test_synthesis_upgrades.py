@@ -101,7 +101,7 @@ def test_numbers_become_ranges_and_counts():
 
 def test_every_round_starts_from_the_one_before_and_costs_more(world):
     graph, stages = world.graph, set()
-    for i, task in enumerate(synthesize_questions(world, 8, 3, depth=2)):
+    for i, task in enumerate(synthesize_questions(world, 24, 3, depth=2)):
         query = from_text(task.query)
         made = list(upgrade_rounds(query, graph, random.Random(i), 2))
         assert made == list(upgrade_rounds(query, graph, random.Random(i), 2))
