@@ -354,7 +354,7 @@ def draft(
     """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
     of things rather than of numbers (not `numbers`: it hangs on none), none of them next to the
     answer, and, if it is to be `listed`, such that a page lists what fulfils one condition of the
-    answer."""
+    answer. Not `vague`: things are told by what fits them alone, where there is such."""
     if not strict:
         return _small_world_draft(answer, graph, rng, hops, width)
     bars = Bars(next_to(answer, graph), numbers=not numbers, vague=not vague)
@@ -375,6 +375,7 @@ def draft(
 def _small_world_draft(
     answer: str, graph: Graph, rng: random.Random, hops: int, width: int
 ) -> Query | None:
+    """As `draft`, by the greedy draws of the small worlds."""
     query = explain(answer, graph, rng, frozenset((answer,)), rng.randint(2, width), width)
     while query is not None and depth(query) < hops:
         whole_layer = depth(query) == 1 or rng.random() < LAYER_SHARE
