@@ -131,6 +131,22 @@ MUTANTS = [
         "drafts are thrown away for a name that another would do for",
     ),
     Mutant(
+        "expansion: what fits one thing alone does not come first",
+        "drlib/synthesis/expansion.py",
+        "    exactly = exactly or rng.random() < EXACT_SHARE\n",
+        "    exactly = rng.random() < EXACT_SHARE\n",
+        (f"{EXPANSION}::test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone",),
+        "plain questions are told by things without a name",
+    ),
+    Mutant(
+        "engine: plain questions may be vague",
+        "drlib/synthesis/engine.py",
+        "    vague = not rules.plain\n",
+        "    vague = True\n",
+        (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
+        "plain questions are told by things without a name",
+    ),
+    Mutant(
         "engine: equal numbers have no share",
         "drlib/synthesis/engine.py",
         "by_coincidence < COINCIDENCE_SHARE * len(wanted)\n",

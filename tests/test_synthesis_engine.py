@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drlib.synthesis import engine, synthesize_questions
+from drlib.synthesis import engine, expansion, synthesize_questions
 from drlib.synthesis.checks import coincidences, effort, faults
 from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.engine import side_of
@@ -142,6 +142,24 @@ def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
     all_at_once, later = given((100, 100)), given(patience)
     assert later.total() > 0.9 * all_at_once.total() > 300
     assert len(later) > 0.9 * len(all_at_once)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, monkeypatch, plain):
+    asked, deeper = set(), set()
+
+    def draft(answer, graph, rng, hops, width, strict, listed, numbers, vague):
+        asked.add(vague)
+        return expansion.draft(answer, graph, rng, hops, width, strict, listed, numbers, vague)
+
+    def deepened(query, graph, rng, bars):
+        deeper.add(bars.vague)
+        return expansion.deepened(query, graph, rng, bars)
+
+    monkeypatch.setattr(engine, "draft", draft)
+    monkeypatch.setattr(engine, "deepened", deepened)
+    assert synthesize_questions(world, 5, 1, hops={3: 1}, plain=plain, max_share=1)
+    assert asked == {not plain} and deeper == {plain}
 
 
 def test_same_seed_same_questions(world):

@@ -226,3 +226,12 @@ def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
         for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
             by_chance[numbers] += coincidences(query, lambda part: evaluate_query(part, graph)) > 0
     assert by_chance[False] == 0 < by_chance[True]
+
+
+def test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone(world):
+    graph, of_several = world.graph, Counter()
+    for vague in (True, False):
+        for _, query in drafts(graph, 200, 2, 10, vague=vague):
+            inner = (part.of for part in walk(query) if isinstance(part, Proj))
+            of_several[vague] += sum(len(evaluate_query(part, graph)) > 1 for part in inner)
+    assert 0 < of_several[False] < 0.8 * of_several[True]
