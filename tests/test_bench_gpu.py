@@ -12,6 +12,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -201,3 +202,27 @@ def test_the_runs_that_a_kernel_lost_are_those_that_compute_in_half_precision():
         assert batch["tokens"] % 128 == 64 and "CudnnAttentionBackward" in batch["said"]
         assert found["math attention"] == found["memory-efficient attention"] == 0
         assert found["cuDNN attention"] == found["eager experts"] == found["as it came"] > 0
+
+
+def test_without_that_kernel_every_step_in_half_precision_was_taken():
+    """What README and notebook 17 say of the runs that were made again."""
+    again = ROOT / "figures/reference/sweeps/precision"
+    with_r3 = bench_gpu.OUT / "r3"
+    for seed in range(3):
+        for arm in ("float32", "bfloat16"):
+            rows = read_json_lines(again / f"results/{arm}/seed{seed}_rl.jsonl")
+            assert len(rows) == 25 and not [row for row in rows if "skipped" in row]
+            assert all(0 < row["grad_norm"] < 2 for row in rows)
+            begun, ended = (
+                np.mean([row["accuracy"] for row in part]) for part in (rows[:3], rows[-3:])
+            )
+            assert ended > begun + 0.05
+        replayed = read_json_lines(with_r3 / f"seed{seed}.jsonl")
+        assert 9 <= len(replayed) <= 11
+        kl, kl_r3 = (np.mean([row["mismatch/kl"] for row in found]) for found in (rows, replayed))
+        assert 8 < kl / kl_r3 < 16
+    control, half = json.loads((again / "sweep.json").read_text())["arms"]
+    told = (ROOT / "README.md").read_text()
+    quoted = f"{half['asked'][0]['accuracy']:.1%} of held-out search questions right against "
+    assert quoted + f"{control['asked'][0]['accuracy']:.1%} in float32" in told
+    assert max(map(abs, half["asked"][0]["difference"]["interval"])) == pytest.approx(0.2, abs=0.01)
