@@ -133,10 +133,26 @@ MUTANTS = [
     Mutant(
         "expansion: what fits one thing alone does not come first",
         "drlib/synthesis/expansion.py",
-        "    exactly = exactly or rng.random() < EXACT_SHARE\n",
+        "    exactly = bars.vague or rng.random() < EXACT_SHARE\n",
         "    exactly = rng.random() < EXACT_SHARE\n",
         (f"{EXPANSION}::test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone",),
         "plain questions are told by things without a name",
+    ),
+    Mutant(
+        "expansion: what is compared may be one of several",
+        "drlib/synthesis/expansion.py",
+        "    most = 1 if bars.vague and _is_compared(name, query) else SEVERAL\n",
+        "    most = SEVERAL\n",
+        (f"{EXPANSION}::test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several",),
+        "plain questions compare with a thing that has no name",
+    ),
+    Mutant(
+        "plainness: one of several may be compared with",
+        "drlib/synthesis/plainness.py",
+        "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1\n",
+        "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 2\n",
+        ("tests/test_synthesis_plainness.py::test_nothing_is_compared_with_one_of_several",),
+        "plain questions compare with a thing that has no name",
     ),
     Mutant(
         "engine: plain questions may be vague",

@@ -149,15 +149,15 @@ def test_no_third_condition_stands_beside_two_that_are_enough():
     assert draw_explanation("A", graph, random.Random(1), frozenset(), 3, 3) is None
 
 
-def stand_ins_by_brute_force(title, graph, rivals):
+def stand_ins_by_brute_force(title, graph, rivals, most=SEVERAL):
     """What `draw_stand_in` may draw, by its definition, as frozensets of texts."""
     rows = [(frozenset([to_text(part)]), fulfil) for part, fulfil in known_by(title, graph)]
     pairs = [(one | two, a & b, (a, b)) for (one, a), (two, b) in combinations(rows, 2)]
-    found = {one for one, fulfil in rows if len(fulfil) <= SEVERAL and not fulfil & rivals}
+    found = {one for one, fulfil in rows if len(fulfil) <= most and not fulfil & rivals}
     return found | {
         both
         for both, fit, alone in pairs
-        if len(fit) <= SEVERAL and not fit & rivals and all(some & rivals for some in alone)
+        if len(fit) <= most and not fit & rivals and all(some & rivals for some in alone)
     }
 
 
@@ -183,6 +183,23 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
         seen += len(drawn)
         of_two += sum(len(texts) == 2 for texts in drawn)
     assert seen > 100 and of_two > 10
+
+
+def test_stand_ins_that_only_few_things_may_fit(world):
+    graph, seen, fewer = world.graph, 0, 0
+    for title in [t for t in sorted(graph.nodes) if 2 < len(known_by(t, graph)) < 10][::9]:
+        rivals = frozenset(sorted(graph.nodes)[::7]) - {title}
+        wanted = stand_ins_by_brute_force(title, graph, rivals, 1)
+        fewer += len(stand_ins_by_brute_force(title, graph, rivals)) > len(wanted)
+        rng = random.Random(title)
+        draws = [
+            draw_stand_in(title, graph, rng, rivals, 2, lambda name: False, most=1)
+            for _ in range(20)
+        ]
+        drawn = {frozenset(map(to_text, parts_of(query))) for query in draws if query}
+        assert drawn <= wanted and (drawn or all(hints_at(title, w, graph) for w in wanted))
+        seen += len(drawn)
+    assert seen > 20 and fewer > 5
 
 
 def preferred(title, wanted, graph):

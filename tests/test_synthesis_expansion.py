@@ -17,6 +17,7 @@ from drlib.synthesis.checks import (
     next_to,
     target_edges,
 )
+from drlib.synthesis.clauses import shared_with
 from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.expansion import (
     Bars,
@@ -235,3 +236,14 @@ def test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone(wor
             inner = (part.of for part in walk(query) if isinstance(part, Proj))
             of_several[vague] += sum(len(evaluate_query(part, graph)) > 1 for part in inner)
     assert 0 < of_several[False] < 0.8 * of_several[True]
+
+
+def test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several(world):
+    graph, compared, of_several = world.graph, Counter(), Counter()
+    for vague in (True, False):
+        for _, query in drafts(graph, 200, 3, 11, vague=vague):
+            others = (shared_with(part) for part in walk(query) if isinstance(part, Proj))
+            told = [len(evaluate_query(other, graph)) for other in others if other]
+            compared[vague] += sum(map(bool, told))
+            of_several[vague] += sum(some > 1 for some in told)
+    assert of_several[True] > 10 and compared[False] > 10 and of_several[False] == 0

@@ -115,7 +115,7 @@ def test_a_language_of_one_land_names_it():
     query = And((like("currency", Proj("official language of", "Tongue")), SPEECH))
     one, two = ("Bolm", "official language", "Tongue"), ("Corvia", "official language", "Tongue")
     assert measured(query, book(one)) == TOLD
-    assert measured(query, book(one, two)) == 0
+    assert measured(query, book(one, two)) == 1  # which of them is not said
 
 
 def test_a_time_zone_names_a_place():
@@ -138,13 +138,56 @@ def test_other_faults_are_counted(query, more):
     assert measured(query, phrases) >= more
 
 
+def shop(*managed: str) -> Phrasebook:
+    """Ash, Birk and Cole buy the Lamp, Ash and Dune are served from Porto; Mia manages those."""
+    kinds = dict.fromkeys(("Ash", "Birk", "Cole", "Dune", "Elm"), "customer")
+    kinds |= {"Lamp": "product", "Porto": "office", "Mia": "person", "Ned": "person"}
+    facts = [(name, "product", "Lamp") for name in ("Ash", "Birk", "Cole")]
+    facts += [(name, "office", "Porto") for name in ("Ash", "Dune", "Elm")]
+    facts += [(name, "account manager", "Mia") for name in managed]
+    facts += [("Dune", "account manager", "Ned")]
+    nodes = [Node(name, kind) for name, kind in kinds.items()]
+    return Phrasebook(Graph(nodes, facts), "folder")
+
+
+OF_MIA, OF_NED = (Proj("account manager of", name) for name in ("Mia", "Ned"))
+
+
 def test_a_clause_inside_a_clause_twice_is_one_too_many():
-    marks = [(land, "former currency", "Mark") for land in ("Bolm", "Corvia", "Gorm", "Hask")]
-    of_mark = Proj("former currency of", "Mark")
-    once = And((like("currency", of_mark), SPEECH))
-    twice = And((like("currency", of_mark), like("official language", of_mark)))
-    assert measured(once, book(*marks)) == 0
-    assert measured(twice, book(*marks)) == 1
+    once = And((like("product", OF_MIA), like("office", "Dune")))
+    twice = And((like("product", OF_MIA), like("office", OF_NED)))
+    assert evaluate_query(twice, shop("Birk").graph) == {"Ash"}
+    assert measured(once, shop("Birk")) == 0
+    assert measured(twice, shop("Birk")) == 1
+
+
+def test_nothing_is_compared_with_one_of_several():
+    """ "the same product as a customer whose account manager is Mia": which of them?"""
+    query = And((like("product", OF_MIA), like("office", "Dune")))
+    assert measured(query, shop("Birk")) == 0
+    assert measured(query, shop("Birk", "Cole")) == 1
+
+
+@pytest.mark.parametrize(
+    "text, times",
+    [
+        (
+            "Which policy is owned by the same person as Sick leave and was made by the same team?",
+            0,
+        ),
+        (
+            "Which policy is owned by the same person as A and approved by the same person as B?",
+            1,
+        ),
+        ("Which person is supervised by the same person as Quinn Brandt?", 1),
+        ("Who is supervised by the same person as Quinn Brandt?", 0),
+        ("Which setting was added in the release whose release manager is Jonas Thorne?", 1),
+        ("Which setting was added in the release whose manager is Jonas Thorne?", 0),
+        ("Which module is maintained by a maintainer of Lamp?", 1),
+    ],
+)
+def test_what_is_said_twice_is_not_plain(text, times):
+    assert strangeness(And((MONEY, SPEECH)), text, book()) == times
 
 
 def office() -> Phrasebook:

@@ -224,19 +224,20 @@ def draw_stand_in(
     width: int,
     is_barred: Callable[[str], bool],
     exactly: bool = False,
+    most: int = SEVERAL,
 ) -> Query | None:
     """What may stand for `title` where none of its `rivals` may: a condition that none of them
     fulfils, or, of a `width` of 2, two that none fulfils both and of which each is needed; at most
-    `SEVERAL` things fit, and where only `title` does no name hints at it. Constants that are barred
+    `most` things fit, and where only `title` does no name hints at it. Constants that are barred
     are not named, and numbers only where nothing else will do. `exactly`: single conditions come
     first that fit `title` alone, "the captain of the Heron" before "a captain from Oslo". None:
     there is no such description."""
     known = known_by(title, graph)
     rows = rng.sample(known, len(known))
     rows.sort(key=lambda row: (is_number(row[0].of), exactly and len(row[1]) > 1))
-    ways = [_single(rows, rivals)]
+    ways = [_single(rows, rivals, most)]
     if width > 1:
-        ways.insert(rng.random() >= PAIR_SHARE, _pairs(rows, rivals))
+        ways.insert(rng.random() >= PAIR_SHARE, _pairs(rows, rivals, most))
     for told, fit in chain(*ways):
         named = constants(told)
         is_hinted = len(fit) == 1 and any(leaks(title, name, graph) for name in named)
@@ -246,20 +247,20 @@ def draw_stand_in(
 
 
 def _single(
-    rows: Sequence[KnownFact], rivals: frozenset[str]
+    rows: Sequence[KnownFact], rivals: frozenset[str], most: int
 ) -> Iterator[tuple[Query, frozenset[str]]]:
     """The conditions that few things and no rival fulfil, and these things."""
     for part, fulfil in rows:
-        if len(fulfil) <= SEVERAL and fulfil.isdisjoint(rivals):
+        if len(fulfil) <= most and fulfil.isdisjoint(rivals):
             yield part, fulfil
 
 
 def _pairs(
-    rows: Sequence[KnownFact], rivals: frozenset[str]
+    rows: Sequence[KnownFact], rivals: frozenset[str], most: int
 ) -> Iterator[tuple[Query, frozenset[str]]]:
     """Each two conditions that some rivals fulfil, but none both, and the few things that do."""
     crossed = [(part, fulfil, fulfil & rivals) for part, fulfil in rows]
     crossed = [row for row in crossed if row[2]]
     for (part, fulfil, rival), (other, others, also) in combinations(crossed, 2):
-        if rival.isdisjoint(also) and len(fulfil & others) <= SEVERAL:
+        if rival.isdisjoint(also) and len(fulfil & others) <= most:
             yield And((part, other)), fulfil & others

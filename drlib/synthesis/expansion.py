@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from drlib.synthesis.checks import constant_edges, is_far, next_to, without_one
+from drlib.synthesis.clauses import shared_with
 from drlib.synthesis.clues import (
     SEVERAL,
     KnownFact,
@@ -42,6 +43,7 @@ from drlib.synthesis.queries import (
     is_number,
     subqueries,
     substitute,
+    walk,
 )
 from drlib.worlds.graph import NOTHING, Graph, inverse
 
@@ -72,9 +74,10 @@ class Bars(NamedTuple):
     hints: naming what hints at a thing on the way, or what a fact joins to another constant. It
         does no harm where the next expansion replaces what is named now.
     numbers: replacing a number, so that a condition hangs on what two things share by coincidence.
-    vague: saying of a thing what others are too, where something is true of it alone. People ask
-        so; without this bar half of the draws do (`EXACT_SHARE`), as what is said of one thing
-        alone often leads no further.
+    vague: saying of a thing what others are too, where something is true of it alone; of what is
+        compared with another thing ("the same product as ..."), in any case. People ask so; without
+        this bar half of the draws do (`EXACT_SHARE`), as what is said of one thing alone often
+        leads no further.
     """
 
     near: frozenset[str] = NOTHING
@@ -178,7 +181,7 @@ def expand(
     for name in names:
         if strict:
             is_barred = _barred(on_the_way | kept, on_the_way - named, kept, bars, graph)
-            told = _stand_in(new, name, graph, rng, width, is_barred, bars.vague)
+            told = _stand_in(new, name, graph, rng, width, is_barred, bars)
         else:
             told = _told(new, name, graph, rng, on_the_way | kept, width)
         if told is None:
@@ -208,7 +211,7 @@ def deepened(
         is_barred = _barred(on_the_way, on_the_way - named, kept, bars, graph)
         if depth(query) > 1 and not any(is_far(other, answer, graph) for other in kept):
             is_barred = _unless_far(is_barred, answer, graph)
-        told = _stand_in(query, name, graph, rng, width, is_barred, bars.vague)
+        told = _stand_in(query, name, graph, rng, width, is_barred, bars)
         if told is not None:
             return substitute(query, name, told)
     return None
@@ -247,14 +250,20 @@ def _stand_in(
     rng: random.Random,
     width: int,
     is_barred: Barred,
-    exactly: bool,
+    bars: Bars,
 ) -> Query | None:
     """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
     wrong = rivals(query, name, graph)
     if wrong is None:
         return None
-    exactly = exactly or rng.random() < EXACT_SHARE
-    return draw_stand_in(name, graph, rng, wrong, width, is_barred, exactly)
+    exactly = bars.vague or rng.random() < EXACT_SHARE
+    most = 1 if bars.vague and _is_compared(name, query) else SEVERAL
+    return draw_stand_in(name, graph, rng, wrong, width, is_barred, exactly, most)
+
+
+def _is_compared(name: str, query: Query) -> bool:
+    """Whether `query` asks for what shares something with the constant `name`."""
+    return any(isinstance(part, Proj) and shared_with(part) == name for part in walk(query))
 
 
 def rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:

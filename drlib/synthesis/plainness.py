@@ -50,7 +50,12 @@ OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, A
 AWKWARD = re.compile(r"\(\d| - | SAR |^(?:Simplified|Traditional) script$")
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
 COMMON = 0.1  # a word of so many names says nothing
-SAID_TWICE = re.compile(r"\b(\w{5,}?)\w* by (?:an?|the) \1")  # "maintained by a maintainer"
+SAID_TWICE = re.compile(
+    r"\b(\w{5,}?)\w* by (?:an?|the) \1"  # "maintained by a maintainer"
+    r"|\b(\w{5,}) whose \2\b"  # "the release whose release manager is Ada"
+    r"|^\w+ (\w+)\b.*\bthe same \3 as\b"  # "Which person is led by the same person as Ada?"
+    r"|\bthe same (\w+) as\b.*\bthe same \4 as\b"  # approved by the same person, owned by the same
+)
 UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
     "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
@@ -95,6 +100,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         any(_is_torn(part, book) for part in walk(query)),
         any(_compares_kinds(part, answers, book) for part in parts),
         any(_compares_methods(part, answers, book) for part in parts),
+        any(_compares_with_any(part, book) for part in walk(query)),
         any(_is_one_of_several(part, answers, book) for part in parts),
         any(_is_one_of_any(part, book) for part in walk(query) if part not in parts),
         _is_idle_for_a_reader(parts, names, answers, book),
@@ -182,6 +188,13 @@ def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) ->
         return False
     compared = (*evaluate_query(other, book.graph), *answers)
     return {book.kind(title) for title in compared} == {"method"}
+
+
+def _compares_with_any(part: Query, book: Phrasebook) -> bool:
+    """Whether something is said to share with one of several: "the same product as a customer in
+    Porto". Readers of questions read these twice, more than anything else."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1
 
 
 def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
