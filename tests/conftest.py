@@ -31,8 +31,8 @@ ALONE = {
 
 # Files that take long, in the order in which they begin: one that begins last would keep one core
 # busy and the other waiting (pytest-xdist would begin with the files of many tests, and these are
-# of few). Up to `test_notebooks.py`, files whose tests start several processes, which are enough for
-# both cores, alternate with files that mostly wait: for the sandbox's time limits, and for servers.
+# of few). Up to `test_notebooks.py`, files whose tests start several processes, enough for both
+# cores, alternate with files that mostly wait: for the sandbox's time limits, and for servers.
 LONG = (
     "test_training_stages.py",
     "test_sandbox_walls.py",
