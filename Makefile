@@ -71,19 +71,20 @@ lab: $(STAMP)
 
 # Every step runs even when one before it fails. Both cores work (a third process was slower, and
 # tests that wait for an answer failed); a file of tests stays in one process (its fixtures are made
-# once), and so does a notebook (its cells share a kernel). Library and notebooks are one run, so that
-# no core waits for the end of the other. tests/conftest.py gives the kernels of both the environment
-# of the tests: quiet, offline, one thread, private Jupyter folders.
+# once), and so does a notebook (its cells share a kernel). `-p tests.conftest` gives the kernels the
+# environment of the tests: quiet, offline, one thread, private Jupyter folders.
 BOTH_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	@$(ALONE) failed=""; \
-	echo "== 1/2 the layout: ruff format --check, ruff check"; \
+	echo "== 1/3 the layout: ruff format --check, ruff check"; \
 	$(PY) -m ruff format --check . || failed="$$failed layout"; \
 	$(PY) -m ruff check . || failed="$$failed rules"; \
-	echo "== 2/2 the library, and the notebooks, each cell's output compared: pytest --nbval"; \
-	$(PY) -m pytest $(BOTH_CORES) --durations=20 -m "not alone" --nbval --nbval-current-env \
-	  --nbval-cell-timeout 600 --nbval-sanitize-with tests/sanitize.cfg tests notebooks/ \
-	  || failed="$$failed tests"; \
+	echo "== 2/3 the library, on both cores: pytest tests"; \
+	$(PY) -m pytest $(BOTH_CORES) --durations=20 -m "not alone" tests || failed="$$failed library"; \
+	echo "== 3/3 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
+	$(PY) -m pytest $(BOTH_CORES) -p tests.conftest --nbval --nbval-current-env \
+	  --nbval-cell-timeout 600 --nbval-sanitize-with tests/sanitize.cfg notebooks/ \
+	  || failed="$$failed notebooks"; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
 

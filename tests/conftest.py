@@ -1,4 +1,4 @@
-"""One environment for all tests, and for the kernels that nbval starts.
+"""One environment for all tests, and for the kernels that nbval starts (`-p tests.conftest`).
 
 Quiet, offline, one thread, private Jupyter and IPython folders, pictures into a scratch folder; one
 of each for every process of pytest-xdist. MPLBACKEND is never set: with it, the inline figures of a
@@ -29,74 +29,34 @@ ALONE = {
     "test_lab_sweep_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
 
-# Files that take long, in the order in which they begin: one that begins last would keep one core
-# busy and the other waiting (pytest-xdist would begin with the files of many tests, and these are
-# of few). Up to `test_notebooks.py`, files whose tests start several processes, enough for both
-# cores, alternate with files that mostly wait: for the sandbox's time limits, and for servers.
+# Files that take long, the longest first: one that begins last keeps one core busy and the other
+# waiting (pytest-xdist would begin with the files of many tests, and these are of few).
 LONG = (
-    "test_training_stages.py",
     "test_sandbox_walls.py",
-    "test_sandbox_service.py",
     "test_training_real_processes.py",
-    "test_sandbox_service_strangers.py",
-    "test_sandbox_agreement.py",
-    "test_training_warm.py",
-    "test_sandbox_fuzz.py",
-    "test_sandbox_hacking.py",
-    "test_sandbox_lanes.py",
-    "test_sandbox_sessions.py",
-    "test_lab_sweep_runs.py",
-    "test_sandbox_isolation.py",
-    "test_training_asking.py",
-    "test_sandbox_client.py",
-    "test_sandbox_pool.py",
-    "test_training_trl_ranks.py",
-    "test_sandbox_bricks.py",
-    "test_training_plan_memory.py",
-    "test_training_steering.py",
-    "test_sandbox_channels.py",
-    "test_sandbox_defences.py",
-    "test_tools_fetch_servers.py",
     "test_training_real.py",
-    "test_tools_faults.py",
-    "test_tools_crawl.py",
-    "test_lab_kernels.py",
-    "test_training_registry.py",
-    "test_training_replay.py",
-    "test_notebooks.py",
+    "test_training_stages.py",
     "test_training_loop.py",
-    "10_stability.ipynb",
+    "test_training_warm.py",
+    "test_notebooks.py",
+    "test_training_steering.py",
     "test_training_switches.py",
-    "test_training_trl_moe.py",
-    "02_question_synthesis.ipynb",
-    "04_sft_cold_start.ipynb",
-    "08_tool_sandbox.ipynb",
-    "test_worlds_triples.py",
-    "test_synthesis_rewriting.py",
-    "test_bench_gpu.py",
-    "07_filtering_and_resampling.ipynb",
-    "test_training_contexts.py",
-    "test_analysis_report.py",
-    "test_lab_notebooks.py",
-    "test_evals_strategies.py",
-    "test_lab_dataset.py",
-    "test_worlds_pydocs.py",
-    "test_training_worlds.py",
-    "15_entropy_and_reflection.ipynb",
-    "test_independent_evaluator.py",
+    "test_training_replay.py",
     "test_contributing.py",
-    "01_world_and_tools.ipynb",
-    "12_react_heavy_resum.ipynb",
-    "test_analysis_reflection.py",
-    "test_synthesis_engine.py",
-    "test_policy_api.py",
-    "03_agentic_pretraining.ipynb",
-    "17_scaling_out.ipynb",
-    "test_tools_files_hostile.py",
+    "test_analysis_report.py",
+    "test_training_registry.py",
+    "test_sandbox_agreement.py",
+    "test_training_worlds.py",
+    "test_training_asking.py",
+    "test_training_plan_memory.py",
+    "test_sandbox_fuzz.py",
+    "test_sandbox_bricks.py",
+    "test_training_together.py",
+    "test_lab_sweep_runs.py",
     "00_tour.ipynb",
+    "10_stability.ipynb",
     "06_agentic_rl.ipynb",
     "16_reasoning_as_descent.ipynb",
-    "13_web_agents.ipynb",
 )
 
 settings.register_profile("drlib", derandomize=True, deadline=None)

@@ -121,7 +121,8 @@ BOTH_CORES = "-n 2 --dist loadfile --no-loadscope-reorder"
 STEPS = {
     "layout": "ruff format --check .",
     "rules": "ruff check .",
-    "tests": f"pytest {BOTH_CORES} --durations=20 -m not alone --nbval ",
+    "library": f"pytest {BOTH_CORES} --durations=20 -m not alone tests",
+    "notebooks": f"pytest {BOTH_CORES} -p tests.conftest --nbval ",
 }
 
 

@@ -48,14 +48,21 @@ TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Afric
 OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
 # in a name: "(1994–2002)", "Congo - Brazzaville", and scripts that CLDR alone calls so
 AWKWARD = re.compile(r"\(\d| - | SAR |^(?:Simplified|Traditional) script$")
+# "the SQL for everyone course" begins as another sentence
+UNQUOTED = re.compile(r"^the [^\"“]+ (?:and|at|for|from|in|of|to|with) [^\"“]+$")
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
 COMMON = 0.1  # a word of so many names says nothing
 SAID_TWICE = re.compile(
     r"\b(\w{5,}?)\w* by (?:an?|the) \1"  # "maintained by a maintainer"
     r"|\b(\w{5,}) whose \2\b"  # "the release whose release manager is Ada"
     r"|^\w+ (\w+)\b.*\bthe same \3 as\b"  # "Which person is led by the same person as Ada?"
-    r"|\bthe same (\w+) as\b.*\bthe same \4 as\b"  # approved by the same person, owned by the same
+    r"|\bthe same (\w+) as\b.*\bthe same \4 as\b"  # owned by the same person, led by the same
+    r"|\b(\w{5,}) \w+ by the same \5\b"  # "a person led by the same person"
+    r"|\b(\w{5,}) (?:that|who) has been an? \6\b"  # "a customer that has been a customer"
+    r"|\b(\w{5,}) \w+ of the \w+ \7\b"  # "the office manager of the Porto office"
 )
+EVERYDAY = frozenset(["Euro"])  # money of which everybody knows who pays with it
+ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
     "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
@@ -93,7 +100,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         len(names) > MAX_NAMES,
         len(parts) > MAX_CONDITIONS,
         bool(UNINHABITED & {*names, *answers}),
-        any(AWKWARD.search(name) for name in names),
+        any(AWKWARD.search(name) or UNQUOTED.search(book.name(name)) for name in names),
         _repeats(query, book),
         len({_relation(part) for part in parts}) < len(parts),
         SAID_TWICE.search(words) is not None,
@@ -269,8 +276,19 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if any(STATE_OF.get(name) in answers for name in names):
         return True
-    is_public = bool(book.source)
-    return is_public and any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
+    if not book.source:
+        return False
+    on_the_way = _on_the_way(query, book)
+    if any(_is_alike(thing, answer, book) for thing in on_the_way for answer in answers):
+        return True
+    return any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
+
+
+def _on_the_way(query: Query, book: Phrasebook) -> frozenset[str]:
+    """What the descriptions in `query` find: German, in a question whose answer is Germany."""
+    told = (part.of for part in walk(query) if isinstance(part, Proj))
+    found = (evaluate_query(of, book.graph) for of in told if isinstance(of, Proj))
+    return frozenset().union(*found)
 
 
 def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
@@ -279,13 +297,20 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
     if not (isinstance(part, Proj) and isinstance(part.of, str)):
         return False
     found = evaluate_query(part, book.graph)
-    is_only_one = bool(book.source) and len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE
-    return is_only_one or any(_is_alike(part.of, title, book) for title in found)
+    if any(_is_alike(part.of, title, book) for title in found):
+        return True
+    if not book.source:
+        return False
+    if len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE:
+        return True
+    begins = book.name(part.of).removeprefix("the ")[:ALIKE]
+    return any(book.name(title).removeprefix("the ").startswith(begins) for title in found)
 
 
 def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether a thing that is compared with the answer has what they share in its name (a function
-    waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
+    waitstatus_to_exitcode, and its parameter status), or has the money of its state, or one that
+    everybody knows."""
     other = shared_with(part) if isinstance(part, Proj) else None
     if not isinstance(other, str):
         return False
@@ -295,6 +320,8 @@ def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook
     name = _letters(book.name(other))
     shared = (book.graph.values(answer, relation) for answer in answers)
     values = frozenset().union(*shared) & book.graph.values(other, relation)
+    if values & EVERYDAY:
+        return True
     return any(_letters(book.name(value)) in name for value in values)
 
 
