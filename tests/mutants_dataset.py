@@ -8,6 +8,7 @@ TESTS = "tests/test_synthesis_dataset.py"
 EXPANSION = "tests/test_synthesis_expansion.py"
 CLUES = "tests/test_synthesis_clues.py"
 ENGINE = "tests/test_synthesis_engine.py"
+PLAIN = "tests/test_synthesis_plainness.py"
 
 MUTANTS = [
     Mutant(
@@ -69,8 +70,8 @@ MUTANTS = [
     Mutant(
         "clues: a stand-in fits a rival",
         "drlib/synthesis/clues.py",
-        "if len(fulfil) <= SEVERAL and fulfil.isdisjoint(rivals):",
-        "if len(fulfil) <= SEVERAL:",
+        "if len(fulfil) <= most and fulfil.isdisjoint(rivals):",
+        "if len(fulfil) <= most:",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
         "an expansion brings in another answer",
     ),
@@ -151,8 +152,24 @@ MUTANTS = [
         "drlib/synthesis/plainness.py",
         "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1\n",
         "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 2\n",
-        ("tests/test_synthesis_plainness.py::test_nothing_is_compared_with_one_of_several",),
+        (f"{PLAIN}::test_nothing_is_compared_with_one_of_several",),
         "plain questions compare with a thing that has no name",
+    ),
+    Mutant(
+        "plainness: everybody's money is asked for",
+        "drlib/synthesis/plainness.py",
+        "    if values & EVERYDAY:\n        return True\n",
+        "",
+        (f"{PLAIN}::test_who_pays_with_the_euro_is_known",),
+        "the answer is known to who looks up nothing",
+    ),
+    Mutant(
+        "plainness: a thing on the way may look like the answer",
+        "drlib/synthesis/plainness.py",
+        "for thing in on_the_way for answer in answers):\n        return True\n",
+        "for thing in on_the_way for answer in answers):\n        pass\n",
+        (f"{PLAIN}::test_what_is_on_the_way_and_looks_like_the_answer_tells_it",),
+        "the answer is known to who looks up nothing",
     ),
     Mutant(
         "engine: plain questions may be vague",

@@ -158,8 +158,9 @@ def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, mo
 
     monkeypatch.setattr(engine, "draft", draft)
     monkeypatch.setattr(engine, "deepened", deepened)
-    assert synthesize_questions(world, 5, 1, hops={3: 1}, plain=plain, max_share=1)
-    assert asked == {not plain} and deeper == {plain}
+    hops = {2: 1} if plain else {3: 1}  # operators, and so going deeper after them, are not plain
+    assert synthesize_questions(world, 5, 1, hops=hops, plain=plain, max_share=1)
+    assert asked == {not plain} and deeper == (set() if plain else {False})
 
 
 def test_same_seed_same_questions(world):

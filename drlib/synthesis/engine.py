@@ -18,7 +18,7 @@ from drlib.synthesis.checks import coincidences, effort, first_fault, next_to
 from drlib.synthesis.clues import can_be_asked_for, is_explained
 from drlib.synthesis.derived import TYPES
 from drlib.synthesis.expansion import Bars, deepened, draft
-from drlib.synthesis.plainness import plain_part, strangeness
+from drlib.synthesis.plainness import MAX_CONDITIONS, plain_part, strangeness
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import Query, canonical, constants, depth, evaluate_query, to_text
 from drlib.synthesis.questions import Split, short_digest
@@ -37,6 +37,7 @@ MISSES_AN_ANSWER = (8, 100)
 PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
+NUMBERS_IN_PLAIN = 0.2  # of the draws for plain ones, those in which equal years may come up
 ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
 COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
 
@@ -165,7 +166,8 @@ def synthesize_questions(
         and (not strict or is_explained(title, graph, width, max_effort < math.inf))
     ]
     told = _Told(wording, plain and wording == "sentences")
-    rules = _Rules(graph, world.graph, width, max_effort, strict, told.plain)
+    most = min(width, MAX_CONDITIONS) if told.plain else width
+    rules = _Rules(graph, world.graph, most, max_effort, strict, told.plain)
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
@@ -218,6 +220,8 @@ def _draw_all(
         query, reason = None, "max_share"
         if used[answer] < tally.quota:
             numbers = not rules.strict or by_coincidence < COINCIDENCE_SHARE * len(wanted)
+            if rules.plain:
+                numbers = numbers and rng.random() < NUMBERS_IN_PLAIN
             query, reason = _draw_query(answer, rng, hops, rules, numbers)
         coincides = query is not None and rules.strict and _coincides(query, rules.graph)
         if coincides and not numbers:
@@ -272,7 +276,7 @@ def _draw_query(
     """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
     found none). Not `numbers`: it is to hang on no equal number."""
     graph, strict = rules.graph, rules.strict
-    names = rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
+    names = [] if rules.plain else rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     listed = rules.max_effort < math.inf
     least = max(2, hops - bool(names))
     vague = not rules.plain
@@ -282,7 +286,7 @@ def _draw_query(
     fault = _fault(query, graph, rules)
     if fault:
         return None, fault
-    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=rules.plain)
+    bars = Bars(next_to(answer, graph), numbers=not numbers)
     for name in [*names, "deepen"]:
         if name == "deepen" and depth(query) == hops:
             continue
