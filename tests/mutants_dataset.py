@@ -156,14 +156,6 @@ MUTANTS = [
         "plain questions compare with a thing that has no name",
     ),
     Mutant(
-        "plainness: everybody's money is asked for",
-        "drlib/synthesis/plainness.py",
-        "    if values & EVERYDAY:\n        return True\n",
-        "",
-        (f"{PLAIN}::test_who_pays_with_the_euro_is_known",),
-        "the answer is known to who looks up nothing",
-    ),
-    Mutant(
         "plainness: a thing on the way may look like the answer",
         "drlib/synthesis/plainness.py",
         "for thing in on_the_way for answer in answers):\n        return True\n",

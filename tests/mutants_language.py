@@ -97,8 +97,8 @@ MUTANTS = [
     Mutant(
         "plainness: a language of one land is as good as any",
         PLAINNESS,
-        "    is_only_one = bool(book.source) and len(found) == 1",
-        "    is_only_one = bool(book.source) and len(found) == 0",
+        "    if len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE:",
+        "    if len(found) == 0 and book.kind(part.of) in OF_ONE_PLACE:",
         (f"{PLAIN}::test_a_language_of_one_land_names_it",),
         "a step needs no look-up",
     ),

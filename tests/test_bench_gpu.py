@@ -206,11 +206,11 @@ def test_the_runs_that_a_kernel_lost_are_those_that_compute_in_half_precision():
 
 def test_without_that_kernel_every_step_in_half_precision_was_taken():
     """What README and notebook 17 say of the runs that were made again."""
-    again = ROOT / "figures/reference/sweeps/precision"
+    again = ROOT / "figures/reference/findings/precision"
     with_r3 = bench_gpu.OUT / "r3"
     for seed in range(3):
-        for arm in ("float32", "bfloat16"):
-            rows = read_json_lines(again / f"results/{arm}/seed{seed}_rl.jsonl")
+        for arm in ("control", "setting"):
+            rows = read_json_lines(again / arm / f"seed{seed}_rl.jsonl")
             assert len(rows) == 25 and not [row for row in rows if "skipped" in row]
             assert all(0 < row["grad_norm"] < 2 for row in rows)
             begun, ended = (
@@ -221,8 +221,8 @@ def test_without_that_kernel_every_step_in_half_precision_was_taken():
         assert 9 <= len(replayed) <= 11
         kl, kl_r3 = (np.mean([row["mismatch/kl"] for row in found]) for found in (rows, replayed))
         assert 8 < kl / kl_r3 < 16
-    control, half = json.loads((again / "sweep.json").read_text())["arms"]
+    found = json.loads(again.with_suffix(".json").read_text())
     told = (ROOT / "README.md").read_text()
-    quoted = f"{half['asked'][0]['accuracy']:.1%} of held-out search questions right against "
-    assert quoted + f"{control['asked'][0]['accuracy']:.1%} in float32" in told
-    assert max(map(abs, half["asked"][0]["difference"]["interval"])) == pytest.approx(0.2, abs=0.01)
+    half, full = (f"{accuracy:.1%}" for accuracy in found["accuracy"])
+    assert f"{half} of held-out search questions right against {full} in float32" in told
+    assert max(map(abs, found["interval"])) == pytest.approx(0.2, abs=0.01)

@@ -61,7 +61,8 @@ SAID_TWICE = re.compile(
     r"|\b(\w{5,}) (?:that|who) has been an? \6\b"  # "a customer that has been a customer"
     r"|\b(\w{5,}) \w+ of the \w+ \7\b"  # "the office manager of the Porto office"
 )
-EVERYDAY = frozenset(["Euro"])  # money of which everybody knows who pays with it
+# one thing both over and going on: "Which experiment was led by Ada and uses the same method"
+TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
 ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
@@ -104,6 +105,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         _repeats(query, book),
         len({_relation(part) for part in parts}) < len(parts),
         SAID_TWICE.search(words) is not None,
+        TWO_TIMES.search(words) is not None,
         any(_is_torn(part, book) for part in walk(query)),
         any(_compares_kinds(part, answers, book) for part in parts),
         any(_compares_methods(part, answers, book) for part in parts),
@@ -309,8 +311,7 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
 
 def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether a thing that is compared with the answer has what they share in its name (a function
-    waitstatus_to_exitcode, and its parameter status), or has the money of its state, or one that
-    everybody knows."""
+    waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
     other = shared_with(part) if isinstance(part, Proj) else None
     if not isinstance(other, str):
         return False
@@ -320,8 +321,6 @@ def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook
     name = _letters(book.name(other))
     shared = (book.graph.values(answer, relation) for answer in answers)
     values = frozenset().union(*shared) & book.graph.values(other, relation)
-    if values & EVERYDAY:
-        return True
     return any(_letters(book.name(value)) in name for value in values)
 
 

@@ -32,8 +32,8 @@ PUBLIC = ("cldr", "pydocs")
 WORLDS = (*PUBLIC, *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
 SEED = "readings, fourth draft"  # of the folders
-SEEDS = dict.fromkeys(WORLDS, "readings, twelfth draft")
-SHARES = dict.fromkeys(WORLDS, 0.02) | dict.fromkeys(PUBLIC, 0.05)  # with one answer, at most
+SEEDS = dict.fromkeys(WORLDS, "readings, thirteenth draft")
+SHARES = dict.fromkeys(WORLDS, 0.02) | dict.fromkeys(PUBLIC, 0.067)  # with one answer, at most
 SECOND = 12  # questions of each world that a second reader reads
 
 
