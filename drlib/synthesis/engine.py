@@ -166,8 +166,7 @@ def synthesize_questions(
         and (not strict or is_explained(title, graph, width, max_effort < math.inf))
     ]
     told = _Told(wording, plain and wording == "sentences")
-    most = min(width, MAX_CONDITIONS) if told.plain else width
-    rules = _Rules(graph, world.graph, most, max_effort, strict, told.plain)
+    rules = _Rules(graph, world.graph, width, max_effort, strict, told.plain)
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
@@ -280,7 +279,8 @@ def _draw_query(
     listed = rules.max_effort < math.inf
     least = max(2, hops - bool(names))
     vague = not rules.plain
-    query = draft(answer, graph, rng, least, rules.width, strict, listed, numbers, vague)
+    width = min(rules.width, MAX_CONDITIONS) if rules.plain else rules.width
+    query = draft(answer, graph, rng, least, width, strict, listed, numbers, vague)
     if query is None:
         return None, "no draft"
     fault = _fault(query, graph, rules)
