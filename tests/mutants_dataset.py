@@ -164,6 +164,14 @@ MUTANTS = [
         "the answer is known to who looks up nothing",
     ),
     Mutant(
+        "engine: plain questions get operators",
+        "drlib/synthesis/engine.py",
+        "    names = [] if rules.plain else rng.sample(",
+        "    names = rng.sample(",
+        (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
+        "questions are drawn that are never plain",
+    ),
+    Mutant(
         "engine: plain questions may be vague",
         "drlib/synthesis/engine.py",
         "    vague = not rules.plain\n",

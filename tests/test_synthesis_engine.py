@@ -146,21 +146,29 @@ def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, monkeypatch, plain):
-    asked, deeper = set(), set()
+    asked, deeper, widths, changed, with_numbers = set(), set(), set(), set(), []
 
     def draft(answer, graph, rng, hops, width, strict, listed, numbers, vague):
         asked.add(vague)
+        widths.add(width)
+        with_numbers.append(numbers)
         return expansion.draft(answer, graph, rng, hops, width, strict, listed, numbers, vague)
 
     def deepened(query, graph, rng, bars):
         deeper.add(bars.vague)
         return expansion.deepened(query, graph, rng, bars)
 
+    def operator(query, graph, rng, strict):
+        changed.add(strict)
+
     monkeypatch.setattr(engine, "draft", draft)
     monkeypatch.setattr(engine, "deepened", deepened)
+    monkeypatch.setattr(engine, "OPERATORS", {"one": operator, "two": operator})
     hops = {2: 1} if plain else {3: 1}  # operators, and so going deeper after them, are not plain
     assert synthesize_questions(world, 5, 1, hops=hops, plain=plain, max_share=1)
     assert asked == {not plain} and deeper == (set() if plain else {False})
+    assert widths == {2 if plain else 3} and changed == (set() if plain else {True})
+    assert 0 < sum(with_numbers) < 0.4 * len(with_numbers) if plain else all(with_numbers)
 
 
 def test_same_seed_same_questions(world):
