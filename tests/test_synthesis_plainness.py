@@ -156,11 +156,13 @@ def test_a_time_zone_names_a_place():
     [
         (And((MONEY, like("currency", "Corvia"), SPEECH)), 2),  # three conditions, one twice
         (And((MONEY, like("clock time", "Fenn"))), 2),  # nobody asks by clock times
+        (And((MONEY, like("script", "Fenn"))), 2),  # nor by scripts in common
         (And((MONEY, Or((SPEECH, like("clock time", "Fenn"))))), 5),
     ],
 )
 def test_other_faults_are_counted(query, more):
-    phrases = book(*[(land, "clock time", "Noon") for land in ("Arden", *LANDS[5:])])
+    shared = (("clock time", "Noon"), ("script", "Runes"))
+    phrases = book(*[(land, *fact) for land in ("Arden", *LANDS[5:]) for fact in shared])
     assert measured(query, phrases) >= more
 
 

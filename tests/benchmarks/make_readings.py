@@ -33,7 +33,9 @@ WORLDS = (*PUBLIC, *MAKERS)
 LABELS = ("grammatical", "natural", "one_meaning", "multi_hop", "no_giveaway")
 SEED = "readings, fourth draft"  # of the folders
 SEEDS = dict.fromkeys(WORLDS, "readings, thirteenth draft")
-SHARES = dict.fromkeys(WORLDS, 0.02) | dict.fromkeys(PUBLIC, 0.067)  # with one answer, at most
+# With one answer, at most: one question of sixty, in the public worlds four. With three there, what
+# filled them up was not plain.
+SHARES = dict.fromkeys(WORLDS, 0.02) | dict.fromkeys(PUBLIC, 0.067)
 SECOND = 12  # questions of each world that a second reader reads
 
 
