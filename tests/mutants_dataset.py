@@ -164,6 +164,22 @@ MUTANTS = [
         "the answer is known to who looks up nothing",
     ),
     Mutant(
+        "plainness: two official languages of the answer tell nothing",
+        "drlib/synthesis/plainness.py",
+        "    return sum(bool(official & things) for things in found) > 1\n",
+        "    return sum(bool(official & things) for things in found) > 2\n",
+        (f"{PLAIN}::test_two_official_languages_of_the_answer_tell_it",),
+        "the answer is known to who looks up nothing",
+    ),
+    Mutant(
+        "plainness: the currency of a dependency is its own",
+        "drlib/synthesis/plainness.py",
+        '    if part.relation == "currency" and part.of in STATE_OF:\n        return True\n',
+        '    if part.relation == "currency" and part.of in STATE_OF:\n        pass\n',
+        (f"{PLAIN}::test_the_currency_of_a_dependency_is_its_states",),
+        "the currency of Jersey is said for the pound",
+    ),
+    Mutant(
         "engine: plain questions get operators",
         "drlib/synthesis/engine.py",
         "    names = [] if rules.plain else rng.sample(",

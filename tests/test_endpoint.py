@@ -74,7 +74,7 @@ def server(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads, server.seen, server.over = True, [], threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.over.set()
     server.shutdown()

@@ -82,7 +82,7 @@ def answering(make_reply):
             self.wfile.write(make_reply(self.rfile.read(size)))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

@@ -103,6 +103,26 @@ def test_a_land_and_its_language_begin_alike():
     assert told == [0, TOLD]
 
 
+@pytest.mark.parametrize("official, more", [((), 0), (("Arden",), TOLD)], ids=["one", "both"])
+def test_two_official_languages_of_the_answer_tell_it(official, more):
+    """French and Dutch are Belgium to everybody; French, and what its immigrants speak, is not."""
+    facts = [(land, "official language", "Tongue") for land in ("Sorn", *official)]
+    facts += [(land, "widely spoken language", "Tongue") for land in LANDS[:4]]
+    query = And((SPEECH, Proj("widely spoken language of", Proj("official language", "Sorn"))))
+    phrases = book(*facts)
+    assert evaluate_query(query, phrases.graph) == {"Arden"}
+    assert measured(query, phrases) == more
+
+
+@pytest.mark.parametrize("land, more", [("Quint", 0), ("Jersey", TOLD)])
+def test_the_currency_of_a_dependency_is_its_states(land, more):
+    facts = [(one, "former currency", "Mark") for one in LANDS[:4]]
+    query = And((SPEECH, Proj("former currency of", Proj("currency", land))))
+    phrases = book((land, "currency", "Mark"), *facts)
+    assert evaluate_query(query, phrases.graph) == {"Arden"}
+    assert measured(query, phrases) == more
+
+
 def test_one_of_what_is_mostly_several_is_not_said_as_the_one():
     """The zone of Gorm; with two other lands of two zones each nobody expects one of it."""
     query = And((MONEY, like("official language", Proj("time zone of", "Zone/Fenn"))))

@@ -48,7 +48,7 @@ def model_server(replies):
     server.over = threading.Event()
     server.replies = replies
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.over.set()
     server.shutdown()

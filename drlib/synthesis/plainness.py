@@ -67,6 +67,7 @@ SAID_TWICE = tuple(  # one word, or one comparison
 )
 # one thing both over and going on: "Which experiment was led by Ada and uses the same method"
 TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
+OFFICIAL = "official language"  # what schoolbooks say of a land
 ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
     "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
@@ -284,6 +285,8 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if not book.source:
         return False
+    if _tells_two_official_languages(parts, answers, book):
+        return True
     on_the_way = _on_the_way(query, book)
     if any(_is_alike(thing, answer, book) for thing in on_the_way for answer in answers):
         return True
@@ -297,13 +300,27 @@ def _on_the_way(query: Query, book: Phrasebook) -> frozenset[str]:
     return frozenset().union(*found)
 
 
+def _tells_two_official_languages(
+    parts: list[Query], answers: frozenset[str], book: Phrasebook
+) -> bool:
+    """Whether two conditions say an official language of the answer each: French, and Dutch, which
+    is Belgium to everybody."""
+    languages = [book.graph.values(answer, OFFICIAL) for answer in answers]
+    official = frozenset().union(*languages)
+    said = [part.of for part in parts if isinstance(part, Proj)]
+    found = [{of} if isinstance(of, str) else evaluate_query(of, book.graph) for of in said]
+    return sum(bool(official & things) for things in found) > 1
+
+
 def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
     """Whether a description names what it describes: the official language of Samoa, the place
-    where Hebrew is spoken."""
+    where Hebrew is spoken, and the currency of Jersey, which is the pound."""
     if not (isinstance(part, Proj) and isinstance(part.of, str)):
         return False
     found = evaluate_query(part, book.graph)
     if any(_is_alike(part.of, title, book) for title in found):
+        return True
+    if part.relation == "currency" and part.of in STATE_OF:
         return True
     if not book.source:
         return False
