@@ -7,6 +7,8 @@ files
     The one writer of whole files or none; the one writer and the one reader of JSON lines.
 checks
     One-line checks of arguments, whose messages say what is wrong.
+startup
+    How a program begins: what it imports is not searched for garbage.
 registry
     Names under which a thing can be chosen, one registry a kind; modules of others that add theirs.
 task

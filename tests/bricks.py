@@ -175,7 +175,7 @@ def hoard_rounds(name: str, level: str, rounds: int):
     from tests import test_sandbox_bounds as bounds
 
     bounds.SECONDS = 6.0  # some hoard slowly, on a slow machine
-    bounds.CAP_MB = 512  # more than twice what a call may hold: enough to have won
+    bounds.CAP_MB = 384  # a call may hold 224: enough to have won
     with bounds.sandbox_for(level) as made:
         made.run("print(1)")
         for _ in range(rounds):

@@ -172,12 +172,12 @@ MUTANTS = [
         "the answer is known to who looks up nothing",
     ),
     Mutant(
-        "plainness: the currency of a dependency is its own",
+        "plainness: money that another had before tells nothing",
         "drlib/synthesis/plainness.py",
-        '    if part.relation == "currency" and part.of in STATE_OF:\n        return True\n',
-        '    if part.relation == "currency" and part.of in STATE_OF:\n        pass\n',
-        (f"{PLAIN}::test_the_currency_of_a_dependency_is_its_states",),
-        "the currency of Jersey is said for the pound",
+        '    return relations == {"currency", "former currency"}\n',
+        "    return False\n",
+        (f"{PLAIN}::test_money_that_another_had_before_tells_a_neighbour",),
+        "the answer is known to who looks up nothing",
     ),
     Mutant(
         "engine: plain questions get operators",

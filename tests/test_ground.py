@@ -139,6 +139,26 @@ def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
 # answers
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_imports_that_last_are_not_searched_and_the_collector_is_as_before(collects):
+    """Of a process of its own: what is frozen stays so."""
+    code = f"""
+import gc
+from drlib.startup import lasting_imports
+if not {collects}: gc.disable()
+before = gc.get_freeze_count()
+try:
+    with lasting_imports():
+        inside, made = gc.isenabled(), [[] for _ in range(1000)]
+        raise ValueError
+except ValueError:
+    pass
+print(inside, gc.isenabled(), gc.get_freeze_count() - before > 1000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == f"False {collects} True\n", done.stderr
+
+
 def test_no_answer_is_not_right_and_aliases_are():
     task = Task("t", "?", "Oslo", "search", "w", aliases=("Christiania",))
     given = {None: False, "": False, "oslo.": True, " CHRISTIANIA ": True, "Bergen": False}

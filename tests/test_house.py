@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "files",
     "checks",
+    "startup",
     "registry",
     "task",
     "trajectory",

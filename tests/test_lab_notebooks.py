@@ -21,6 +21,7 @@ from drlib.lab import ROOT, hygiene, launching, notebooks
 from drlib.lab.__main__ import _parser, main
 from drlib.lab.display import REFERENCE
 from drlib.lab.reference import _command
+from drlib.startup import SELDOM
 from tests.lab_programs import (
     folder,  # noqa: F401 - a fixture
     printed,
@@ -112,6 +113,17 @@ def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
     with notebooks.private_jupyter(OMP_NUM_THREADS=given):
         notebooks._execute(path, output, {}, "nothing")
     assert printed(output) == [f"threads {threads}\n"]
+
+
+def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
+    """And the name by which that was set is not the notebook's."""
+    path = folder / "07_small.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].source = "print('gc' in dir(), __import__('gc').get_threshold())"
+    nbformat.write(notebook, path)
+    with notebooks.private_jupyter():
+        notebooks._execute(path, tmp_path / "07.ipynb", {}, "nothing")
+    assert printed(tmp_path / "07.ipynb")[-1] == f"False {SELDOM}\n"
 
 
 def test_a_script_keeps_its_threads():

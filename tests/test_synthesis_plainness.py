@@ -114,13 +114,21 @@ def test_two_official_languages_of_the_answer_tell_it(official, more):
     assert measured(query, phrases) == more
 
 
-@pytest.mark.parametrize("land, more", [("Quint", 0), ("Jersey", TOLD)])
-def test_the_currency_of_a_dependency_is_its_states(land, more):
-    facts = [(one, "former currency", "Mark") for one in LANDS[:4]]
-    query = And((SPEECH, Proj("former currency of", Proj("currency", land))))
-    phrases = book((land, "currency", "Mark"), *facts)
-    assert evaluate_query(query, phrases.graph) == {"Arden"}
-    assert measured(query, phrases) == more
+def test_money_that_another_had_before_tells_a_neighbour():
+    """Ireland had the money of the United Kingdom, Haiti's was the Dominican Republic's."""
+    had = [(one, "former currency", "Mark") for one in (*LANDS[:4], "Quint")]
+    has = [(one, "currency", "Mark") for one in ("Sorn", "Tarn")]
+    phrases = book(*had, *has)
+    told = [
+        measured(And((SPEECH, Proj("former currency of", Proj(relation, land)))), phrases)
+        for relation, land in (("former currency", "Quint"), ("currency", "Sorn"))
+    ]
+    assert told == [0, TOLD]
+
+
+def test_two_lands_in_one_name_are_not_joined_to_another_condition():
+    phrases = book(("Jorn & Kest", "currency", "Crown"))
+    assert measured(And((like("currency", "Jorn & Kest"), SPEECH)), phrases) == 1
 
 
 def test_one_of_what_is_mostly_several_is_not_said_as_the_one():

@@ -26,7 +26,7 @@ from tests.lab_programs import running, start, wait_for
 from tests.real_examples import built, miniature
 
 PROGRAM = """
-import json, os, sys, time
+import gc, json, os, sys, time
 from drlib.training.ranks import Ranks
 
 def main():
@@ -36,6 +36,7 @@ def main():
     with open(f"{out}.{ranks.rank}.tmp", "w") as file:
         told = sorted({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & {*os.environ})
         said = {"pid": os.getpid(), "argv": sys.argv, "size": ranks.size, "environment": told}
+        said |= {"kept": gc.get_freeze_count(), "collects": gc.isenabled()}
         json.dump(said | sums, file)
     os.replace(f"{out}.{ranks.rank}.tmp", f"{out}.{ranks.rank}")
     if mode == "fail" and ranks.rank == 1:
@@ -101,6 +102,7 @@ def test_ranks_meet_and_are_fresh_processes_of_one_server(program):
         assert all(t["size"] == 2 and t["rank"] == 3.0 for t in told)  # 1 + 2
         assert all(t["argv"][0] == "warm_program" for t in told)
         assert told[0]["pid"] != told[1]["pid"]
+        assert all(t["kept"] > 100_000 and t["collects"] for t in told)  # torch and transformers
     printed = sorted(log.read_text().splitlines())
     assert printed == ["fine from rank 0"] * 2 + ["fine from rank 1"] * 2
     assert len(warm._servers) == 1

@@ -24,6 +24,7 @@ from drlib.config import Config
 from drlib.files import write_whole
 from drlib.lab.display import ROOT
 from drlib.registry import nearest
+from drlib.startup import SELDOM
 
 FOLDER = ROOT / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -240,7 +241,14 @@ def private_jupyter(**more: str | None):
 
 
 def kernel_environment(scratch: Path) -> dict[str, str | None]:
-    """Variables for kernels (None: must not be set). A set MPLBACKEND would lose the figures."""
+    """Variables for kernels (None: must not be set), whose folders are in `scratch`.
+
+    A set MPLBACKEND would lose the figures. What a kernel imports is searched for garbage seldom
+    (`drlib.startup`), by a file that IPython runs when it begins.
+    """
+    begins = scratch / "ipython" / "profile_default" / "startup"
+    begins.mkdir(parents=True, exist_ok=True)
+    (begins / "collector.py").write_text(f"__import__('gc').set_threshold{SELDOM}\n")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         "IPYTHONDIR": str(scratch / "ipython"),

@@ -47,8 +47,9 @@ TOLD = 3  # how much stranger a question is that tells too much
 FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
 TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
 OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
-# in a name: "(1994–2002)", "Congo - Brazzaville", and scripts that CLDR alone calls so
-AWKWARD = re.compile(r"\(\d| - | SAR |^(?:Simplified|Traditional) script$")
+# in a name: "(1994–2002)", "Congo - Brazzaville", "Wallis & Futuna" before "and is one where", and
+# scripts that CLDR alone calls so
+AWKWARD = re.compile(r"\(\d| - | SAR | & |^(?:Simplified|Traditional) script$")
 # "the SQL for everyone course" begins as another sentence
 UNQUOTED = re.compile(r"^the [^\"“]+ (?:and|at|for|from|in|of|to|with) [^\"“]+$")
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
@@ -285,6 +286,8 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if not book.source:
         return False
+    if any(_was_anothers_money(part) for part in walk(query)):
+        return True
     if _tells_two_official_languages(parts, answers, book):
         return True
     on_the_way = _on_the_way(query, book)
@@ -312,15 +315,22 @@ def _tells_two_official_languages(
     return sum(bool(official & things) for things in found) > 1
 
 
+def _was_anothers_money(part: Query) -> bool:
+    """Whether it was or is the money of a land that another has now or had: most are neighbours or
+    were one state, as Ireland and the United Kingdom, Haiti and the Dominican Republic."""
+    if not (isinstance(part, Proj) and isinstance(part.of, Proj)):
+        return False
+    relations = {part.relation.removesuffix(" of"), part.of.relation}
+    return relations == {"currency", "former currency"}
+
+
 def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
     """Whether a description names what it describes: the official language of Samoa, the place
-    where Hebrew is spoken, and the currency of Jersey, which is the pound."""
+    where Hebrew is spoken."""
     if not (isinstance(part, Proj) and isinstance(part.of, str)):
         return False
     found = evaluate_query(part, book.graph)
     if any(_is_alike(part.of, title, book) for title in found):
-        return True
-    if part.relation == "currency" and part.of in STATE_OF:
         return True
     if not book.source:
         return False

@@ -34,6 +34,8 @@ from pathlib import Path
 
 import psutil
 
+from drlib.startup import lasting_imports
+
 PACKAGE = Path(__file__).resolve().parents[1]
 OF_EVERY_LINE = ("drlib.training.build", "drlib.training.data", "drlib.evals.evaluate")
 PRELOADED = {  # trainer -> what its stages import
@@ -273,8 +275,9 @@ def _become(rank: int, request: dict) -> None:
 
 def main() -> None:
     """The server; and, in its forks, the program that was asked for."""
-    for name in PRELOADED[sys.argv[1]]:
-        importlib.import_module(name)
+    with lasting_imports():
+        for name in PRELOADED[sys.argv[1]]:
+            importlib.import_module(name)
     module, *_ = serve()
     importlib.import_module(module).main()
 
