@@ -221,4 +221,22 @@ MUTANTS = [
         ("tests/test_lab_kernels.py",),
         "one run of all notebooks in some hundreds fails for nothing",
     ),
+    Mutant(
+        "warm: what lasts is searched for garbage",
+        "drlib/training/warm.py",
+        "    with lasting_imports():\n        for name",
+        "    if True:\n        for name",
+        ("tests/test_training_warm.py::test_ranks_meet_and_are_fresh_processes_of_one_server",),
+        "a stage takes a quarter longer to begin",
+    ),
+    Mutant(
+        "startup: the collector stays off",
+        "drlib/startup.py",
+        "        if collects:\n            gc.enable()\n",
+        "",
+        (
+            "tests/test_ground.py::test_imports_that_last_are_not_searched_and_the_collector_is_as_before",
+        ),
+        "cycles that hold tensors are never freed",
+    ),
 ]
