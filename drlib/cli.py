@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from drlib import __version__
 from drlib.config import nearest
+from drlib.startup import lasting_imports
 
 
 class Command(NamedTuple):
@@ -67,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"drlib: {fault}", file=sys.stderr)
         return 2
     command = COMMANDS[word]
-    program = import_module(command.module)
+    with lasting_imports():
+        program = import_module(command.module)
     return program.main([*command.before, *arguments]) or 0
 
 

@@ -94,7 +94,7 @@ def test_links_without_quotes_and_columns_in_capitals_join_the_pages(world):
 
 
 def test_what_is_asked_in_plain_words_is_read_back(world):
-    tasks = synthesize_questions(world, 20, 2, plain=True)
+    tasks = synthesize_questions(world, 8, 2, plain=True)
     grammar = grammar_of(world.graph, world.scheme)
     for task in tasks:
         query = from_text(task.query)

@@ -229,18 +229,16 @@ def test_what_may_be_forked(settings, processes, device, can, tmp_path, monkeypa
 
 
 def test_a_stage_has_the_bits_of_a_cold_start(tmp_path):
-    """World, untrained policy and two steps of pre-training, forked and by torchrun."""
+    """Two steps of pre-training from one untrained policy, forked and by torchrun."""
     config = Config.load("ci", cpt_steps=2)
-    hashes = []
-    for runs in (tmp_path / "warm", tmp_path / "cold"):
-        for name in ("world", "untrained", "cpt"):
-            if runs.name == "warm":
-                lab.ensure(name, config, runs=runs, processes=2)
-            else:
-                processes = 2 if stages.STAGES[name].parallel else 1
-                launching.launch(build.MODULE, stages.arguments(name, config, runs), processes)
-        weights = stages.folder("cpt", config, runs) / "policy" / stages.WEIGHTS
-        hashes.append(hashlib.sha256(weights.read_bytes()).hexdigest())
+    warm_runs, cold_runs = tmp_path / "warm", tmp_path / "cold"
+    for name in ("world", "untrained"):
+        lab.ensure(name, config, runs=warm_runs)
+    shutil.copytree(warm_runs, cold_runs)
+    lab.ensure("cpt", config, runs=warm_runs, processes=2)
+    launching.launch(build.MODULE, stages.arguments("cpt", config, cold_runs), 2)
+    folders = [stages.folder("cpt", config, runs) / "policy" for runs in (warm_runs, cold_runs)]
+    hashes = [hashlib.sha256((f / stages.WEIGHTS).read_bytes()).hexdigest() for f in folders]
     assert hashes[0] == hashes[1]
 
 

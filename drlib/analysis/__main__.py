@@ -6,6 +6,7 @@ from pathlib import Path
 
 from drlib.analysis.rendering import visible
 from drlib.analysis.report_options import check_report
+from drlib.startup import lasting_imports
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,15 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace) -> Path:
     """The report, by what takes seconds to import."""
-    import matplotlib
-
-    from drlib.analysis.report import report
-
-    matplotlib.use("Agg")
     model = None
-    if args.model is not None:
-        from drlib.policy.moe import load_any_model
+    with lasting_imports():
+        import matplotlib
 
+        from drlib.analysis.report import report
+
+        if args.model is not None:
+            from drlib.policy.moe import load_any_model
+    matplotlib.use("Agg")
+    if args.model is not None:
         model = load_any_model(args.model)
     return report(
         args.report,
