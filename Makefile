@@ -74,10 +74,8 @@ lab: $(STAMP)
 # once), and so does a notebook (its cells share a kernel). `-p tests.conftest` gives the kernels the
 # environment of the tests: quiet, offline, one thread, private Jupyter folders.
 BOTH_CORES := -n 3 --dist loadfile --no-loadscope-reorder
-# glibc keeps what tensors free instead of handing it back and asking again (5% of the time).
-KEEP_MEMORY := export MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000;
 test: $(STAMP)
-	@$(ALONE) $(KEEP_MEMORY) failed=""; \
+	@$(ALONE) failed=""; \
 	echo "== 1/3 the layout: ruff format --check, ruff check"; \
 	$(PY) -m ruff format --check . || failed="$$failed layout"; \
 	$(PY) -m ruff check . || failed="$$failed rules"; \
