@@ -1,5 +1,5 @@
-"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, and of warm ranks
-(see `tests.mutants`)."""
+"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, of warm ranks, and of
+how programs begin (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -11,6 +11,7 @@ BUILT = "drlib/lab/sweep_runs.py"
 TABLE = "drlib/lab/sweep_table.py"
 PLOTS = "drlib/analysis/sweep_plots.py"
 WARM, WARM_TESTS = "drlib/training/warm.py", "tests/test_training_warm.py"
+KEPT = "tests/test_cli.py::test_what_a_program_imports_is_not_searched_for_garbage"
 
 MUTANTS = [
     Mutant(
@@ -228,6 +229,22 @@ MUTANTS = [
         "    if True:\n        for name",
         ("tests/test_training_warm.py::test_ranks_meet_and_are_fresh_processes_of_one_server",),
         "a stage takes a quarter longer to begin",
+    ),
+    Mutant(
+        "build: what lasts is searched for garbage",
+        "drlib/training/build.py",
+        "        with lasting_imports():\n            from",
+        "        if True:\n            from",
+        (KEPT,),
+        "a stage takes a quarter longer to begin",
+    ),
+    Mutant(
+        "cli: what lasts is searched for garbage",
+        "drlib/cli.py",
+        "    with lasting_imports():\n",
+        "    if True:\n",
+        (KEPT,),
+        "a command takes a quarter longer to begin",
     ),
     Mutant(
         "startup: the collector stays off",

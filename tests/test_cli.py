@@ -35,6 +35,26 @@ def test_help_names_every_command(arguments):
         assert f"\n  {word} " in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("module", "arguments", "least"),
+    [
+        ("drlib.cli", "train --list", 10_000),
+        ("drlib.training.build", "rl --profile=ci --runs={empty}", 300_000),  # torch, transformers
+    ],
+)
+def test_what_a_program_imports_is_not_searched_for_garbage(tmp_path, module, arguments, least):
+    arguments = arguments.format(empty=tmp_path).split()
+    code = f"""
+import atexit, gc, sys
+atexit.register(lambda: print("kept", gc.get_freeze_count(), gc.isenabled()))
+from {module} import main
+sys.argv[1:] = {arguments}
+main()
+"""
+    last = drlib_command(code=code).stdout.splitlines()[-1].split()
+    assert last[0] == "kept" and int(last[1]) > least and last[2] == "True"
+
+
 def test_the_version_is_the_package_s():
     assert drlib_command("--version").stdout == f"drlib {drlib.__version__}\n"
 
