@@ -108,6 +108,18 @@ print(len(changes.added), store.version)
     assert len({version for _, version in found}) == 1
 
 
+def test_a_new_file_that_another_holds_is_waited_for(tmp_path):
+    """SQLite itself waits for readers there, and says at once that a writer has locked the file."""
+    path = tmp_path / "index"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    over = threading.Timer(0.3, other.execute, ["COMMIT"])
+    over.start()
+    assert library({"a": place("A", ("r", "1"))}, path).find("A") is not None
+    over.join()
+    other.close()
+
+
 def test_a_file_that_another_makes_between_two_looks_is_no_stranger_s(tmp_path, monkeypatch):
     """Another process makes the file just then: before the change, it was taken for damaged."""
     path, connect = tmp_path / "index", sqlite3.connect

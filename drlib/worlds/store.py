@@ -21,6 +21,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,7 +178,7 @@ class Store:
         if ours != FILE_FORMAT:
             if ours or is_filled:
                 raise sqlite3.DatabaseError("not an index of this version of drlib")
-            db.execute("PRAGMA journal_mode = WAL")
+            _log_ahead(db)
             db.executescript(_schema())
         return db
 
@@ -341,6 +342,23 @@ class Store:
         """First 12 hex digits of a SHA-256 over documents, nodes and facts."""
         found = self.rows("SELECT digest FROM sources WHERE reason IS NULL ORDER BY 1")
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
+
+
+def _log_ahead(db: sqlite3.Connection) -> None:
+    """Switch a new file to write-ahead logging; sqlite3.OperationalError after `WAIT_S`.
+
+    Where several processes make one file SQLite does not wait here, as two might wait for each
+    other: it says at once that the file is locked, and the next try finds it free, or switched.
+    """
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as fault:
+            if fault.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def one_line(text: str) -> str:
