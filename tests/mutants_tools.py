@@ -323,6 +323,14 @@ SANDBOX = [
         ("tests/test_sandbox_pool.py::test_second_death_is_a_fault_of_the_environment",),
         "a policy would be punished for a machine without memory",
     ),
+    Mutant(
+        "store: a new file that is locked is not tried again",
+        "drlib/worlds/store.py",
+        'if fault.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:',
+        "if True:",
+        ("tests/test_worlds_store_processes.py::test_a_new_file_that_another_holds_is_waited_for",),
+        "of two processes that make one index, one ends in an error",
+    ),
 ]
 
 MUTANTS = TOOLS + SANDBOX

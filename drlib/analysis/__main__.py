@@ -36,16 +36,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace) -> Path:
     """The report, by what takes seconds to import."""
-    model = None
     with lasting_imports():
         import matplotlib
 
         from drlib.analysis.report import report
-
-        if args.model is not None:
-            from drlib.policy.moe import load_any_model
     matplotlib.use("Agg")
+    model = None
     if args.model is not None:
+        with lasting_imports():
+            from drlib.policy.moe import load_any_model
         model = load_any_model(args.model)
     return report(
         args.report,
