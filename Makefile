@@ -69,12 +69,11 @@ lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
 	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
 
-# Every step runs even when one before it fails. Both cores work (a third process saves a minute, and
-# in one run of four a test that starts processes of its own failed); a file of tests stays in one
-# process (its fixtures are made once), and so does a notebook (its cells share a kernel). `-p
-# tests.conftest` gives the kernels the environment of the tests: quiet, offline, one thread, private
-# Jupyter folders.
-BOTH_CORES := -n 2 --dist loadfile --no-loadscope-reorder
+# Every step runs even when one before it fails. Three processes keep both cores busy, since tests
+# wait for time limits and servers; a file of tests stays in one process (its fixtures are made
+# once), and so does a notebook (its cells share a kernel). `-p tests.conftest` gives the kernels the
+# environment of the tests: quiet, offline, one thread, private Jupyter folders.
+BOTH_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	@$(ALONE) failed=""; \
 	echo "== 1/3 the layout: ruff format --check, ruff check"; \

@@ -76,6 +76,11 @@ def pytest_configure(config):
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if (
+        "DRLIB_TEST_WORLDS" not in os.environ
+    ):  # the processes of pytest-xdist have it from the first
+        (scratch / "worlds").mkdir()
+        os.environ["DRLIB_TEST_WORLDS"] = str(scratch / "worlds")
     settings.load_profile("drlib")
     nbval.kernel.start_new_kernel = _start_kernel
     import torch  # after OMP_NUM_THREADS; a plugin may have imported it before

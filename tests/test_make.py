@@ -117,7 +117,7 @@ def test_an_environment_of_an_older_python_is_made_again(clone):
     assert calls(folder)[2] == "-m venv --clear .venv"
 
 
-BOTH_CORES = "-n 2 --dist loadfile --no-loadscope-reorder"
+BOTH_CORES = "-n 3 --dist loadfile --no-loadscope-reorder"
 STEPS = {
     "layout": "ruff format --check .",
     "rules": "ruff check .",

@@ -244,8 +244,8 @@ RESUMED = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
-    """From what lies on the disk in the fourth of five steps, whose third no checkpoint covers."""
-    config = settings(**{"rl_steps": 5, "rl_questions": 4, "rl_lr": 2e-3} | RESUMED[name])
+    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    config = settings(**{"rl_questions": 4, "rl_lr": 2e-3} | RESUMED[name])
 
     def go_on(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
@@ -269,7 +269,7 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
     assert not torch.equal(weights, flat(start.policy))
     whole, cut = (metrics_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
     assert whole == cut
-    last = [f"{folder}.partial/trajectories_0005.parquet" for folder in ("whole", "cut")]
+    last = [f"{folder}.partial/trajectories_0004.parquet" for folder in ("whole", "cut")]
     one, other = (load_trajectories(tmp_path / path) for path in last)
     assert [t.policy_version for t in one] == [t.policy_version for t in other]
     assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(one, other, strict=True))

@@ -219,8 +219,8 @@ ROUTED = {"rl_replay_groups": 4, "rl_lr": 1e-3, "rl_routing": "r3"}
 
 @pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
 def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
-    """From what lies on the disk in the fourth of five steps, whose third no checkpoint covers."""
-    config = settings(rl_steps=5, rl_questions=4, **switches)
+    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    config = settings(rl_questions=4, **switches)
 
     def go_on(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
@@ -277,7 +277,7 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
 
 
 def test_two_processes_replay_as_one(tmp_path):
-    config = settings(rl_steps=5, rl_questions=4, **EVERYTHING)
+    config = settings(rl_questions=4, **EVERYTHING)
     for processes in (1, 2):
         build_world(tmp_path / str(processes))
         ended = build_stage("rl", config, tmp_path / str(processes), processes)
@@ -285,7 +285,7 @@ def test_two_processes_replay_as_one(tmp_path):
     folders = [stages.folder("rl", config, tmp_path / str(processes)) for processes in (1, 2)]
     one, two = (rows_of(folder) for folder in folders)
     assert one == two and sum(row["replayed"] for row in one) > 0
-    assert len(read_metrics(folders[0])) == 5
+    assert len(read_metrics(folders[0])) == 4
 
 
 def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):

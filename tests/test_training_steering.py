@@ -116,8 +116,8 @@ RESUMED = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
-    """From what lies on the disk in the fourth of five steps, whose third no checkpoint covers."""
-    config = settings(rl_steps=5, **SMALL, **RESUMED[name])
+    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    config = settings(**SMALL, **RESUMED[name])
 
     def go_on(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
