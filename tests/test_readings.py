@@ -113,3 +113,15 @@ def test_the_readme_says_what_the_files_say():
     )
     mixed = f"{cldr['depths_2_and_3']} and {pydocs['depths_2_and_3']} of two and three mixed"
     assert mixed in readme
+
+    rows = json.loads(Path("figures/reference/data/questions.json").read_text())
+    share = max(row["largest_answer_share"] for row in rows)
+    assert f"the most frequent answer is at most {share:.1%} of them" in readme
+
+    report = json.loads(
+        Path("figures/reference/data/dataset_pydocs/quality_report.json").read_text()
+    )
+    assert report["world"] == "pydocs" and report["questions"] == 2000
+    assert not any([*report["by_sets"].values(), *report["by_sql"].values()])
+    assert report["split"]["answers"] == report["split"]["queries"] == 0
+    assert f"{report['answers']['different']} different answers, no fault" in readme
