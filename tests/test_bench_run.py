@@ -1,0 +1,70 @@
+"""The benchmark of the whole tour: what it counts, by hand; and what it found is what README says.
+
+Left out: a run of it (an hour): PYTHONPATH=. python -m tests.benchmarks.bench_run COMMIT.
+
+Run: python -m pytest tests/test_bench_run.py
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.benchmarks.bench_run import OUT, ROOT, ratios, right
+
+COUNTING = """
+import os, subprocess, sys, time
+from tests.benchmarks import bench_run as bench
+bench.ctypes.CDLL(None).prctl(bench.BECOME_SUBREAPER, 1, 0, 0, 0)
+busy = "import time\\nend = time.process_time() + 0.4\\nwhile time.process_time() < end: pass\\n"
+left = busy + "time.sleep(600)"  # its parent ends before it, as a server's does
+lost = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {left!r}])"
+subprocess.run([sys.executable, "-c", lost + "; time.sleep(1.5)"])
+before = bench.cpu_seconds()
+bench.end_the_rest()
+print(bench.cpu_seconds() - before, len(bench.psutil.Process().children()))
+"""
+
+
+def test_ratios_are_of_pairs():
+    times = {("here", 0): 10, ("other", 0): 20, ("here", 1): 10, ("other", 1): 40}
+    runs = [
+        {"where": where, "seed": seed, "wall_s": t, "cpu_s": 2 * t}
+        for (where, seed), t in times.items()
+    ]
+    runs.append({"where": "here", "seed": 2, "wall_s": 1, "cpu_s": 1})  # its pair was cut off
+    assert ratios(runs)["wall_s"] == {"median": 3, "least": 2, "most": 4}
+
+
+def test_shares_are_of_the_seed_s_own_rows(tmp_path):
+    rows = [("search", "sample", 2, 0, 10, 4), ("search", "sample", 3, 0, 30, 8)]
+    rows += [("search", "greedy", 2, 0, 5, 5), ("search", "greedy", 3, 0, 20, 5)]
+    rows += [("python", "sample", 0, 0, 99, 99), ("search", "sample", 2, 1, 77, 77)]
+    keys = ("kind", "decoding", "hops", "seed", "n", "correct")
+    folder = tmp_path / "runs" / "laptop" / "evaluate_rl-0"
+    folder.mkdir(parents=True)
+    told = [{"stage": "rl"} | dict(zip(keys, row, strict=True)) for row in rows]
+    (folder / "rows.json").write_text(json.dumps(told))
+    found = right(tmp_path, 0)
+    shares = {"search, sampled": 0.3, "search, greedy": 0.4, "three look-ups, greedy": 0.25}
+    assert found == pytest.approx(shares)
+
+
+def test_what_a_run_leaves_behind_is_ended_and_counted():
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, children = done.stdout.split()
+    assert float(seconds) >= 0.4 and children == "0"
+
+
+def test_readme_says_what_it_found():
+    found = json.loads(OUT.read_text())
+    here = {run["seed"]: run["wall_s"] for run in found["runs"] if run["where"] == "here"}
+    readme = (ROOT / "README.md").read_text()
+    assert len(here) == 3 and max(here.values()) <= 480
+    assert f"{min(here.values()):.0f} to {max(here.values()):.0f} seconds for three" in readme
+    wall, cpu = (found["ratios"][clock]["median"] for clock in ("wall_s", "cpu_s"))
+    assert f"took {wall:.2f} times as long and {cpu:.2f} times the CPU time" in readme
