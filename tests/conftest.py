@@ -76,9 +76,8 @@ def pytest_configure(config):
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if (
-        "DRLIB_TEST_WORLDS" not in os.environ
-    ):  # the processes of pytest-xdist have it from the first
+    if "DRLIB_TEST_WORLDS" not in os.environ:
+        # the first process of a run; those of pytest-xdist have its environment
         (scratch / "worlds").mkdir()
         os.environ["DRLIB_TEST_WORLDS"] = str(scratch / "worlds")
     settings.load_profile("drlib")

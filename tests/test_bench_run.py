@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.benchmarks.bench_run import OUT, ROOT, ratios, right
+from tests.benchmarks.bench_run import OUT, ROOT, of_commits, ratios, right
 
 COUNTING = """
 import os, subprocess, sys, time
@@ -35,6 +35,12 @@ def test_ratios_are_of_pairs():
     ]
     runs.append({"where": "here", "seed": 2, "wall_s": 1, "cpu_s": 1})  # its pair was cut off
     assert ratios(runs)["wall_s"] == {"median": 3, "least": 2, "most": 4}
+
+
+def test_runs_of_another_commit_are_not_gone_on_from():
+    runs = [{"where": w, "commit": c} for w in ("here", "other") for c in ("new", "old")]
+    left = of_commits(runs, {"here": "new", "other": "old"})
+    assert left == [runs[0], runs[3]]
 
 
 def test_shares_are_of_the_seed_s_own_rows(tmp_path):

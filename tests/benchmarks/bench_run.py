@@ -8,7 +8,7 @@ after RL answers, sampled and greedy.
 
 The two sides of a pair run one after the other and nothing else may run beside them. Ratios are of
 the other commit's time to this one's, one a seed. The same command goes on where it was stopped:
-runs that stand in the file already are not made again.
+runs of these two commits that stand in the file are not made again, those of others leave it.
 
 Run: PYTHONPATH=. python -m tests.benchmarks.bench_run COMMIT --seeds 0 1 2 --pairs 3 [--out FILE]
 """
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -60,8 +61,11 @@ def end_the_rest() -> None:
     """Ask what is still there to end, and wait for it: its time counts."""
     rest = psutil.Process().children(recursive=True)
     for process in rest:
-        process.terminate()
-    psutil.wait_procs(rest, timeout=20)
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, deaf = psutil.wait_procs(rest, timeout=20)
+    for process in deaf:
+        process.kill()
     while True:
         try:
             os.waitpid(-1, 0)
@@ -111,8 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     ctypes.CDLL(None, use_errno=True).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
-    runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    there = {(run["where"], run["seed"]) for run in runs}
+    before = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     wanted = [("here", seed) for seed in args.seeds]
     wanted += [("other", seed) for seed in args.seeds[: args.pairs]]
     with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +123,9 @@ def main() -> None:
             name: cloned(commit, Path(folder, name))
             for name, commit in (("here", "HEAD"), ("other", args.other))
         }
+        runs = of_commits(before, {name: commit for name, (_, commit) in places.items()})
+        there = {(run["where"], run["seed"]) for run in runs}
+        print(f"{len(runs)} of the {len(before)} runs in {args.out.name} are of these commits")
         for name, seed in sorted(wanted, key=lambda one: args.seeds.index(one[1])):
             if (name, seed) not in there:
                 place, commit = places[name]
@@ -128,6 +134,11 @@ def main() -> None:
                 print(json.dumps(run), flush=True)
                 found = {"runs": runs, "ratios": ratios(runs)}
                 write_whole(args.out, json.dumps(found, indent=1) + "\n")
+
+
+def of_commits(runs: list[dict], commits: dict[str, str]) -> list[dict]:
+    """The runs that are of the commits which "here" and "other" now stand for."""
+    return [run for run in runs if run["commit"] == commits[run["where"]]]
 
 
 def ratios(runs: list[dict]) -> dict[str, dict[str, float]]:
