@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from drlib.policy.decoder import Decoder
-from drlib.policy.engine import Completion, LocalEngine, SamplingParams, sample
+from drlib.policy.engine import Completion, LocalEngine, SamplingParams
 from drlib.policy.moe import PolicyShape, build_policy
+from drlib.policy.sampling import sample
 from tests.engine_examples import SHAPE, V, small_engine, small_model
 
 model = small_model

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from drlib.policy.sampling import sample
+
 _ROW_BLOCK = 32  # rows whose attention shares one length
 _DENSE_ROWS = 32  # up to here all experts at once beat sorting tokens by expert (measured)
 
@@ -47,14 +49,19 @@ class Decoder:
             width: torch.tensor((width * config.rms_norm_eps) ** 0.5, device=self.device)
             for width in (config.hidden_size, self.dim)
         }
-        shape = (2, config.num_hidden_layers, rows, self.n_kv, max_context, self.dim)
-        self.cache = torch.zeros(shape, device=self.device)  # keys and values
+        self.max_context = max_context
+        self.make_cache()
         self.columns = torch.arange(max_context, device=self.device)
         pairs = torch.arange(0, self.dim, 2, device=self.device, dtype=torch.float32) / self.dim
         inv_freq = 1.0 / (config.rope_parameters["rope_theta"] ** pairs)
         angle = self.columns.float()[:, None] * inv_freq
         self.turn = torch.polar(torch.ones_like(angle), angle)[:, None]
         self.load(model)
+
+    def make_cache(self) -> None:
+        """Room for the keys and values of `rows` requests of `max_context` tokens."""
+        rows = 2, self.config.num_hidden_layers, self.rows, self.n_kv
+        self.cache = torch.zeros(*rows, self.max_context, self.dim, device=self.device)
 
     @torch.no_grad()
     def load(self, model) -> None:
@@ -187,6 +194,15 @@ class Decoder:
                 x, q = x[last_M], q[last_M]
             x = self._experts(torch.addmm(x, attend(q, keys, values), w["out"]), w)
         return F.linear(self._norm(x), self.head)
+
+    def draw(self, logits_NV, uniforms_N: np.ndarray, temperature: float, top_p: float):
+        """One token a row, as `sampling.sample` draws it: (ids, log-probs, entropies), numpy [N].
+
+        The logits may be written over.
+        """
+        uniforms_N = torch.from_numpy(uniforms_N).to(logits_NV.device)
+        drawn = sample(logits_NV, uniforms_N, temperature, top_p)
+        return tuple(values_N.cpu().numpy() for values_N in drawn)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of a row to another row."""

@@ -21,8 +21,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from drlib.policy.compiled import decoder_of
 from drlib.policy.decoder import Decoder
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 from drlib.policy.turns import check_ids, checked_requests, random_stream
@@ -30,7 +30,6 @@ from drlib.trajectory import NO_RECORD
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
-_CDF_BLOCK = 64  # tokens summed together in the first of the two levels of a draw's search
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
 
 
@@ -65,7 +64,7 @@ class LocalEngine(Engine):
             raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
         self.max_context, self.lockstep = max_context, lockstep
         self.version = version
-        self._decoder = Decoder(model, slots, max_context, routes)
+        self._decoder = decoder_of(model, slots, max_context, routes)
 
     def update_weights(self, model) -> None:
         """Re-read the weights of `model`; later completions come from them."""
@@ -290,9 +289,9 @@ class _Run:
             self.futures[row] = self.futures.pop(hole)
 
     def _sample(self, rows: np.ndarray, logits_NV: torch.Tensor) -> None:
-        uniforms = torch.from_numpy(self.uniforms[rows, self.sampled[rows]]).to(logits_NV.device)
+        uniforms_N = self.uniforms[rows, self.sampled[rows]]
         how = self.params.temperature, self.params.top_p
-        drawn = [values_N.cpu().numpy() for values_N in sample(logits_NV, uniforms, *how)]
+        drawn = self.decoder.draw(logits_NV, uniforms_N, *how)
         at, arrays = self.length[rows], (self.tokens, self.logprobs, self.entropies)
         for array, values in zip(arrays, drawn):
             array[rows, at] = values
@@ -321,55 +320,3 @@ def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
     width = context if decoder.routes else 0
     shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)
     return np.full(shape, NO_RECORD, np.uint16)
-
-
-def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
-    """One token a row by inverse CDF: (ids [N], log-probs [N], entropies [N]).
-
-    `uniforms_N` are float64 in [0, 1). Log-prob and entropy (nats) are those of the distribution
-    that was sampled, after temperature and top-p; at temperature 0 (argmax) they are those of the
-    temperature-1 distribution, since the greedy one has neither.
-    """
-    if temperature == 0:
-        logp = torch.log_softmax(logits_NV, -1)
-        ids = logits_NV.argmax(-1)
-        return ids, logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    if temperature != 1:
-        logits_NV = logits_NV / temperature
-    probs = torch.softmax(logits_NV, -1)
-    if top_p < 1:
-        probs = _nucleus(probs, top_p)
-    ids = _inverse_cdf(probs, uniforms_N)
-    logp = probs.gather(1, ids[:, None])[:, 0].log()
-    if top_p < 1:
-        return ids, logp, -torch.xlogy(probs, probs).sum(-1)
-    # H = log Z - E[logit]: cheaper than a second pass through the logarithm of every token.
-    log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
-    return ids, logp, log_z - (probs * logits_NV).sum(-1)
-
-
-def _nucleus(probs_NV, top_p: float):
-    """Probabilities cut to the smallest set that holds at least `top_p`, renormalised."""
-    ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
-    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-    kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def _inverse_cdf(probs_NV, uniforms_N):
-    """First id whose cumulated probability exceeds the uniform; two levels, to scan V once."""
-    n, v = probs_NV.shape
-    if v % _CDF_BLOCK:
-        probs_NV = F.pad(probs_NV, (0, _CDF_BLOCK - v % _CDF_BLOCK))
-    blocked = probs_NV.view(n, -1, _CDF_BLOCK)
-    cumulated = blocked.sum(-1).double().cumsum(-1)
-    target = (uniforms_N * cumulated[:, -1])[:, None]
-    block = torch.searchsorted(cumulated, target, right=True).clamp_(max=blocked.shape[1] - 1)
-    before = torch.where(block > 0, cumulated.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocked[torch.arange(n, device=probs_NV.device), block[:, 0]]
-    within = torch.searchsorted(inside.double().cumsum(-1), target - before, right=True)
-    within.clamp_(max=_CDF_BLOCK - 1)
-    # Rounding at a block's end may point at a token of probability zero; take the block's top.
-    dead = inside.gather(1, within) == 0
-    within = torch.where(dead, inside.argmax(-1, keepdim=True), within)
-    return (block * _CDF_BLOCK + within)[:, 0]

@@ -1,7 +1,7 @@
 """Any causal language model of transformers as an engine: a folder with weights, and no server.
 
 The model runs through its library's own `generate`, with its own cache; only the draw is ours. A
-logits processor draws each token as the local engine does (`engine.sample`, random numbers of the
+logits processor draws each token as the local engine does (`sampling.sample`, random numbers of the
 request's own), so a sample has its log-probability and entropy, does not depend on what else is in
 the batch, and is that of the local engine wherever both run the same model.
 
@@ -21,10 +21,10 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 
 from drlib.checks import require
-from drlib.policy.engine import sample
 from drlib.policy.moe import load_any_model
 from drlib.policy.protocol import Completion, SamplingParams
 from drlib.policy.replay import record_routes
+from drlib.policy.sampling import sample
 from drlib.policy.turns import Conversation, TurnwiseEngine, ends, random_stream, reason_of
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from llvmlite.binding import ffi
 from transformers import PreTrainedModel
 
 from drlib.checks import require
@@ -323,6 +324,9 @@ def _vllm():
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report what runs here
     if not torch.cuda.is_available():  # torch's compiler fails in a folder with a space in its name
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    # vLLM's start asks every object that modules hold for its `__dict__`, and llvmlite's (the local
+    # engine's compiler) takes that for the name of a C function: its table of them gets a dict.
+    ffi.lib._fntab["__dict__"] = {}
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
