@@ -49,9 +49,9 @@ MUTANTS = [
     ),
     Mutant(
         "bias: the engine has none",
-        "drlib/policy/decoder.py",
-        '        if "router_bias" in w:\n',
-        "        if False:\n",
+        "drlib/policy/compiled.py",
+        'w.get("router_bias", self.no_bias_E).numpy()',
+        "self.no_bias_E.numpy()",
         (f"{BIAS}::test_an_engine_samples_with_the_biases_that_it_was_given_last",),
         "rollouts would be of another policy than the one that learns",
     ),

@@ -134,28 +134,4 @@ MUTANTS = [
         ("tests/test_training_flat_routes.py",),
         "a rollout is replayed as another one went",
     ),
-    Mutant(
-        "decoding: a norm without its floor",
-        "drlib/policy/decoder.py",
-        "length.hypot_(self.floor[x.shape[-1]])",
-        "length",
-        ("tests/test_policy_engine.py",),
-        "a hidden state of zeros becomes no number",
-    ),
-    Mutant(
-        "decoding: keys lack the root of their width",
-        "drlib/policy/decoder.py",
-        "order] * self.dim**0.5] * self.n_kv",
-        "order]] * self.n_kv",
-        ("tests/test_policy_engine.py",),
-        "attention is flatter than the trainer's",
-    ),
-    Mutant(
-        "emergency stop: the setting is not read",
-        "drlib/training/grpo.py",
-        "    limits = COLLAPSE if config.rl_emergency_stop else {}\n",
-        "    limits = COLLAPSE\n",
-        (GRADIENT,),
-        "a collapse cannot be watched to its end",
-    ),
 ]

@@ -307,14 +307,6 @@ MUTANTS = [
         "siblings are copies and no group lives",
     ),
     Mutant(
-        "engine: wrong temperature",
-        "drlib/policy/engine.py",
-        "logits_NV = logits_NV / temperature\n    probs",
-        "logits_NV = logits_NV * temperature\n    probs",
-        (ENGINE,),
-        "a high temperature sharpens",
-    ),
-    Mutant(
         "engine: one token too many",
         "drlib/policy/engine.py",
         "long = at + 1 - self.turn_start[rows] >= self.params.max_tokens",

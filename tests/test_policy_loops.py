@@ -12,15 +12,16 @@ import torch
 from numba import TypingError
 
 from drlib.policy import loops
-from drlib.policy.compiled import CompiledDecoder, decoder_of
+from drlib.policy.compiled import CompiledDecoder, decoder_of, prepare
 from drlib.policy.decoder import Decoder
 from drlib.policy.engine import LocalEngine
 from drlib.policy.loops import LANES
 from drlib.policy.moe import PolicyShape, build_policy
 from drlib.policy.protocol import SamplingParams
+from drlib.policy.router_bias import with_router_bias
 from drlib.policy.sampling import sample
 from tests.engine_examples import V, small_model
-from tests.test_policy_engine import compare_with_trainer, make_prompts
+from tests.test_policy_engine import Recorder, compare_with_trainer, make_prompts
 from tests.test_policy_routes import Routed
 
 model = small_model
@@ -219,6 +220,19 @@ def test_a_draw_at_the_ends_takes_tokens_of_positive_probability():
 
 def test_a_model_on_the_cpu_gets_the_compiled_one(model):
     assert type(decoder_of(model, 2, 32)) is CompiledDecoder
+
+
+def test_every_loop_is_made_once_and_for_all_calls(model):
+    """A second kind of arguments would be seconds of compilation in the middle of a run."""
+    made = [loops.normalise, loops.rotate, loops.attend, loops.route]
+    made += [loops.gate, loops.combine, loops.draw]
+    prepare()
+    engine = LocalEngine(model, slots=2, max_context=64, routes=True)
+    for temperature in (0, 1, 0.5):
+        params = SamplingParams(temperature=temperature, max_tokens=3)
+        engine.converse(make_prompts(5), params, Recorder(make_prompts(5)))
+    LocalEngine(with_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
+    assert [len(loop.signatures) for loop in made] == [1] * len(made)
 
 
 @pytest.mark.parametrize("slots", [3, 48])

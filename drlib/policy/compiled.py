@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from drlib.policy import loops
 from drlib.policy.decoder import Decoder
 from drlib.policy.loops import LANES
+from drlib.policy.moe import PolicyShape, build_policy
 
 
 def decoder_of(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
@@ -18,6 +19,15 @@ def decoder_of(model, rows: int, max_context: int, routes: bool = False) -> Deco
     on_cpu = model.lm_head.weight.device.type == "cpu"
     kind = CompiledDecoder if on_cpu else Decoder
     return kind(model, rows, max_context, routes)
+
+
+def prepare() -> None:
+    """Compiles or loads every loop now instead of at its first call: a process that forks spares
+    its children half a second each."""
+    shape = PolicyShape(vocab_size=8, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=2)
+    with torch.inference_mode():
+        decoder = CompiledDecoder(build_policy(shape, seed=0, init="plain"), 1, 2)
+        decoder.draw(decoder.prefill([0], [0], [np.zeros(1, np.int64)]), np.zeros(1), 1.0, 1.0)
 
 
 class CompiledDecoder(Decoder):
@@ -67,7 +77,7 @@ class CompiledDecoder(Decoder):
             return super().draw(logits_NV, uniforms_N, temperature, top_p)
         n = len(logits_NV)
         drawn = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
-        loops.draw(logits_NV.numpy(), uniforms_N, temperature, *drawn)
+        loops.draw(logits_NV.numpy(), uniforms_N, float(temperature), *drawn)
         return drawn
 
     def _compute(self, ids_T, rows_T, positions_T, last_M=None) -> torch.Tensor:

@@ -3,7 +3,8 @@
 This is the arithmetic half of the local engine; `engine` holds the scheduling half. It re-reads
 the Hugging Face weights into fused copies: query, key and value in one matrix, RMSNorm gains and
 the root of the width folded into the matrix that follows, rotary pairs laid out as complex numbers.
-It is an independent forward pass, so a test holds it against the trainer's.
+It is an independent forward pass, so a test holds it against the trainer's. It runs on any device;
+on a CPU the engine takes `compiled.CompiledDecoder`, which is half as fast again or more.
 
 A cache row belongs to one request. Rows are contiguous, so a decode step works on the views
 `rows[0:n]` and copies nothing; attention runs in blocks of rows, each only as long as its longest

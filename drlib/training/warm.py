@@ -278,6 +278,7 @@ def main() -> None:
     with lasting_imports():
         for name in PRELOADED[sys.argv[1]]:
             importlib.import_module(name)
+        importlib.import_module("drlib.policy.compiled").prepare()  # the loops of the local engine
     module, *_ = serve()
     importlib.import_module(module).main()
 
