@@ -192,7 +192,7 @@ def test_the_table_is_of_the_runs_in_the_runs_folder(swept):
         made = sum(row["generated"] * 16 for row in steps) / 2
         assert cost["generated_tokens"] == pytest.approx(made, abs=0.1)
         assert cost["seconds"] == pytest.approx(sum(r["seconds"] for r in steps) / 2, abs=0.1)
-        assert 0 < cost["rollout_seconds"] < cost["seconds"]
+        assert 0 < cost["rollout_seconds"] <= cost["seconds"]  # both to a tenth of a second
 
 
 def test_rows_curves_and_rollouts_are_kept_beside_it(swept):
