@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from numba import TypingError
+from numba import TypingError, njit
 
 from drlib.policy import loops
 from drlib.policy.compiled import CompiledDecoder, decoder_of, prepare
@@ -31,13 +31,14 @@ def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@loops.compiled
+# Not kept on the disk, where they would outlive a change of what they call.
+@njit
 def exp_of(x_N, out_N):
     for i in range(len(x_N)):
         out_N[i] = loops.exp(x_N[i])
 
 
-@loops.compiled
+@njit
 def loaded(array, index, out):
     loops.store(out, 0, loops.load(array, index))
 
