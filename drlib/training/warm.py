@@ -278,7 +278,9 @@ def main() -> None:
     with lasting_imports():
         for name in PRELOADED[sys.argv[1]]:
             importlib.import_module(name)
-        importlib.import_module("drlib.policy.compiled").prepare()  # the loops of the local engine
+        from drlib.policy.compiled import prepare  # here alone: whoever asks a server is light
+
+        prepare()
     module, *_ = serve()
     importlib.import_module(module).main()
 
