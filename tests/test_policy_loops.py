@@ -4,6 +4,8 @@ Run: python -m pytest tests/test_policy_loops.py
 """
 
 import copy
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 import torch
 from numba import TypingError, njit
 
+from drlib.config import ROOT
 from drlib.policy import loops
-from drlib.policy.compiled import CompiledDecoder, decoder_of, prepare
-from drlib.policy.decoder import Decoder
+from drlib.policy.compiled import CompiledDecoder, prepare
+from drlib.policy.decoder import Decoder, decoder_of
 from drlib.policy.engine import LocalEngine
 from drlib.policy.loops import LANES
 from drlib.policy.moe import PolicyShape, build_policy
@@ -234,6 +237,12 @@ def test_every_loop_is_made_once_and_for_all_calls(model):
         engine.converse(make_prompts(5), params, Recorder(make_prompts(5)))
     LocalEngine(with_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
     assert [len(loop.signatures) for loop in made] == [1] * len(made)
+
+
+def test_who_samples_nothing_does_not_wait_for_the_compiler():
+    asked = "import sys, drlib.training.grpo, drlib.evals.evaluate, drlib.ask; "
+    asked += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
+    assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize("slots", [3, 48])

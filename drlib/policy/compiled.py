@@ -1,7 +1,8 @@
 """The decoder on a CPU: torch's matrix products, compiled loops between them.
 
-`decoder.Decoder` computes the same in operators of torch, on any device; `decoder_of` takes the one
-that is right where a model's weights are. A test holds both against the trainer's forward pass.
+`decoder.Decoder` computes the same in operators of torch, on any device; `decoder.decoder_of` takes
+the one that is right where a model's weights are. A test holds both against the trainer's forward
+pass.
 """
 
 import numpy as np
@@ -12,13 +13,6 @@ from drlib.policy import loops
 from drlib.policy.decoder import Decoder
 from drlib.policy.loops import LANES
 from drlib.policy.moe import PolicyShape, build_policy
-
-
-def decoder_of(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
-    """The decoder of `model` where its weights are; the arguments are those of `Decoder`."""
-    on_cpu = model.lm_head.weight.device.type == "cpu"
-    kind = CompiledDecoder if on_cpu else Decoder
-    return kind(model, rows, max_context, routes)
 
 
 def prepare() -> None:

@@ -246,3 +246,13 @@ class Decoder:
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
         return out.view(len(x), k, -1).sum(1).add_(x)
+
+
+def decoder_of(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
+    """The decoder of `model` where its weights are; the arguments are those of `Decoder`."""
+    if model.lm_head.weight.device.type != "cpu":
+        return Decoder(model, rows, max_context, routes)
+    # Here alone: numba takes a third of a second, and most programs sample nothing.
+    from drlib.policy.compiled import CompiledDecoder
+
+    return CompiledDecoder(model, rows, max_context, routes)

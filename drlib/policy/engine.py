@@ -22,8 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 import numpy as np
 import torch
 
-from drlib.policy.compiled import decoder_of
-from drlib.policy.decoder import Decoder
+from drlib.policy.decoder import Decoder, decoder_of
 from drlib.policy.protocol import Completion, Engine, Fresh, Respond, SamplingParams
 from drlib.policy.turns import check_ids, checked_requests, random_stream
 from drlib.trajectory import NO_RECORD

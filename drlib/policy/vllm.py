@@ -28,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from llvmlite.binding import ffi
 from transformers import PreTrainedModel
 
 from drlib.checks import require
@@ -326,6 +325,8 @@ def _vllm():
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # vLLM's start asks every object that modules hold for its `__dict__`, and llvmlite's (the local
     # engine's compiler) takes that for the name of a C function: its table of them gets a dict.
+    from llvmlite.binding import ffi
+
     ffi.lib._fntab["__dict__"] = {}
     try:
         from vllm import EngineArgs, LLMEngine

@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,7 @@ PRELOADED = {  # trainer -> what its stages import
     "local": (*OF_EVERY_LINE, *(f"drlib.training.{name}" for name in ("pretrain", "sft", "grpo"))),
     "trl": (*OF_EVERY_LINE, "drlib.training.sft_trl", "drlib.training.grpo_trl"),
 }
+SAMPLING = {"drlib.training.grpo", "drlib.evals.evaluate"}  # by the local engine, as a rule
 ACCELERATORS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*", "davinci*", "xpu*")  # in /dev
 DEVICES = Path("/dev")
 NO_MATTER = {"PYTEST_CURRENT_TEST"}  # it changes from test to test, and no stage reads it
@@ -237,6 +239,8 @@ def serve() -> list[str]:
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
+        if request["command"][0] in SAMPLING:
+            _load_loops()
         pids = []
         for rank in range(request["processes"]):
             pid = os.fork()
@@ -252,6 +256,14 @@ def serve() -> list[str]:
             ended = [[pid, os.waitstatus_to_exitcode(status)]]
             print(json.dumps({"number": number, "ended": ended}), file=answers, flush=True)
     os._exit(0)
+
+
+@cache
+def _load_loops() -> None:
+    """Once for all forks; where nothing is sampled, not at all."""
+    from drlib.policy.compiled import prepare
+
+    prepare()
 
 
 def _become(rank: int, request: dict) -> None:
@@ -278,9 +290,6 @@ def main() -> None:
     with lasting_imports():
         for name in PRELOADED[sys.argv[1]]:
             importlib.import_module(name)
-        from drlib.policy.compiled import prepare  # here alone: whoever asks a server is light
-
-        prepare()
     module, *_ = serve()
     importlib.import_module(module).main()
 
