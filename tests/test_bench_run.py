@@ -39,8 +39,9 @@ def test_ratios_are_of_pairs():
 
 def test_runs_of_another_commit_are_not_gone_on_from():
     runs = [{"where": w, "commit": c} for w in ("here", "other") for c in ("new", "old")]
-    left = of_commits(runs, {"here": "new", "other": "old"})
-    assert left == [runs[0], runs[3]]
+    commits = {"here": "new", "other": "old"}
+    assert of_commits(runs, commits) == []
+    assert of_commits([runs[0], runs[3]], commits) == [runs[0], runs[3]]
 
 
 def test_shares_are_of_the_seed_s_own_rows(tmp_path):

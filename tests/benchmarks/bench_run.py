@@ -8,7 +8,7 @@ after RL answers, sampled and greedy.
 
 The two sides of a pair run one after the other and nothing else may run beside them. Ratios are of
 the other commit's time to this one's, one a seed. The same command goes on where it was stopped:
-runs of these two commits that stand in the file are not made again, those of others leave it.
+its runs are not made again, unless the file holds one of another commit: then all of them are.
 
 Run: PYTHONPATH=. python -m tests.benchmarks.bench_run COMMIT --seeds 0 1 2 --pairs 3 [--out FILE]
 """
@@ -137,8 +137,10 @@ def main() -> None:
 
 
 def of_commits(runs: list[dict], commits: dict[str, str]) -> list[dict]:
-    """The runs that are of the commits which "here" and "other" now stand for."""
-    return [run for run in runs if run["commit"] == commits[run["where"]]]
+    """The runs, where all are of the commits which "here" and "other" now stand for; else none: one
+    side's runs of an earlier day are no pair of the other's."""
+    stand = all(run["commit"] == commits[run["where"]] for run in runs)
+    return runs if stand else []
 
 
 def ratios(runs: list[dict]) -> dict[str, dict[str, float]]:
