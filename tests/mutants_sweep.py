@@ -1,5 +1,5 @@
-"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, of warm ranks, and of
-how programs begin (see `tests.mutants`)."""
+"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, of warm ranks, of how
+programs begin, and of what the README is told (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -255,5 +255,15 @@ MUTANTS = [
             "tests/test_ground.py::test_imports_that_last_are_not_searched_and_the_collector_is_as_before",
         ),
         "cycles that hold tensors are never freed",
+    ),
+    Mutant(
+        "made again: the first run less the second",
+        "drlib/lab/reference.py",
+        'again.gain("rl", "rl", *asked, of=first)',
+        'first.gain("rl", "rl", *asked, of=again)',
+        (
+            "tests/test_lab_reference.py::test_a_run_made_again_stands_beside_the_first_with_their_difference",
+        ),
+        "a line that got worse would be said to have got better",
     ),
 ]

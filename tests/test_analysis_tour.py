@@ -1,6 +1,5 @@
 """The tour's numbers, pictures and texts: hand-made outcomes, hand-computed results."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -9,49 +8,17 @@ import pytest
 from matplotlib.colors import to_hex
 
 from drlib.analysis import rendering, tour, tour_plots, widgets
-from drlib.evals.evaluate import Outcome, rows_of
+from drlib.evals.evaluate import rows_of
 from drlib.evals.metrics import wilson_interval
 from drlib.evals.results import Results
-from drlib.lab import ROOT
-from drlib.lab import reference as readme
+from drlib.lab.reference import results_block
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
-
-K = 8
-
-
-def outcome(task, kind, hops, right, greedy, errors=1, calls=4):
-    """`right` of K samples are right; errors and calls are those of the samples."""
-    samples = [i < right for i in range(K)]
-    return Outcome(task, kind, hops, greedy, samples, calls, errors, 1, 0, 0)
-
-
-def asked(python, search, errors=1):
-    """Four python and six search questions (two of each number of look-ups)."""
-    hops = [1, 1, 2, 2, 3, 3]
-    some = [outcome(f"p{i}", "python", 0, n, n > 4, errors) for i, n in enumerate(python)]
-    return some + [
-        outcome(f"s{i}", "search", h, n, n > 4, errors)
-        for i, (n, h) in enumerate(zip(search, hops))
-    ]
+from tests.results_examples import asked, outcome, tour_results
 
 
 @pytest.fixture
 def results():
-    outcomes = {
-        ("untrained", 0): asked([0] * 4, [0] * 6),
-        ("sft", 0): asked([4, 4, 8, 0], [4, 0, 2, 0, 0, 0], 2),
-        ("sft_continued", 0): asked([6, 4, 8, 2], [5, 1, 2, 0, 0, 0], 2),
-        ("rl", 0): asked([8, 8, 8, 4], [8, 6, 5, 4, 6, 1], 1),
-        ("rl_random_reward", 0): asked([4, 4, 8, 0], [4, 0, 1, 0, 0, 0], 2),
-        ("closed_book", 0): asked([0] * 4, [0] * 6),
-    }
-    rows = [r for (stage, seed), some in outcomes.items() for r in rows_of(some, stage, seed)]
-    rows.append(
-        dict(
-            stage="demonstrator", kind="python", hops=0, decoding="sample", seed=0, n=50, correct=20
-        )
-    )
-    return Results("a command", "laptop", rows, outcomes)
+    return tour_results()
 
 
 @pytest.fixture
@@ -172,7 +139,7 @@ def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(resul
     two = tour.accuracy(results, "rl", "search", "sample")
     assert two[1] < one[1] and two[2] - two[1] > one[2] - one[1]
     assert "[95% interval over 2 seeds and questions]" in tour.table(results)
-    block = readme.results_block(results)
+    block = results_block(results)
     assert "the whole line from 2 seeds; 95% intervals over 2 seeds and questions" in block
 
 
@@ -337,56 +304,3 @@ def test_the_panel_follows_its_controls():
     assert "was not asked" in panel.page.value
     with pytest.raises(ValueError, match="at least one"):
         widgets.trajectory_panel({"after SFT": []})
-
-
-# ---------------------------------------------------------------------------------------------
-# README
-
-
-def test_the_block_is_computed_from_the_results(results, tmp_path):
-    block = readme.results_block(results)
-    assert "- **Python questions**, sampled: **87.5%** [" in block
-    assert "python, sampled (n=32)" in block and "40.0 [27.6, 53.8] (n=50)" in block
-    assert "| `evaluate_rl` |" in block and "a command" in block
-    page, folder = tmp_path / "README.md", tmp_path / "run"
-    page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
-    results.save(folder)
-    again = readme.results_block(Results.load(folder))
-    assert readme.refresh_readme(page, {"results": again}) is True
-    assert page.read_text() == f"before\n<!-- results -->\n{block}\n<!-- /results -->\nafter\n"
-    assert readme.refresh_readme(page, {"results": block}) is False
-    assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
-
-
-def test_the_worlds_stand_beside_each_other_with_what_rl_adds(results, tmp_path):
-    made = {"world": {"name": "folder:notes", "pages": 93}}
-    replace(results, made=made).save(tmp_path / "notes")
-    results.save(tmp_path / "tour")  # from before runs told their world
-    *_, tour_row, notes_row = readme.worlds_block(
-        [tmp_path / "tour", tmp_path / "notes"]
-    ).splitlines()
-    assert tour_row.startswith("| `tour` |  | ")
-    cells = [cell.strip() for cell in notes_row.strip("|").split("|")]
-    assert cells[:2] == ["`folder:notes`", "93"]
-    # 30 of 48 samples against 8; greedily four questions of six against one
-    assert cells[2].startswith("62.5 [") and cells[3].startswith("16.7 [")
-    assert cells[4].startswith("+45.8 [")
-    assert cells[5].startswith("66.7 [") and cells[6].startswith("+50.0 [")
-    assert cells[8].startswith("0.0 [")
-    assert cells[9].startswith("[1 seed](")
-
-
-def test_a_readme_without_markers_or_a_missing_run_is_an_error(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("no markers")
-    with pytest.raises(ValueError, match="the README needs <!-- results -->"):
-        readme.refresh_readme(page, {"results": "block"})
-    assert page.read_text() == "no markers"
-    with pytest.raises(ValueError, match="no readable results"):
-        readme.worlds_block([tmp_path / "none"])
-
-
-def test_the_committed_readme_says_what_the_reference_run_gave():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, block in readme.readme_blocks().items():
-        assert readme.with_block(text, block, name) == text, "run `python -m drlib.lab table`"

@@ -8,6 +8,11 @@ Each seed repeats everything, pre-training included. `--only` keeps a variation 
 The same line on another world: `--set world=folder:notebooks/tern`, into a folder of
 `figures/reference/worlds/`.
 
+Every sweep starts from the committed policy after SFT and every ablation is paired with the run
+that it is of, so that run stays as it is. What a later commit of the line comes to is trained
+beside it, `--only untrained sft sft_continued rl closed_book rl_random_reward --out
+figures/reference/again`, and the README has both and their difference.
+
 The README's numbers stand between marker comments and are written here; a test compares them, so a
 number there can neither be typed nor grow old.
 """
@@ -33,6 +38,7 @@ from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages
 
 WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world
+AGAIN = ROOT / "figures/reference/again"  # the recipe trained by a later commit
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
@@ -153,14 +159,41 @@ def _table(results: Results) -> str:
 
 
 def readme_blocks() -> dict[str, str]:
-    """Marker -> what the committed runs say there; worlds and findings once there are some."""
+    """Marker -> what the committed runs say there; all but the first once there are some."""
     blocks = {"results": results_block(Results.load(REFERENCE))}
+    if (AGAIN / "results.json").exists():
+        blocks["again"] = again_block(Results.load(REFERENCE), Results.load(AGAIN))
     others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
     if others:
         blocks["worlds"] = worlds_block([REFERENCE, *others])
     if [*FINDINGS.glob("*.json")]:
         blocks["findings"] = findings_block()
     return blocks
+
+
+def again_block(first: Results, again: Results) -> str:
+    """Two runs of one recipe as a Markdown table, and the second less the first, paired by seed and
+    question; ValueError where they share no seed or were asked other questions."""
+    columns = {
+        f"{kind}, {title}": (kind, decoding, None)
+        for kind in ("search", "python")
+        for title, decoding in (("sampled", "sample"), ("greedy", "greedy"))
+    }
+    columns["three look-ups, greedy"] = ("search", "greedy", 3)
+    added = "RL adds to search, sampled"
+    lines = [f"| % right after RL | {' | '.join(columns)} | {added} |", "|---" * 7 + "|"]
+    for name, results in (("the run above", first), ("trained again", again)):
+        cells = [tour.cell(results, "rl", *asked) for asked in columns.values()]
+        cells += [tour.percent(results.gain("rl", OVER, "search", "sample"), "+")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    apart = [again.gain("rl", "rl", *asked, of=first) for asked in columns.values()]
+    cells = [*(tour.percent(one, "+") for one in apart), ""]
+    lines.append(f"| difference, paired | {' | '.join(cells)} |")
+    return (
+        "\n".join(lines)
+        + f"\n\nThree look-ups seed by seed: {_each_seed(first)} above, {_each_seed(again)} again "
+        f"(all stages and controls: `{again.command}`)."
+    )
 
 
 def worlds_block(folders: Sequence[Path]) -> str:
