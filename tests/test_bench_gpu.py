@@ -222,7 +222,7 @@ def test_without_that_kernel_every_step_in_half_precision_was_taken():
         kl, kl_r3 = (np.mean([row["mismatch/kl"] for row in found]) for found in (rows, replayed))
         assert 8 < kl / kl_r3 < 16
     found = json.loads(again.with_suffix(".json").read_text())
-    told = (ROOT / "README.md").read_text()
+    told = (ROOT / "docs/real_models.md").read_text()
     half, full = (f"{accuracy:.1%}" for accuracy in found["accuracy"])
     assert f"{half} of held-out search questions right against {full} in float32" in told
     assert max(map(abs, found["interval"])) == pytest.approx(0.2, abs=0.01)

@@ -1,11 +1,10 @@
-"""The benchmark of sampling: what it counts, by hand; and what README says of it and of a step.
+"""The benchmark of sampling: what it counts, by hand; and what docs/ says of it and of a step.
 
 Run: python -m pytest tests/test_bench_rollout.py
 """
 
 import argparse
 import json
-from functools import cache
 
 import pytest
 
@@ -40,23 +39,22 @@ def test_both_count_the_tokens_up_to_the_first_stop():
         assert by_transformers(model, prompts, stops, 5, batch=4)(0) == tokens
 
 
-@cache
-def readme():
-    return (ROOT / "README.md").read_text(encoding="utf-8")
+def page(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("other, at_least", [("transformers", 6.0), ("vLLM graphs", 1.8)])
-def test_readme_says_how_fast_the_engine_samples(other, at_least):
+def test_the_docs_say_how_fast_the_engine_samples(other, at_least):
     found = json.loads((SPEED / "rollout.json").read_text())[other]["engines"][other]
     low, high = found["ratio_range"]
     assert found["ratio"] >= at_least
-    assert f"{found['ratio']:.1f} [{low:.1f}, {high:.1f}] times as many" in readme()
+    assert f"{found['ratio']:.1f} [{low:.1f}, {high:.1f}] times as many" in page("agents.md")
 
 
-def test_readme_says_how_fast_a_step_is():
+def test_the_docs_say_how_fast_a_step_is():
     found = json.loads((SPEED / "step.json").read_text())["ratios"]
     step = found["step"]
     assert step["median"] >= 3.5
     said = f"{step['median']:.1f} [{step['least']:.1f}, {step['most']:.1f}] (completions "
     said += f"{found['generate']['median']:.1f}, learning {found['learn']['median']:.1f}:"
-    assert said in readme()
+    assert said in page("real_models.md")

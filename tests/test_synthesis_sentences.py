@@ -330,9 +330,9 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     assert tried > 20
 
 
-def test_the_readme_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", readme)
+def test_the_page_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
+    page = (Path(__file__).parents[1] / "docs/questions.md").read_text(encoding="utf-8")
+    ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", page)
     assert evaluate_query(read_question(text, grammar), cldr.graph) == {answer}
 
 

@@ -253,8 +253,8 @@ def test_what_is_told_of_the_released_file_is_what_was_counted():
         counted[key] for key in ("formalisations", "from_triples", "read_loosely")
     )
     assert counted["written_as_the_same_graph"] == strict == sum(counted["of_these"].values())
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"of WebShaper's {total} released formalisations {loose} become queries" in readme
+    page = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    assert f"of WebShaper's {total} released formalisations {loose} become queries" in page
     assert f"Of the {total} released formalisations {strict} are" in webshaper.__doc__
     assert f"it reads {loose} (" in webshaper.__doc__.replace("\n", " ")
 
