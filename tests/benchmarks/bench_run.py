@@ -37,6 +37,7 @@ KINDS = {
     "search, sampled": ("search", "sample", None),
     "search, greedy": ("search", "greedy", None),
     "three look-ups, greedy": ("search", "greedy", 3),
+    "python, sampled": ("python", "sample", None),
 }
 BECOME_SUBREAPER = 36  # prctl's: whoever loses its parent below becomes our child, to be waited for
 
