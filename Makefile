@@ -4,7 +4,7 @@
 # make test-alone set up .venv if needed, then the tests that want the machine to themselves
 # make test-vllm  set up .venv-vllm if needed, then the tests that need real vLLM, on a CPU
 # make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
-# make reference  set up .venv if needed, then the five-seed reference run of the tour (hours)
+# make reference  set up .venv if needed, then the five-seed reference run of the tour (an hour)
 # make clean      remove .venv, .venv-vllm and everything that runs made
 #
 # Nothing outside this folder is touched; an active virtual environment is ignored. Another
@@ -121,7 +121,7 @@ mutants: $(STAMP)
 	exec $(PY) -m tests.mutants
 
 reference: $(STAMP)
-	@$(ALONE) echo "== the reference run: five seeds of the whole line, controls included (hours)"; \
+	@$(ALONE) echo "== the reference run: five seeds of the whole line, controls included (an hour)"; \
 	exec $(PY) -m drlib.lab reference
 
 clean:

@@ -119,7 +119,8 @@ def _claim(results: Results) -> str:
         f"{gains['search']} points.\n"
         "- **Three look-ups**, which nobody demonstrated, greedy: "
         f"{share('rl', 'search', 'greedy', 3)} right, against "
-        f"{share(OVER, 'search', 'greedy', 3)}; seed by seed {_each_seed(results)}.\n"
+        f"{share(OVER, 'search', 'greedy', 3)}; seed by seed "
+        f"{_each_seed(results, 'search', 'greedy', 3)}.\n"
         f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} right, "
         f"{gains['python']} points; both kinds together {gains[None]}.\n"
         f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%, so "
@@ -127,9 +128,9 @@ def _claim(results: Results) -> str:
     )
 
 
-def _each_seed(results: Results) -> str:
-    """The mean hides a seed that never learned it: `72, 74, 0`, in percent."""
-    by_seed = results.scores("rl", "search", "greedy", 3)
+def _each_seed(results: Results, *asked) -> str:
+    """The mean hides a seed that never learned it: `72, 74, 0`, in percent, after RL."""
+    by_seed = results.scores("rl", *asked)
     shares = [sum(scores.values()) / len(scores) for scores in by_seed.values()]
     return ", ".join(f"{100 * share:.0f}" for share in shares)
 
@@ -189,10 +190,13 @@ def again_block(first: Results, again: Results) -> str:
     apart = [again.gain("rl", "rl", *asked, of=first) for asked in columns.values()]
     cells = [*(tour.percent(one, "+") for one in apart), ""]
     lines.append(f"| difference, paired | {' | '.join(cells)} |")
-    return (
-        "\n".join(lines)
-        + f"\n\nThree look-ups seed by seed: {_each_seed(first)} above, {_each_seed(again)} again "
-        f"(all stages and controls: `{again.command}`)."
+    told = [
+        f"{title} {_each_seed(first, *asked)} above, {_each_seed(again, *asked)} again"
+        for title, asked in columns.items()
+        if title.startswith(("three", "python, sampled"))
+    ]
+    return "\n".join(lines) + (
+        f"\n\nSeed by seed: {'; '.join(told)} (all stages and controls: `{again.command}`)."
     )
 
 
