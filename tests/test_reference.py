@@ -75,7 +75,9 @@ def test_the_tour_leaves_the_published_over_length_rule_only_for_a_gain():
         assert 2 * kept < left_out, seed
 
 
-def test_sums_are_those_of_the_outcomes(results):
+@pytest.mark.parametrize("folder", ["tour", "again"])
+def test_sums_are_those_of_the_outcomes(folder):
+    results = Results.load(TOUR.parent / folder)
     for (stage, seed), outcomes in results.outcomes.items():
         rows = [r for r in results.rows if (r["stage"], r["seed"]) == (stage, seed)]
         assert sorted(map(str, rows)) == sorted(map(str, rows_of(outcomes, stage, seed)))
@@ -120,6 +122,31 @@ def test_what_the_run_is_said_to_show(results):
     assert max(shares) < 0.10, "with every seed"
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
+
+
+def test_what_the_run_that_was_made_again_is_said_to_show(results):
+    """README and notebook 00 say: search as before, by the same questions; python not told."""
+    again = tour.TourRun.load(TOUR.parent / "again").results
+    assert again.seeds == results.seeds and again.made["recipe"] != results.made["recipe"]
+    for name in ("evaluation_seed", "seed_written_down"):
+        assert again.made[name] == results.made[name]
+    for decoding in ("sample", "greedy"):
+        apart, low, high = again.gain("rl", "rl", "search", decoding, of=results)
+        assert abs(apart) < 0.02 and low < 0 < high, decoding
+        assert again.gain("rl", "sft_continued", "search", decoding)[1] > 0
+    assert again.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
+    low_seeds = []
+    for run in (results, again):
+        thirds = run.scores("rl", "search", "greedy", 3)
+        low_seeds += [s for s, scores in thirds.items() if statistics.mean(scores.values()) < 0.05]
+    assert len(low_seeds) == len(set(low_seeds)) == 2, "one seed of each run, and not the same"
+    sums = again.scores("rl", "python", "sample")
+    shares = sorted(statistics.mean(scores.values()) for scores in sums.values())
+    assert shares[0] < 0.4 and shares[1] > 0.9, "one cold start cannot read its program's output"
+    for stage in ("untrained", "closed_book", "rl_random_reward"):
+        for kind in ("python", "search"):
+            correct, n = again.count(stage, kind, "sample")
+            assert n and correct / n <= 0.03, (stage, kind)
 
 
 def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training():
