@@ -19,7 +19,7 @@ from nbformat.v4 import new_code_cell
 from drlib.config import Config
 from drlib.lab import ROOT, hygiene, launching, notebooks
 from drlib.lab.__main__ import _parser, main
-from drlib.lab.display import REFERENCE
+from drlib.lab.display import AGAIN, REFERENCE
 from drlib.lab.reference import _command
 from drlib.startup import SELDOM
 from tests.lab_programs import (
@@ -163,8 +163,8 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
         (["run", "07", "-f", str(tmp_path / "none.yaml")], "cannot read the parameter file"),
         (["check", "42"], "no notebook '42'"),
         (["run", ""], "no notebook ''"),
-        (["reference", "--only", "rl"], "--only need --out"),
-        (["reference", "--set", "seed=3", "--out", "figures/reference/tour"], "need --out"),
+        (["reference", "--only", "rl"], "--only need an --out"),
+        (["reference", "--set", "seed=3", "--out", "figures/reference/tour"], "need an --out"),
         (["reference", "--set", "rl_clip", "--out", str(tmp_path)], "'rl_clip' must be"),
         (["reference", "--only", "rl_randm", "--out", str(tmp_path)], "unknown stage"),
     ]:
@@ -184,8 +184,12 @@ def test_a_variation_names_the_command_that_makes_it():
         "rl_resample": "sample",
         "rl_kl_coef": 5e-5,
     }
-    recipe = _command(Config.load("laptop"), [0], REFERENCE, None)
+    recipe = _command(Config.load("laptop"), [0], AGAIN, None)
     assert recipe.endswith("--profile laptop --seeds 0")
+    assert (
+        _command(Config.load("laptop"), [0], REFERENCE, None)
+        == f"{recipe} --out figures/reference/tour"
+    )
 
 
 def test_refresh_twice_gives_the_same_bytes(folder):

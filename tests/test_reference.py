@@ -83,10 +83,11 @@ def test_sums_are_those_of_the_outcomes(folder):
         assert sorted(map(str, rows)) == sorted(map(str, rows_of(outcomes, stage, seed)))
 
 
-def test_every_seed_has_every_curve(results):
-    for seed in results.seeds:
+@pytest.mark.parametrize("folder", ["tour", "again"])
+def test_every_seed_has_every_curve(folder):
+    for seed in Results.load(TOUR.parent / folder).seeds:
         for name in ("cpt", "sft", "sft_continued", "rl", "rl_random_reward"):
-            lines = (TOUR / f"seed{seed}_{name}.jsonl").read_text().splitlines()
+            lines = (TOUR.parent / folder / f"seed{seed}_{name}.jsonl").read_text().splitlines()
             steps = [json.loads(line)["step"] for line in lines]
             assert steps == sorted(set(steps)) and len(steps) > 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from drlib.config import Config
 from drlib.files import WriteError, write_whole
 from drlib.lab import papers
-from drlib.lab.display import REFERENCE, ROOT
+from drlib.lab.display import AGAIN, REFERENCE, ROOT
 from drlib.lab.hygiene import problems
 from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
 from drlib.lab.statements import command_of
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--profile", default="laptop")
     line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
-    line.add_argument("--out", type=Path, default=REFERENCE)
+    line.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
     line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
     one = command(_finding, "a claim about learning against its control, for several seeds")
@@ -112,8 +112,8 @@ def _check(args) -> int:
 def _reference(args) -> None:
     from drlib.lab.reference import reference  # lazily, as in _table: it brings torch
 
-    if (args.set or args.only) and args.out.resolve() == REFERENCE:
-        raise ValueError("--set and --only need --out: figures/reference/tour is the recipe's")
+    if (args.set or args.only) and args.out.resolve() in (REFERENCE, AGAIN):
+        raise ValueError("--set and --only need an --out that is not the recipe's (tour, again)")
     changes = parse_pairs([pair.partition("=")[::2] for pair in args.set])
     config = Config.load(args.profile, **changes)
     print(reference(config, args.seeds, args.runs, args.out, args.only))

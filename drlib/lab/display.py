@@ -18,6 +18,7 @@ from drlib.config import ROOT
 from drlib.files import write_whole
 
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
+AGAIN = REFERENCE.with_name("again")  # the same recipe, trained by a later commit
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 
 

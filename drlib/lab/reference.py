@@ -1,17 +1,17 @@
 """`python -m drlib.lab reference|table`: the whole line for several seeds, and the README's table.
 
-What figures and the README's table are drawn from is written to `figures/reference/tour/`: sums,
+What figures and the README's table are drawn from lies in `figures/reference/tour/`: sums,
 outcomes, learning curves, a few trajectories, and the policies of one seed after SFT and after RL.
+Every sweep starts from that policy after SFT and every ablation is paired with that run, so it
+stays as it is. What the line comes to by now goes to `figures/reference/again/` (sums, outcomes and
+curves), and the README has both and their difference; `--out figures/reference/tour` replaces the
+first.
+
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
 `--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
 
 The same line on another world: `--set world=folder:notebooks/tern`, into a folder of
 `figures/reference/worlds/`.
-
-Every sweep starts from the committed policy after SFT and every ablation is paired with the run
-that it is of, so that run stays as it is. What a later commit of the line comes to is trained
-beside it, `--only untrained sft sft_continued rl closed_book rl_random_reward --out
-figures/reference/again`, and the README has both and their difference.
 
 The README's numbers stand between marker comments and are written here; a test compares them, so a
 number there can neither be typed nor grow old.
@@ -30,7 +30,7 @@ from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_whole
 from drlib.lab.arms import copy_curve
-from drlib.lab.display import REFERENCE, ROOT
+from drlib.lab.display import AGAIN, REFERENCE, ROOT
 from drlib.lab.findings import FINDINGS
 from drlib.lab.findings_page import findings_block
 from drlib.lab.launching import ensure
@@ -38,7 +38,6 @@ from drlib.policy.moe import load_policy, save_policy
 from drlib.training import stages
 
 WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world
-AGAIN = ROOT / "figures/reference/again"  # the recipe trained by a later commit
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
 
 
@@ -46,12 +45,13 @@ def reference(
     config: Config,
     seeds: list[int],
     runs: Path,
-    out: Path = REFERENCE,
+    out: Path = AGAIN,
     only: list[str] | None = None,
 ) -> Path:
     """Build what is missing, then write the reference files; returns their folder.
 
-    `only`: the stages to evaluate and whose curves to keep; all of them, and policies, where None.
+    `only`: the stages to evaluate and whose curves to keep; all of them where None. Policies are
+    kept of the run that everything else starts from, `REFERENCE`.
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
@@ -62,7 +62,7 @@ def reference(
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each, name in itertools.product(configs, set(tour.CURVES) & set(only or tour.CURVES)):
         copy_curve(name, each, runs, out)
-    if only is None:
+    if out.resolve() == REFERENCE:
         _copy_policies(configs[0], runs, out)
     return out
 
@@ -72,7 +72,7 @@ def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None
     words = ["python -m drlib.lab reference --profile", config.profile, "--seeds", *map(str, seeds)]
     words += stages.overrides(config)
     words += ["--only", *only] if only else []
-    words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != REFERENCE else []
+    words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != AGAIN else []
     return " ".join(words)
 
 
@@ -90,7 +90,7 @@ def results_block(results: Results) -> str:
     """The claim and the table, as Markdown."""
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
-        f"All rows: `{results.command}` (or `make reference`). One row: "
+        f"All rows: `{results.command}`. One row: "
         "`python -m drlib.training STAGE`, with the stage's name from the last column. The "
         "demonstrator was asked its own easy training questions, and it is not trained: its "
         "interval is over answers alone."
