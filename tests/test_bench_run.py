@@ -26,6 +26,8 @@ bench.end_the_rest()
 print(bench.cpu_seconds() - before, len(bench.psutil.Process().children()))
 """
 
+NUMBERS = {3: "three", 4: "four", 5: "five"}
+
 
 def test_ratios_are_of_pairs():
     times = {("here", 0): 10, ("other", 0): 20, ("here", 1): 10, ("other", 1): 40}
@@ -69,9 +71,24 @@ def test_what_a_run_leaves_behind_is_ended_and_counted():
 
 def test_readme_says_what_it_found():
     found = json.loads(OUT.read_text())
-    here = {run["seed"]: run["wall_s"] for run in found["runs"] if run["where"] == "here"}
     readme = (ROOT / "README.md").read_text()
-    assert len(here) == 3 and max(here.values()) <= 480
-    assert f"{min(here.values()):.0f} to {max(here.values()):.0f} seconds for three" in readme
-    wall, cpu = (found["ratios"][clock]["median"] for clock in ("wall_s", "cpu_s"))
-    assert f"took {wall:.2f} times as long and {cpu:.2f} times the CPU time" in readme
+    here, other = (
+        {run["seed"]: run for run in found["runs"] if run["where"] == where}
+        for where in ("here", "other")
+    )
+    assert here.keys() == other.keys() and len(here) >= 3
+    walls = [run["wall_s"] for run in here.values()]
+    assert max(walls) <= 480
+    assert f"({min(walls):.0f} to {max(walls):.0f} seconds for {NUMBERS[len(here)]} seeds" in readme
+    wall, cpu = (
+        "{median:.2f} [{least:.2f}, {most:.2f}] times".format(**found["ratios"][clock])
+        for clock in ("wall_s", "cpu_s")
+    )
+    assert f"takes {wall} as long and {cpu} the CPU time" in readme
+    for kind in ("search", "python"):
+        shares = (
+            ", ".join(f"{100 * run['right'][f'{kind}, sampled']:.0f}" for run in runs.values())
+            for runs in (here, other)
+        )
+        told = "{} {}% now and {}% then" if kind == "search" else "{} {}% and {}%"
+        assert told.format(kind, *shares) in readme
