@@ -181,8 +181,8 @@ def again_block(first: Results, again: Results) -> str:
         for title, decoding in (("sampled", "sample"), ("greedy", "greedy"))
     }
     columns["three look-ups, greedy"] = ("search", "greedy", 3)
-    added = "RL adds to search, sampled"
-    lines = [f"| % right after RL | {' | '.join(columns)} | {added} |", "|---" * 7 + "|"]
+    heads = ["% right after RL", *columns, "RL adds to search, sampled"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, results in (("the run above", first), ("trained again", again)):
         cells = [tour.cell(results, "rl", *asked) for asked in columns.values()]
         cells += [tour.percent(results.gain("rl", OVER, "search", "sample"), "+")]
@@ -190,14 +190,15 @@ def again_block(first: Results, again: Results) -> str:
     apart = [again.gain("rl", "rl", *asked, of=first) for asked in columns.values()]
     cells = [*(tour.percent(one, "+") for one in apart), ""]
     lines.append(f"| difference, paired | {' | '.join(cells)} |")
+    uneven = ("python, sampled", "three look-ups, greedy")  # where a mean hides a seed
     told = [
-        f"{title} {_each_seed(first, *asked)} above, {_each_seed(again, *asked)} again"
-        for title, asked in columns.items()
-        if title.startswith(("three", "python, sampled"))
+        f"{title} {_each_seed(first, *columns[title])} above, "
+        f"{_each_seed(again, *columns[title])} again"
+        for title in uneven
     ]
-    return "\n".join(lines) + (
-        f"\n\nSeed by seed: {'; '.join(told)} (all stages and controls: `{again.command}`)."
-    )
+    table = "\n".join(lines)
+    origin = f"all stages and controls: `{again.command}`"
+    return f"{table}\n\nSeed by seed: {'; '.join(told)} ({origin})."
 
 
 def worlds_block(folders: Sequence[Path]) -> str:
