@@ -110,7 +110,7 @@ $(VSTAMP): $(STAMP)
 	echo "== set-up done"
 
 # torch's compiler, which vLLM calls for a trifle, fails in a folder with a space in its name.
-VLLM_TESTS := tests/test_policy_vllm.py tests/test_training_real_vllm.py tests/test_docs_launch.py \
+VLLM_TESTS := tests/test_models_vllm.py tests/test_training_real_vllm.py tests/test_docs_launch.py \
   tests/test_synthesis_vllm.py
 test-vllm: $(VSTAMP)
 	@$(ALONE) echo "== real vLLM: pytest $(VLLM_TESTS)"; \

@@ -7,7 +7,7 @@
     drlib sweep clips                                settings x seeds  python -m drlib.lab sweep
     drlib dataset --world cldr -n 100 --out DIR      questions          python -m drlib.lab.dataset
     drlib craft --world cldr -n 100 --url U ...      with a model       python -m drlib.lab.craft
-    drlib ask "What is the currency of Norway?"      one question       python -m drlib.ask
+    drlib ask "What is the currency of Norway?"      one question       python -m drlib.app
     drlib crawl URL FOLDER                           a site as a world  python -m drlib.tools.crawl
     drlib report REPORT.html rollouts.jsonl          trajectory files   python -m drlib.analysis
     drlib sandbox probe                              generated code     python -m drlib.sandbox
@@ -42,7 +42,7 @@ COMMANDS = {
     "sweep": Command("drlib.lab.__main__", "several settings against a control", ("sweep",)),
     "dataset": Command("drlib.lab.dataset", "questions about a world, as a data set"),
     "craft": Command("drlib.lab.craft", "questions and pre-training rows, by a language model"),
-    "ask": Command("drlib.ask.__main__", "research one question, in the terminal"),
+    "ask": Command("drlib.app.__main__", "research one question, in the terminal"),
     "crawl": Command("drlib.tools.crawl", "a web site as a folder of Markdown, which is a world"),
     "report": Command("drlib.analysis.__main__", "one page about trajectories of any model"),
     "sandbox": Command("drlib.sandbox.__main__", "what this machine can isolate; serve calls"),

@@ -98,7 +98,7 @@ class Config(RLSettings):
     device_batch: int = setting(1, "rows of a micro-batch, of each process", *TRAINED)
     pack_tokens: int = setting(4096, "of a row that samples share", "cpt", "sft")
     engine: Literal["local", "hf", "vllm", "server"] = setting(
-        "local", "who generates, of the rooms of drlib.policy", *ROLLOUTS
+        "local", "who generates, of the rooms of drlib.models", *ROLLOUTS
     )
     engine_url: str = setting("", "where the vLLM server of engine=server is")
     engine_gap: float = setting(1e-4, "nats that its log-probabilities may be off the trainer's")
@@ -127,7 +127,7 @@ class Config(RLSettings):
     )
     router_bias_rate: float = setting(
         0.0,
-        "that balances experts by a bias, a step (drlib.policy.router_bias)",
+        "that balances experts by a bias, a step (drlib.models.router_bias)",
         "cpt",
         "sft",
         "rl",

@@ -86,7 +86,7 @@ class RLSettings:
         False, "stop when nearly no rollout ends with an answer any more"
     )
     rl_reward: str = switch(
-        "exact_match", '("random": the control)', choices="drlib.rl.rewards:REWARDS"
+        "exact_match", '("random": the control)', choices="drlib.rewards.functions:REWARDS"
     )
     rl_temperature: float = switch(1.0, "of sampling, and of the loss")
 

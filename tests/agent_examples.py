@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT
-from drlib.policy.protocol import Completion, Fresh
+from drlib.models.engine import Completion, Fresh
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
 

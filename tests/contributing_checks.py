@@ -13,11 +13,11 @@ import torch
 
 from drlib.agents import AGENTS, ReAct
 from drlib.analysis.widgets import GrpoPanel
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
 from drlib.registry import load_plugins
+from drlib.rewards.functions import make_reward
 from drlib.rl.losses import LossConfig, policy_loss
-from drlib.rl.rewards import make_reward
 from drlib.task import Task
 from drlib.tools import Toolbox, trl_environment
 from drlib.training.switches import loss_config

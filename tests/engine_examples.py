@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import PolicyShape, build_policy
 
 V = 256
 SHAPE = PolicyShape(vocab_size=V, hidden=64, layers=3, heads=4, head_dim=16, max_positions=256)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages

@@ -2,9 +2,9 @@
 
 from tests.mutants import Mutant
 
-BIAS = "tests/test_policy_router_bias.py"
+BIAS = "tests/test_models_router_bias.py"
 STAGES = "tests/test_training_stages.py"
-ROUTER = "drlib/policy/router_bias.py"
+ROUTER = "drlib/models/router_bias.py"
 
 MUTANTS = [
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         "bias: the engine has none",
-        "drlib/policy/compiled.py",
+        "drlib/models/compiled_decoder.py",
         'w.get("router_bias", self.no_bias_E).numpy()',
         "self.no_bias_E.numpy()",
         (f"{BIAS}::test_an_engine_samples_with_the_biases_that_it_was_given_last",),
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "bias: lost on the way to the next stage",
-        "drlib/policy/moe.py",
+        "drlib/models/moe.py",
         "architecture = RouterBiasForCausalLM if is_biased else Qwen3MoeForCausalLM",
         "architecture = Qwen3MoeForCausalLM",
         (f"{BIAS}::test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them",),

@@ -193,10 +193,12 @@ MUTANTS = [
     ),
     Mutant(
         "api: a thought without an end is a fault of the server",
-        "drlib/policy/api.py",
+        "drlib/models/api_engine.py",
         "    if not has_thought and not has_more:\n",
         "    if not has_more:\n",
-        ("tests/test_policy_api.py::test_a_thought_that_was_cut_and_a_refusal_are_what_was_said",),
+        (
+            "tests/test_models_api_engine.py::test_a_thought_that_was_cut_and_a_refusal_are_what_was_said",
+        ),
         "an attempt that thought too long is not judged",
     ),
     Mutant(

@@ -3,14 +3,14 @@ torch's operators (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-ENGINE = "tests/test_policy_engine.py"
-LOOPS = "tests/test_policy_loops.py"
+ENGINE = "tests/test_models_local_engine.py"
+LOOPS = "tests/test_models_kernels.py"
 BOTH = (LOOPS, ENGINE)
 
 MUTANTS = [
     Mutant(
         "decoding: a norm without its floor",
-        "drlib/policy/decoder.py",
+        "drlib/models/decoder.py",
         "length.hypot_(self.floor[x.shape[-1]])",
         "length",
         (ENGINE,),
@@ -18,7 +18,7 @@ MUTANTS = [
     ),
     Mutant(
         "decoding: keys lack the root of their width",
-        "drlib/policy/decoder.py",
+        "drlib/models/decoder.py",
         "order] * self.dim**0.5] * self.n_kv",
         "order]] * self.n_kv",
         (ENGINE,),
@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     Mutant(
         "decoding: torch's draw at the wrong temperature",
-        "drlib/policy/sampling.py",
+        "drlib/models/sampling.py",
         "logits_NV = logits_NV / temperature\n    probs",
         "logits_NV = logits_NV * temperature\n    probs",
         (ENGINE,),
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: a norm without its floor",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "    total = floor\n    for i in range(len(x_H)):",
         "    total = _ZERO\n    for i in range(len(x_H)):",
         BOTH,
@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: what is no number becomes nothing",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "    if x < _SMALLEST:\n",
         "    if not x >= _SMALLEST:\n",
         BOTH,
@@ -50,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: keys are turned the other way",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "x[2 * p] = a * cos[p] - b * sin[p]",
         "x[2 * p] = a * cos[p] + b * sin[p]",
         BOTH,
@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: a key in the next lane",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "position % LANES",
         "(position + 1) % LANES",
         BOTH,
@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: attention without the own token",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "row, length = rows_T[t], positions_T[t] + 1",
         "row, length = rows_T[t], max(positions_T[t], 1)",
         BOTH,
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: the last of an odd number is not read",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "if length % 2:",
         "if False:",
         BOTH,
@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: another head's keys",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "row * n_kv + head // group",
         "row * n_kv + head % n_kv",
         BOTH,
@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: a bias weighs, too",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "weights_Tk[t, i] = probs_E[expert]",
         "weights_Tk[t, i] = probs_E[expert] + bias_E[expert]",
         (LOOPS,),
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: shares do not add up to one",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "weights_Tk[t] /= taken",
         "weights_Tk[t] /= _ONE",
         BOTH,
@@ -106,7 +106,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: silu of the absolute value",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "scaled * small if z < _ZERO else scaled",
         "scaled",
         BOTH,
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: one of a token's experts is left out",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "        for i in range(place_Tk.shape[1]):\n            out_H",
         "        for i in range(1):\n            out_H",
         BOTH,
@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: a draw at the wrong temperature",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "np.float32(1 / temperature) if",
         "np.float32(temperature) if",
         (LOOPS,),
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: an entropy of the wrong sign",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "np.log(total) - moment / total",
         "np.log(total) + moment / total",
         BOTH,
@@ -138,7 +138,7 @@ MUTANTS = [
     ),
     Mutant(
         "loops: the token before the one drawn",
-        "drlib/policy/loops.py",
+        "drlib/models/kernels.py",
         "            return first + i\n",
         "            return max(first + i - 1, 0)\n",
         BOTH,
@@ -146,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "compiled: the second of two rows that change places is lost",
-        "drlib/policy/compiled.py",
+        "drlib/models/compiled_decoder.py",
         "self.keys[:, [a, b], :, :blocks] = self.keys[:, [b, a], :, :blocks]",
         "self.keys[:, a, :, :blocks] = self.keys[:, b, :, :blocks]",
         BOTH,
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "compiled: a copy lacks its last block",
-        "drlib/policy/compiled.py",
+        "drlib/models/compiled_decoder.py",
         "        blocks = -(-length // LANES)\n        self.keys[:, target",
         "        blocks = length // LANES\n        self.keys[:, target",
         BOTH,
@@ -162,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         "compiled: a response stands where the prompt began",
-        "drlib/policy/compiled.py",
+        "drlib/models/compiled_decoder.py",
         "shifts_M = starts - (ends_M - lengths_M)",
         "shifts_M = lengths_M - ends_M",
         BOTH,

@@ -8,7 +8,7 @@ GRADIENT = "tests/test_training_gradient.py"
 MUTANTS = [
     Mutant(
         "flat pass: samples see each other",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "sample_lengths=list(lengths),",
         "sample_lengths=[sum(lengths)],",
         (BATCHES,),
@@ -16,7 +16,7 @@ MUTANTS = [
     ),
     Mutant(
         "flat pass: attention sees what comes",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "is_causal=mask is None,",
         "is_causal=False,",
         (BATCHES,),
@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         "flat pass: experts weigh the same",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "inner = module.act_fn(gate) * up * gates_Nk.reshape(-1)[order_M, None]",
         "inner = module.act_fn(gate) * up * 0.5",
         (BATCHES,),
@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         "flat pass: the model keeps it",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "        config._attn_implementation, config._experts_implementation = before\n",
         "        pass\n",
         (BATCHES,),
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: what comes behind it does not read it",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "[states[prefix.lender][:, :, : prefix.length], states[sample]]",
         "[states[prefix.lender][:, :, : prefix.length].detach() * 0, states[sample]]",
         (BATCHES,),
@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: gradients do not add up in it",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "[states[prefix.lender][:, :, : prefix.length], states[sample]]",
         "[states[prefix.lender][:, :, : prefix.length].detach(), states[sample]]",
         (BATCHES,),
@@ -80,7 +80,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: positions begin anew behind it",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         "torch.arange(b, b + n) for b, n",
         "torch.arange(0, n) for b, n",
         (BATCHES,),
@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: what comes behind it sees what comes",
-        "drlib/policy/flat.py",
+        "drlib/models/packed.py",
         ".tril(before)",
         ".tril(before + own)",
         (BATCHES,),

@@ -10,7 +10,7 @@ LOSSES = "tests/test_rl_losses.py"
 ADVANTAGES = "tests/test_rl_advantages.py"
 FILTERING = "tests/test_rl_filtering.py"
 RESAMPLING = "tests/test_rl_resampling.py"
-ENGINE = "tests/test_policy_engine.py"
+ENGINE = "tests/test_models_local_engine.py"
 REACT = "tests/test_agents_react.py"
 
 MUTANTS = [
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "reward: a fault scores zero",
-        "drlib/rl/rewards.py",
+        "drlib/rewards/functions.py",
         """    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "reward: the coin repeats",
-        "drlib/rl/rewards.py",
+        "drlib/rewards/functions.py",
         'key = f"random_reward|{seed}|{trajectory.id}"',
         'key = f"random_reward|{seed}|{trajectory.task_id}"',
         (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
@@ -276,7 +276,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: weights not re-read",
-        "drlib/policy/engine.py",
+        "drlib/models/local_engine.py",
         "        self._decoder.load(model)\n        self.version += 1",
         "        self.version += 1",
         (f"{LOOP}::test_the_engine_samples_with_the_weights_of_the_last_update",),
@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: one random stream for all",
-        "drlib/policy/turns.py",
+        "drlib/models/conversations.py",
         "key=np.array([seed, key], np.uint64)",
         "key=np.array([seed, 0], np.uint64)",
         (ENGINE, f"{LOOP}::test_the_ci_profile_takes_steps_that_have_a_gradient"),
@@ -308,7 +308,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: one token too many",
-        "drlib/policy/engine.py",
+        "drlib/models/local_engine.py",
         "long = at + 1 - self.turn_start[rows] >= self.params.max_tokens",
         "long = at - self.turn_start[rows] >= self.params.max_tokens",
         (ENGINE,),
@@ -316,7 +316,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: another row's prompt",
-        "drlib/policy/engine.py",
+        "drlib/models/local_engine.py",
         "self.decoder.copy_row(source, row, int(self.length[row]))",
         "self.decoder.copy_row(row, source, int(self.length[row]))",
         (ENGINE,),

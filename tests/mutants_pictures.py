@@ -53,10 +53,10 @@ MUTANTS = [
     ),
     Mutant(
         "reward: format weighs what the answer should",
-        "drlib/rl/rewards.py",
+        "drlib/rewards/functions.py",
         "weight * formed + (1 - weight) * right",
         "(1 - weight) * formed + weight * right",
-        ("tests/test_rl_rewards.py",),
+        ("tests/test_rewards_functions.py",),
         "a policy learns to be neat, and wrong",
     ),
 ]

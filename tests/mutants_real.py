@@ -8,7 +8,7 @@ FIRST = f"{REAL}::test_the_first_step_is_the_local_loop_s"
 SECOND = f"{REAL}::test_the_second_step_asks_what_the_curriculum_then_says"
 SFT = f"{REAL}::test_only_right_ones_are_trained_on"
 BATCH = "tests/test_training_trl_batch.py"
-ROUTES = "tests/test_policy_routes.py"
+ROUTES = "tests/test_models_routes.py"
 KILLED = f"{PROCESSES}::test_killed_and_started_again_it_reaches_the_same_weights"
 
 MUTANTS = [
@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "real: evaluated on the CPU of a GPU's machine",
         "drlib/training/models.py",
-        "yield HfEngine(model.to(own_device()), max",
-        "yield HfEngine(model, max",
+        "yield TransformersEngine(model.to(own_device()), max",
+        "yield TransformersEngine(model, max",
         ("tests/test_training_devices.py::test_an_engine_computes_where_the_process_does",),
         "a run that pays for a GPU waits for a CPU",
     ),

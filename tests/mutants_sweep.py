@@ -252,7 +252,7 @@ MUTANTS = [
         "        if collects:\n            gc.enable()\n",
         "",
         (
-            "tests/test_ground.py::test_imports_that_last_are_not_searched_and_the_collector_is_as_before",
+            "tests/test_validation.py::test_imports_that_last_are_not_searched_and_the_collector_is_as_before",
         ),
         "cycles that hold tensors are never freed",
     ),

@@ -11,7 +11,7 @@ ROUTES = "tests/test_training_flat_routes.py"
 MUTANTS = [
     Mutant(
         "labels: shuffled is the same as right",
-        "drlib/rl/controls.py",
+        "drlib/rewards/controls.py",
         "found[i] = rewards[judged[source]]",
         "found[i] = rewards[i]",
         (REWARDS,),
@@ -19,7 +19,7 @@ MUTANTS = [
     ),
     Mutant(
         "labels: shuffled moves those not judged",
-        "drlib/rl/controls.py",
+        "drlib/rewards/controls.py",
         "judged = [i for i, reward in enumerate(rewards) if reward is not None]",
         "judged = list(range(len(rewards)))",
         (REWARDS,),
@@ -27,7 +27,7 @@ MUTANTS = [
     ),
     Mutant(
         "labels: the wrong label is any answer",
-        "drlib/rl/controls.py",
+        "drlib/rewards/controls.py",
         "if answer is not None and not is_correct(answer, task)",
         "if answer is not None",
         (REWARDS,),
@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         "local routes: one token late",
-        "drlib/policy/engine.py",
+        "drlib/models/local_engine.py",
         "self.routes[np.arange(n), feed] = chosen_NLK",
         "self.routes[np.arange(n), feed + 1] = chosen_NLK",
         (ROUTES,),
@@ -211,7 +211,7 @@ MUTANTS = [
     ),
     Mutant(
         "local routes: a prefill's from the row's begin",
-        "drlib/policy/engine.py",
+        "drlib/models/local_engine.py",
         "self.routes[row, start:end, layer] = chosen_TK[at : at + end - start]",
         "self.routes[row, : end - start, layer] = chosen_TK[at : at + end - start]",
         (ROUTES,),

@@ -12,7 +12,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.models.moe import PolicyShape, build_policy
 
 SMALL = PolicyShape(
     vocab_size=64,

@@ -1,6 +1,6 @@
 """A hand-made world of 150 towns, and attempts by hand, for the tests of what solves and judges."""
 
-from drlib.format import parse, render_answer, render_call
+from drlib.chat.tool_calls import parse, render_answer, render_call
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import Proj, to_text
 from drlib.task import Task

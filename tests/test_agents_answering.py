@@ -15,10 +15,10 @@ import pytest
 
 from drlib.agents import ReAct
 from drlib.agents.answering import answer_file
+from drlib.chat.tool_calls import render_answer
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.format import render_answer
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.task import Task
 from drlib.tools import Toolbox
 from tests.scripted_server import Scripted
@@ -29,7 +29,7 @@ PROGRAM = """
 from drlib.agents import ReAct
 from drlib.agents.answering import answer_file
 from drlib.endpoint import ChatEndpoint
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.tools import Toolbox
 from tests.test_agents_answering import TASKS
 

@@ -18,11 +18,11 @@ from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct
 from drlib.agents.context import OMITTED
 from drlib.agents.heavy import vote
 from drlib.agents.resum import GO_ON
-from drlib.format import render_answer, render_call
+from drlib.chat.prompts import SUMMARISE
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, load_trajectories, save_trajectories
-from drlib.wordings import SUMMARISE
 from drlib.worlds import Entity, SmallWorld
 from tests.agent_examples import Speaker, tour_chat
 

@@ -8,7 +8,7 @@ import pytest
 from drlib.agents import Heavy, IterResearch, ManagedReAct, ReAct, ReSum, agent_named
 from drlib.agents.resum import own_words
 from drlib.agents.s3 import S3, chain_reader
-from drlib.format import render_answer
+from drlib.chat.tool_calls import render_answer
 from drlib.task import Task
 from tests.agent_examples import Speaker, tour_chat, tour_toolbox
 

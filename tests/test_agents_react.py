@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from drlib.agents import Limits, ReAct
-from drlib.chat import ChatIds, train_tokenizer
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox

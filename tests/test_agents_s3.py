@@ -10,8 +10,8 @@ import re
 import pytest
 
 from drlib.agents import S3, Limits
-from drlib.chat import ChatIds, train_tokenizer
-from drlib.format import render_answer
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import render_answer
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination

@@ -12,10 +12,10 @@ import re
 import pytest
 
 from drlib.agents import Limits, WebWalker
-from drlib.chat import ChatIds, train_tokenizer
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
-from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.synthesis.families.webwalker import SiteWorld, answer_from, make_site
 from drlib.task import Task
 from drlib.tools import Toolbox

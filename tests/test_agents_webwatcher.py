@@ -14,13 +14,13 @@ import pytest
 
 from drlib.agents import AGENTS, Limits, WebWatcher
 from drlib.agents.contexts import MessageContext
-from drlib.ask.setup import AskError, Setup
-from drlib.chat import ChatIds, train_tokenizer
+from drlib.app.options import AskError, Setup
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
-from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine, on_the_wire
-from drlib.policy.protocol import Completion
-from drlib.policy.scripted import ScriptedEngine
+from drlib.models.api_engine import ApiEngine, on_the_wire
+from drlib.models.engine import Completion
+from drlib.models.scripted_engine import ScriptedEngine
 from drlib.synthesis import chain_questions
 from drlib.synthesis.families.webwatcher import attempt_fault, blanked, say_by_rule, to_visual
 from drlib.task import is_correct

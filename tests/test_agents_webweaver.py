@@ -20,10 +20,10 @@ from drlib.agents.webweaver import (
     sections_of,
     unknown_ids,
 )
-from drlib.chat import ChatIds, train_tokenizer
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
-from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, ToolResult
@@ -193,7 +193,7 @@ def test_a_planner_that_only_rewrites_is_sent_to_write(chat, toolbox):
 
 
 def test_it_works_on_messages_of_a_server_and_answers_ask(tmp_path, capsys):
-    from drlib.ask.__main__ import main
+    from drlib.app.__main__ import main
 
     say = Weaver()
     with Scripted(lambda messages: say("\n".join(m["content"] for m in messages))) as server:

@@ -24,8 +24,8 @@ from drlib.analysis.entropy import (
 )
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, responses, token_statistics
-from drlib.policy.moe import PolicyShape, build_policy
-from drlib.policy.replay import record_routes
+from drlib.models.moe import PolicyShape, build_policy
+from drlib.models.routing_replay import record_routes
 from drlib.trajectory import Segment, ToolResult, load_trajectories, part_of, save_trajectories
 from tests.analysis_examples import rollout
 

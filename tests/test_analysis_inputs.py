@@ -20,10 +20,10 @@ from drlib.analysis.chat_messages import tool_results
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, responses, token_statistics
-from drlib.chat import load_tokenizer
-from drlib.format import END
-from drlib.policy.moe import load_policy
-from drlib.segments import segments_of, token_texts
+from drlib.chat.segments import segments_of, token_texts
+from drlib.chat.template import load_tokenizer
+from drlib.chat.tool_calls import END
+from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, Termination, load_trajectories
 from tests.test_house import ROOT
 

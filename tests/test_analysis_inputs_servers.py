@@ -15,7 +15,7 @@ import pytest
 from drlib.analysis.entropy import entropy_bounds
 from drlib.analysis.inputs import FORMATS, read_rollouts
 from drlib.analysis.rescoring import rescore
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, Termination, save_trajectories
 from tests.test_analysis_inputs import (
     TOUR,

@@ -11,8 +11,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.analysis.inputs import read_rollouts
-from drlib.policy.moe import load_policy
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.models.moe import load_policy
 from tests import test_analysis_inputs as shared
 from tests.test_analysis_inputs import TOUR, A, C, R, T, lines, runs, statuses
 

@@ -21,8 +21,8 @@ from drlib.analysis.reflection import (
     word_entropies,
 )
 from drlib.analysis.token_table import token_statistics
-from drlib.chat import load_tokenizer
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.chat.template import load_tokenizer
 from drlib.trajectory import Segment, save_trajectories
 from tests.analysis_examples import rollout
 

@@ -19,8 +19,8 @@ from drlib.analysis.routing import (
     router_entropies,
     specialisation,
 )
-from drlib.policy.moe import build_policy
-from drlib.policy.replay import expert_load
+from drlib.models.moe import build_policy
+from drlib.models.routing_replay import expert_load
 from drlib.trajectory import NO_RECORD, Segment
 from tests.policy_examples import small
 

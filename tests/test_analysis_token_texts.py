@@ -9,8 +9,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from drlib.chat import load_tokenizer
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.chat.template import load_tokenizer
 from drlib.trajectory import load_trajectories
 from tests.test_analysis_entropy import TOUR
 

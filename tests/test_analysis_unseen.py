@@ -16,7 +16,7 @@ import numpy as np
 
 from drlib.analysis import rendering, viewer
 from drlib.analysis.report import report
-from drlib.chat import train_tokenizer
+from drlib.chat.template import train_tokenizer
 from drlib.trajectory import ToolResult, save_trajectories
 from tests.test_analysis_report import POLICY, terminal, text_of
 from tests.test_analysis_viewer import (

@@ -17,8 +17,8 @@ from drlib.analysis import viewer
 from drlib.analysis.rendering import verdict
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import responses
-from drlib.chat import load_tokenizer
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.chat.template import load_tokenizer
 from drlib.trajectory import Termination, load_trajectories
 from tests import browser as driver
 from tests.benchmarks.bench_viewer import long_trajectory

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from drlib.analysis import viewer, widgets
-from drlib.chat import train_tokenizer
+from drlib.chat.template import train_tokenizer
 from drlib.files import WriteError
 from drlib.trajectory import ToolResult
 from tests.test_analysis_viewer import (  # the fixtures too

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from drlib.config import ROOT
-from drlib.policy.engine import LocalEngine
+from drlib.models.local_engine import LocalEngine
 from tests.benchmarks.bench_rollout import PAD, by_engine, by_transformers, summary, workload
 
 SPEED = ROOT / "figures" / "reference" / "speed"

@@ -190,7 +190,7 @@ def test_the_server_is_the_one_that_the_stages_ask(calls, script):
     assert value(words, "--model") == config.model == Config.load("gpu8").model
     assert value(words, "--dtype") == config.dtype
     assert int(value(words, "--max-model-len")) >= config.max_context_tokens
-    assert value(words, "--worker-extension-cls") == "drlib.policy.vllm.WeightSync"
+    assert value(words, "--worker-extension-cls") == "drlib.models.vllm_engine.WeightSync"
     assert value(words, "--logprobs-mode") == "processed_logprobs"
     assert value(words, "--generation-config") == "vllm"
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
@@ -221,7 +221,7 @@ def test_vllm_takes_every_flag_of_its_server(calls):
     words, _ = server_of(calls)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     assert (parsed.tensor_parallel_size, parsed.max_model_len) == (4, 32768)
-    assert parsed.worker_extension_cls == "drlib.policy.vllm.WeightSync"
+    assert parsed.worker_extension_cls == "drlib.models.vllm_engine.WeightSync"
 
 
 # Options of sbatch, as its manual has them.

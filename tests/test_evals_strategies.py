@@ -12,6 +12,7 @@ import pytest
 from drlib.agents import Limits, agent_named
 from drlib.agents.costs import costs_of
 from drlib.analysis.strategy_plots import majority_right
+from drlib.chat.tool_calls import render_answer
 from drlib.evals.metrics import difference_interval
 from drlib.evals.strategies import (
     Ledger,
@@ -22,7 +23,6 @@ from drlib.evals.strategies import (
     questions_of,
     save_ledgers,
 )
-from drlib.format import render_answer
 from drlib.lab.findings import FINDINGS
 from drlib.lab.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
 from drlib.task import Task

@@ -27,7 +27,7 @@ from tests.waiting import until
 
 # A reward that cannot be had: the arm that is rewarded by it crashes in its first step.
 PLUGIN = """
-from drlib.rl.rewards import REWARDS
+from drlib.rewards.functions import REWARDS
 
 @REWARDS.register("away")
 def away():

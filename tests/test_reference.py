@@ -17,14 +17,14 @@ from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.reflection import reflection_lift
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import token_statistics
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import rows_of
 from drlib.evals.metrics import relative_rate_interval
 from drlib.evals.results import Results
 from drlib.files import read_json_lines
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions, split_answers
 from drlib.task import is_correct

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.rl.advantages import group_mean, leave_one_out
 from drlib.rl.losses import LossConfig, loss_denominator, policy_loss
 from tests.trl_examples import ON_A_CPU

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rl_examples import a_format_error, a_tool_result, a_trajectory, changed
 
-from drlib.format import FORMAT_REASONS
+from drlib.chat.tool_calls import FORMAT_REASONS
+from drlib.rewards.functions import REWARDS, exact_match, make_reward, random_reward
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.filtering import (
     FOREIGN_REASONS,
@@ -21,7 +22,6 @@ from drlib.rl.filtering import (
     hallucinated,
 )
 from drlib.rl.losses import policy_loss
-from drlib.rl.rewards import REWARDS, exact_match, make_reward, random_reward
 from drlib.task import Task, answers_match, normalise_answer
 from drlib.trajectory import Segment, Termination
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drlib.format import ToolCall, parse, render_answer, render_call
+from drlib.chat.tool_calls import ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample
 from drlib.synthesis.families.agentfounder import (
     CHOICE,

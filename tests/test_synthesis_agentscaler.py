@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from drlib.chat import ChatIds, train_tokenizer
-from drlib.format import END, Answer, ToolCall, parse, render_call
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import END, Answer, ToolCall, parse, render_call
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.databases import OPS, READS, Api, Domain
 from drlib.synthesis.families.agentscaler import (

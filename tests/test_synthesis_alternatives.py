@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from drlib.chat import ChatIds
-from drlib.format import ToolCall, parse, render_call
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import ToolCall, parse, render_call
 from drlib.synthesis.alternatives import CloseTeacher
 from drlib.synthesis.families.agentfounder import CHOICE, Teacher, higher_order
 from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults

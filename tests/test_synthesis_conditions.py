@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from drlib.chat import ChatIds, train_tokenizer
+from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.config import Config
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import ActionData

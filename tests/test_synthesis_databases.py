@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drlib.format import ToolCall
+from drlib.chat.tool_calls import ToolCall
 from drlib.synthesis.databases import READS, Api, Domain
 from drlib.synthesis.families.agentscaler import find_domains, sample_task, toy_apis
 

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from drlib.format import parse
+from drlib.chat.tool_calls import parse
 from drlib.synthesis.demonstrations import (
     from_trajectories,
     length_stages,

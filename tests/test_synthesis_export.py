@@ -10,7 +10,7 @@ import json
 import pytest
 from datasets import Dataset, load_dataset
 
-from drlib.format import parse
+from drlib.chat.tool_calls import parse
 from drlib.synthesis import export
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import Episode

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from drlib.format import render_answer, render_call
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.synthesis.funnel import FUNNEL_STAGES, Funnel, required, seeking, soft_f
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj

@@ -9,9 +9,9 @@ import random
 
 import pytest
 
+from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.format import Answer, ToolCall, parse, render_answer, render_call
 from drlib.lab import craft as craft_command
 from drlib.synthesis.families.agentfounder import CHOICE, DECISION, KEPT, higher_order, sample_of
 from drlib.synthesis.model_teacher import BY_HEART, ModelTeacher

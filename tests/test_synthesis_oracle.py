@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from drlib.chat import ChatIds
-from drlib.format import Answer, ToolCall, parse
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import Answer, ToolCall, parse
 from drlib.sandbox import Sandbox
 from drlib.synthesis.actions import REPLAY, ActionData, episode_sample
 from drlib.synthesis.lookups import pages_shown, value_of
@@ -33,7 +33,7 @@ def toolbox(cldr):
 
 @pytest.fixture(scope="module")
 def chat(cldr):
-    from drlib.chat import train_tokenizer
+    from drlib.chat.template import train_tokenizer
 
     titles = sorted({t for e in cldr.entities.values() for t in (e.title, *e.facts.values())})
     return ChatIds(train_tokenizer(world_texts(cldr), 2048, names=titles, phrases=PHRASES))

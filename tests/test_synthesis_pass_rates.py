@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from drlib.agents import Limits, ReAct
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.rl.curriculum import DataCuration
 from drlib.synthesis import pass_rates as module
 from drlib.synthesis.pass_rates import BY_HEART, by_agent, by_heart, gate, gated, pass_rates, rated

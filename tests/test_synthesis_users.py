@@ -5,8 +5,8 @@ Run: python -m pytest tests/test_synthesis_users.py
 
 import pytest
 
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
-from drlib.format import render_answer, render_call
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.databases import READS, Domain
 from drlib.synthesis.families.agentscaler import (

@@ -21,7 +21,7 @@ from drlib.agents import Limits, ReAct
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
 from drlib.lab import craft as craft_command
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.synthesis.crafting import WISHES, craft
 from drlib.synthesis.families.agentscaler import rejection
 from drlib.synthesis.model_teacher import ModelTeacher

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
 
-from drlib.chat import train_tokenizer
+from drlib.chat.template import train_tokenizer
 from drlib.tools import TOOLS, Toolbox, trl_environment
 from drlib.tools.backends import FunctionBackend
 from drlib.worlds import Entity, SmallWorld, load_world

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 from rl_examples import a_trajectory, changed
 
-from drlib.rl.rewards import has_env_fault
+from drlib.rewards.functions import has_env_fault
 from drlib.tools import Dependable, FaultInjector, ReliabilityPolicy, Toolbox, ToolFault
 from drlib.tools.faults import RAISED
 from drlib.worlds import load_world

@@ -8,8 +8,8 @@ import copy
 import pytest
 import torch
 
-from drlib.policy.flat import ATTENTION, EXPERTS, Prefix, flat_pass
-from drlib.policy.moe import build_policy
+from drlib.models.moe import build_policy
+from drlib.models.packed import ATTENTION, EXPERTS, Prefix, flat_pass
 from drlib.training.batches import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
 from tests.policy_examples import small

@@ -9,14 +9,14 @@ import itertools
 import pytest
 import torch
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.prompts import PHRASES
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.training import pretrain, sft, stages
 from drlib.training.pretrain import documents
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.training.sft import memory_samples
-from drlib.wordings import PHRASES
 from drlib.worlds import Names
 from tests.loop_examples import ColdStart, build_stages, flat, settings
 

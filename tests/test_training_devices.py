@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from drlib.config import ROOT, Config
-from drlib.policy import moe
-from drlib.policy.hf import HfEngine
+from drlib.models import moe
+from drlib.models.transformers_engine import TransformersEngine
 from drlib.training import models
 
 TOUR_SFT = str(ROOT / "figures/reference/tour/policy_sft")
@@ -36,7 +36,7 @@ def test_an_engine_computes_where_the_process_does(elsewhere, engine):
 
 def test_a_folder_s_model_too(elsewhere):
     assert moe.load_any_model(TOUR_SFT).device.type == "meta"
-    assert HfEngine(TOUR_SFT).model.device.type == "meta"
+    assert TransformersEngine(TOUR_SFT).model.device.type == "meta"
 
 
 def test_the_device_is_the_gpu_where_there_is_one(monkeypatch):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.policy.engine import LocalEngine
-from drlib.policy.protocol import SamplingParams
+from drlib.models.engine import SamplingParams
+from drlib.models.local_engine import LocalEngine
 from drlib.training.flat_routes import FlatReplay, engine_routes
 from drlib.training.gradient import Share, chosen_routes, learn, record
 from drlib.training.grpo import advantages_of, grpo
@@ -20,8 +20,8 @@ from drlib.training.ranks import Ranks
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
-from tests.test_policy_engine import make_prompts
-from tests.test_policy_routes import ROUNDS, Routed, RoutedForgetful, plain
+from tests.test_models_local_engine import make_prompts
+from tests.test_models_routes import ROUNDS, Routed, RoutedForgetful, plain
 
 model = small_model
 start = cold_start

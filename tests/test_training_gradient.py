@@ -15,11 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drlib.agents import Limits, ReAct
-from drlib.chat import ChatIds, train_tokenizer
+from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.config import Config
-from drlib.policy import kernels
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.models import chunked_logprobs as kernels
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import PolicyShape, build_policy
 from drlib.rl import stability
 from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox

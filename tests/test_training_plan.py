@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
-from drlib.policy.moe import PolicyShape, build_policy, save_policy
+from drlib.models.moe import PolicyShape, build_policy, save_policy
 from drlib.training.fitting import GIB, fit_of, loads_of, remedy_of
 from drlib.training.memory import Load
 from drlib.training.plan import main, plan, read_rates

@@ -20,7 +20,7 @@ import torch
 from packaging.requirements import Requirement
 
 from drlib.config import ROOT, Config
-from drlib.policy.vllm import VllmEngine
+from drlib.models.vllm_engine import VllmEngine
 from drlib.training import plan_checks, stages
 from drlib.training.plan import main, plan
 from drlib.training.plan_checks import HUB, here, server_fault, vllm_fault

@@ -30,7 +30,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from trl import SFTConfig, SFTTrainer
 
 from drlib.config import Config
-from drlib.policy.kernels import token_logprobs
+from drlib.models.chunked_logprobs import token_logprobs
 from drlib.training.build import TORCHRUN
 from drlib.training.memory import (
     Load,

@@ -13,11 +13,11 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drlib.ask.__main__ import main as ask
+from drlib.app.__main__ import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.lab import notebooks
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.training import grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.optim import schedule

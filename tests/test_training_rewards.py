@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drlib.rl.controls import shuffled, wrong_label
+from drlib.rewards.controls import shuffled, wrong_label
 from drlib.rl.resampling import drop_equal_groups
 from drlib.task import Task, normalise_answer
 from drlib.training.grpo import advantages_of

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.files import read_json_lines
 from drlib.synthesis.action_rows import ActionRows, memory_of_attempts, recalled

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drlib.chat import ChatIds, train_tokenizer
-from drlib.format import render_answer, render_call
-from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.chat.tool_calls import render_answer, render_call
+from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.synthesis.actions import Sample, episode_sample
 from drlib.synthesis.demonstrations import from_trajectories, managed
 from drlib.task import Task

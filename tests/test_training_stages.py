@@ -94,7 +94,7 @@ def type_command(name, settings, runs, processes):
 
 
 def weights(folder):
-    from drlib.policy.moe import load_policy
+    from drlib.models.moe import load_policy
 
     model, _ = load_policy(folder / "policy")
     return model.state_dict()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drlib.config import Config
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.gradient import Share, learn

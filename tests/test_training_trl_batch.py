@@ -6,7 +6,7 @@ Run: python -m pytest tests/test_training_trl_batch.py
 import pytest
 import torch
 
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.rl.losses import LossConfig
 from drlib.training import trl
 from drlib.training.trl_batch import ROUTES, live_rows, live_tokens, loss_weighed

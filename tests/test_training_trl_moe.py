@@ -1,7 +1,7 @@
 """Mixtures of experts in TRL's step: routes replayed and counted, the balance loss, refusals.
 
 The sampling engine is a policy whose routers differ a little from the trainer's. What should come
-out is worked out row by row, without padding, from `drlib.policy.replay` alone.
+out is worked out row by row, without padding, from `drlib.models.routing_replay` alone.
 
 Run: python -m pytest tests/test_training_trl_moe.py
 """
@@ -14,8 +14,8 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from drlib.policy.moe import load_policy
-from drlib.policy.replay import record_routes, replay_routes
+from drlib.models.moe import load_policy
+from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.rl.losses import LossConfig
 from drlib.training.routing import Routing
 from tests.trl_examples import (

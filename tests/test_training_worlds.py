@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import read_json_lines

@@ -12,8 +12,8 @@ import torch
 from drlib.agents.react import ReAct
 from drlib.config import ROOT
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.rl.rewards import exact_match
+from drlib.models.local_engine import LocalEngine
+from drlib.rewards.functions import exact_match
 from drlib.synthesis.questions import Chain, search_task
 from drlib.training import grpo
 from drlib.training.gradient import Share, learn

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig
 
-from drlib.policy.moe import PolicyShape, build_policy, load_policy, save_policy
+from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.training.trl import DeepResearchGRPOTrainer
 
 VOCABULARY, EOS, PAD, GROUP, COMPLETION = 12, 1, 2, 4, 8

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from drlib.ask.speakers import TOUR_POLICY
+from drlib.app.models import TOUR_POLICY
 
-TEACHABLE = ("--worker-extension-cls", "drlib.policy.vllm.WeightSync")
+TEACHABLE = ("--worker-extension-cls", "drlib.models.vllm_engine.WeightSync")
 
 
 @contextmanager

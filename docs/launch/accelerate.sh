@@ -22,7 +22,7 @@ CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 \
   python -m vllm.entrypoints.openai.api_server --model "$MODEL" \
   --host 127.0.0.1 --port 8000 --tensor-parallel-size 4 --dtype bfloat16 --max-model-len 32768 \
   --generation-config vllm --logprobs-mode processed_logprobs \
-  --worker-extension-cls drlib.policy.vllm.WeightSync &
+  --worker-extension-cls drlib.models.vllm_engine.WeightSync &
 SERVER=$!
 trap 'kill "$SERVER" 2>/dev/null || true' EXIT
 until curl --silent --fail http://127.0.0.1:8000/health; do

@@ -44,7 +44,7 @@ VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 srun --nodes=1 --ntasks=1 --nodelis
   python -m vllm.entrypoints.openai.api_server --model "$MODEL" \
   --host "$SERVES" --port 8000 --tensor-parallel-size "$CARDS" --dtype bfloat16 \
   --max-model-len 32768 --generation-config vllm --logprobs-mode processed_logprobs \
-  --worker-extension-cls drlib.policy.vllm.WeightSync &
+  --worker-extension-cls drlib.models.vllm_engine.WeightSync &
 SERVER=$!
 trap 'kill "$SERVER" 2>/dev/null || true' EXIT
 until curl --silent --fail "http://$SERVES:8000/health"; do

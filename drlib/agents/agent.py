@@ -24,13 +24,13 @@ from collections.abc import Iterator, Sequence
 
 from drlib.agents.attempt import Attempt, Limits, Steps
 from drlib.agents.running import Watch, Work
-from drlib.chat import ChatIds
-from drlib.checks import require
-from drlib.policy.protocol import Engine, SamplingParams
+from drlib.chat.template import ChatIds
+from drlib.models.engine import Engine, SamplingParams
 from drlib.registry import Registry
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 from drlib.worlds import World
 
 AGENTS = Registry("agent")  # name -> a subclass of Agent

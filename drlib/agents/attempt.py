@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drlib.agents.contexts import Context, IdContext, MessageContext
-from drlib.chat import ChatIds
-from drlib.format import Answer, FormatError, ToolCall
-from drlib.policy.protocol import Completion
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import Answer, FormatError, ToolCall
+from drlib.models.engine import Completion
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, ToolResult

@@ -9,15 +9,15 @@ it may have pictures, beside its texts: the record names them, the engine gets t
 from collections.abc import Mapping
 from typing import Protocol
 
-from drlib.chat import ChatIds
-from drlib.checks import require
-from drlib.format import TAGS
-from drlib.policy.protocol import Completion
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import TAGS
+from drlib.models.engine import Completion
+from drlib.validation import require
 
 CHARACTERS_A_TOKEN = 4  # about, in English
 BLIND = (
     "an engine that reads token ids sees no pictures: take one that reads messages, such as "
-    "drlib.policy.api.ApiEngine before a model that sees"
+    "drlib.models.api_engine.ApiEngine before a model that sees"
 )
 
 

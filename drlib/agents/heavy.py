@@ -17,10 +17,10 @@ from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.costs import costs_of
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.running import Watch
-from drlib.format import Answer
+from drlib.chat.prompts import merging
+from drlib.chat.tool_calls import Answer
 from drlib.task import Task, normalise_answer
 from drlib.trajectory import Trajectory
-from drlib.wordings import merging
 
 
 @AGENTS.register("heavy")

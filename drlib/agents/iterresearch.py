@@ -9,7 +9,7 @@ WebResearcher (2509.13309, section 3).
 
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
-from drlib.format import Answer, render_call, report_of, workspace
+from drlib.chat.tool_calls import Answer, render_call, report_of, workspace
 
 
 @AGENTS.register("iterresearch")

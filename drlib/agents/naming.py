@@ -21,8 +21,8 @@ from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Limits
 from drlib.agents.resum import own_words
 from drlib.agents.s3 import chain_reader
-from drlib.chat import ChatIds
-from drlib.policy.protocol import Engine
+from drlib.chat.template import ChatIds
+from drlib.models.engine import Engine
 from drlib.registry import nearest
 from drlib.task import Task
 from drlib.tools import Toolbox

@@ -13,7 +13,7 @@ from typing import Any
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
 from drlib.agents.contexts import Context
-from drlib.format import Answer
+from drlib.chat.tool_calls import Answer
 
 
 @AGENTS.register("react")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from drlib.agents.agent import AGENTS
 from drlib.agents.contexts import Context
 from drlib.agents.react import ReAct
-from drlib.wordings import RESUME, SUMMARISE, summary_of
+from drlib.chat.prompts import RESUME, SUMMARISE, summary_of
 
 Summarise = Callable[[str, Sequence[dict], str], str]
 GO_ON = "Go on."

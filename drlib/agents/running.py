@@ -13,8 +13,8 @@ import numpy as np
 
 from drlib.agents.attempt import Attempt, Steps, Stopped, Turn
 from drlib.agents.contexts import Context
-from drlib.format import Answer, parse
-from drlib.policy.protocol import Completion, Fresh
+from drlib.chat.tool_calls import Answer, parse
+from drlib.models.engine import Completion, Fresh
 from drlib.trajectory import NO_RECORD, Termination, ToolResult, Trajectory
 
 LAST_CALL = "The limit is reached. Give the answer that what you know supports best."

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps
-from drlib.checks import require
-from drlib.format import Answer, ToolCall
+from drlib.chat.prompts import GATHER
+from drlib.chat.tool_calls import Answer, ToolCall
 from drlib.synthesis.lookups import answer_from, facts_of
 from drlib.tools.pages import Shown, pages_shown
-from drlib.wordings import GATHER
+from drlib.validation import require
 
 GENERATE = """{question}
 

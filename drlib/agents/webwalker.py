@@ -18,9 +18,9 @@ from typing import Protocol
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps, Turn
 from drlib.agents.contexts import Context
-from drlib.checks import require
-from drlib.format import FormatError, ToolCall
+from drlib.chat.tool_calls import FormatError, ToolCall
 from drlib.trajectory import ToolResult
+from drlib.validation import require
 
 EXPLORE = """You walk through a site to find what answers this question: {question}
 

@@ -6,7 +6,7 @@ find the thing by its pixels (`image_search`), cut a part out where several thin
 text. Source: WebWatcher (arXiv 2508.05748): ReAct over tools for images, texts, pages, code and
 reading. There `crop` is no tool; here it is what the policy does in the place of looking closer.
 
-The engine must read messages (`drlib.policy.api`, before a model that sees): it gets each picture
+The engine must read messages (`drlib.models.api_engine`, before a model that sees): it gets each picture
 as a part of the message that names it. The record names pictures and has no pixels; the toolbox's
 album (`drlib.tools.pictures`) has these.
 
@@ -17,8 +17,8 @@ from drlib.agents.agent import AGENTS
 from drlib.agents.attempt import Attempt
 from drlib.agents.contexts import BLIND, Context
 from drlib.agents.react import ReAct
-from drlib.checks import require
 from drlib.tools.pictures import to_data_url
+from drlib.validation import require
 
 START = """{question}
 

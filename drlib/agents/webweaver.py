@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.attempt import Attempt, Steps, Stopped
 from drlib.agents.contexts import Context
-from drlib.format import Answer, FormatError, ToolCall
+from drlib.chat.tool_calls import Answer, FormatError, ToolCall
 from drlib.tools.pages import Shown, pages_shown
 from drlib.trajectory import Termination, ToolResult
 

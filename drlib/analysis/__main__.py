@@ -44,7 +44,7 @@ def _report(args: argparse.Namespace) -> Path:
     model = None
     if args.model is not None:
         with lasting_imports():
-            from drlib.policy.moe import load_any_model
+            from drlib.models.moe import load_any_model
         model = load_any_model(args.model)
     return report(
         args.report,

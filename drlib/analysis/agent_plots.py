@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
-from drlib.checks import require
+from drlib.validation import require
 from drlib.worlds.emblems import Box, Pixels
 
 PALE = "0.85"

@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from drlib.checks import require
-from drlib.format import ToolCall, parse, render_call
+from drlib.chat.tool_calls import ToolCall, parse, render_call
 from drlib.trajectory import ToolResult
+from drlib.validation import require
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from drlib.analysis.token_table import TokenTable
-from drlib.checks import require
 from drlib.rl.divergences import top_entropy_mask
+from drlib.validation import require
 
 FIXED_NATS = 0.672  # the 80th percentile of Qwen3-8B (arXiv 2506.01939), and of no other model
 

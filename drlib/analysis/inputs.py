@@ -33,12 +33,12 @@ from jinja2 import TemplateError
 
 from drlib.analysis.chat_messages import tool_results
 from drlib.analysis.rollout_formats import Rollout, TokenRun, rollouts_of
-from drlib.chat import load_any_tokenizer
-from drlib.checks import require
+from drlib.chat.segments import mark_people, segments_of, token_texts
+from drlib.chat.template import load_any_tokenizer
+from drlib.chat.tool_calls import Answer, parse
 from drlib.files import iter_json_lines
-from drlib.format import Answer, parse
-from drlib.segments import mark_people, segments_of, token_texts
 from drlib.trajectory import Termination, Trajectory, iter_trajectories
+from drlib.validation import require
 
 FORMATS = {  # the fields of a row, and whose they are; the first that fits is taken
     "drlib": ("token_ids generated segments", "save_trajectories"),

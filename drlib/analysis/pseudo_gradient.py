@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drlib.checks import require
 from drlib.training.batches import portions
 from drlib.trajectory import Segment, Trajectory
+from drlib.validation import require
 
-BRIDGE = "</think><answer>"  # of our format (`drlib.format`)
+BRIDGE = "</think><answer>"  # of our format (`drlib.chat.tool_calls`)
 RESPONSE = "tool response"  # the class of changes that observations make
 
 

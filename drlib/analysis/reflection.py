@@ -34,9 +34,9 @@ import yaml
 
 from drlib.analysis.entropy import high_entropy
 from drlib.analysis.token_table import RESPONSE_STATUSES, TokenTable
-from drlib.checks import require
 from drlib.evals.metrics import RESAMPLES, Interval, resample
 from drlib.trajectory import Segment
+from drlib.validation import require
 
 
 def cluster_interval(

@@ -28,8 +28,8 @@ from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.rendering import markup, visible
 from drlib.analysis.report_options import check_report
 from drlib.analysis.token_table import TokenTable, token_statistics
-from drlib.chat import load_any_tokenizer
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.chat.template import load_any_tokenizer
 from drlib.trajectory import Trajectory
 
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from drlib.checks import require
+from drlib.validation import require
 
 
 def check_report(

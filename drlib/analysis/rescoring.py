@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.checks import require
-from drlib.policy.kernels import token_logprobs
-from drlib.policy.replay import record_routes
+from drlib.models.chunked_logprobs import token_logprobs
+from drlib.models.routing_replay import record_routes
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 
 HELD_TOKENS = 512  # tokens whose logits are held at a time where alternatives are wanted
 

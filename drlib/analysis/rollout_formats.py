@@ -14,9 +14,9 @@ from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
 from drlib.analysis.chat_messages import plain_message, text_in_turns
-from drlib.checks import require
-from drlib.format import END
-from drlib.segments import token_texts
+from drlib.chat.segments import token_texts
+from drlib.chat.tool_calls import END
+from drlib.validation import require
 
 # what the environment wrote into an output, with or without the markers of ChatML
 _OBSERVED = re.compile(

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from drlib.checks import require
-from drlib.policy.replay import agreement, router_entropy
+from drlib.models.routing_replay import agreement, router_entropy
 from drlib.trajectory import NO_RECORD, Segment, Trajectory
+from drlib.validation import require
 
 
 def load_by_segment(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from drlib.analysis.rendering import is_right
-from drlib.checks import require
-from drlib.segments import gaps
+from drlib.chat.segments import gaps
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
+from drlib.validation import require
 
 RESPONSE_STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drlib.analysis.rendering import is_right
-from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
 from drlib.evals.results import CONTROLS, EVALUATED, Results, gather, titles
@@ -21,6 +20,7 @@ from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run import METRICS, RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
+from drlib.validation import require
 
 CURVES = ("cpt", "sft", "sft_continued", "rl", "rl_random_reward")
 

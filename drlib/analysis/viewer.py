@@ -26,11 +26,11 @@ import numpy as np
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS, UNSEEN, visible
 from drlib.analysis.token_table import TrajectorySource, outcome, responses, status_of
-from drlib.chat import load_any_tokenizer
-from drlib.checks import require
+from drlib.chat.segments import token_texts
+from drlib.chat.template import load_any_tokenizer
 from drlib.files import write_whole
-from drlib.segments import token_texts
 from drlib.trajectory import Termination, Trajectory
+from drlib.validation import require
 
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SCRIPT = Path(__file__).with_name("viewer.js")

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drlib.checks import require
+from drlib.validation import require
 
 Interval = tuple[float, float, float]  # estimate, low, high
 Statistic = Callable[[np.ndarray], np.ndarray]  # sums [R, C] to values [R, ...]

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
 from drlib.evals.metrics import Interval, difference_interval, share_interval, wilson_interval
@@ -26,6 +25,7 @@ from drlib.files import write_whole
 from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.run import git, read_manifest
+from drlib.validation import require
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")

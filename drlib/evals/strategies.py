@@ -19,14 +19,14 @@ import numpy as np
 from drlib.agents import Limits, agent_named
 from drlib.agents.costs import COUNTS, costs_of
 from drlib.agents.heavy import vote
-from drlib.chat import ChatIds
-from drlib.checks import require
+from drlib.chat.template import ChatIds
 from drlib.files import write_whole
-from drlib.policy.protocol import Engine
+from drlib.models.engine import Engine
 from drlib.synthesis.questions import chain_questions
 from drlib.synthesis.trails import trail
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.tools import Toolbox
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 

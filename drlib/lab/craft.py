@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from drlib.checks import require
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import read_json_lines, write_whole
 from drlib.lab.dataset import KEY, REPLIES
@@ -39,6 +38,7 @@ from drlib.synthesis.model_teacher import ModelTeacher
 from drlib.synthesis.replies import Replies
 from drlib.synthesis.world_memory import memory_of_world
 from drlib.task import is_accepted
+from drlib.validation import require
 from drlib.worlds import load_world
 
 QUESTIONS, ROWS, CARD = "questions.jsonl", "rows.jsonl", "README.md"

@@ -18,7 +18,6 @@ from pathlib import Path
 import yaml
 from datasets import disable_progress_bars
 
-from drlib.checks import require
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_whole
 from drlib.lab.display import use_style
@@ -28,6 +27,7 @@ from drlib.synthesis.draws import FAMILIES, NOT_TAKEN
 from drlib.synthesis.pass_rates import Attempt, by_heart
 from drlib.synthesis.quality import quality_report, save_report, split_overlap
 from drlib.synthesis.replies import Replies
+from drlib.validation import require
 from drlib.worlds import load_world
 
 ALL = "all"

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import yaml
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.evals.metrics import Interval
 from drlib.evals.results import Results
@@ -26,6 +25,7 @@ from drlib.lab.arms import save_arm
 from drlib.lab.display import ROOT
 from drlib.lab.launching import ensure
 from drlib.lab.statements import Statement, command_of, rounded
+from drlib.validation import require
 
 CLAIMS = Path(__file__).with_name("findings.yaml")
 FINDINGS = ROOT / "figures" / "reference" / "findings"

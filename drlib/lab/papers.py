@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import yaml
 
-from drlib.checks import require
 from drlib.lab.display import ROOT
+from drlib.validation import require
 
 TABLE, PAPERS_PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"
 NOTHING_YET = "none yet"

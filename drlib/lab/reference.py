@@ -34,7 +34,7 @@ from drlib.lab.display import AGAIN, REFERENCE, ROOT
 from drlib.lab.findings import FINDINGS
 from drlib.lab.findings_page import findings_block
 from drlib.lab.launching import ensure
-from drlib.policy.moe import load_policy, save_policy
+from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 
 WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world

@@ -8,8 +8,8 @@ read, and refused, without torch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drlib.checks import require
 from drlib.evals.metrics import Interval
+from drlib.validation import require
 
 SAME = 0.1  # within ten points either way two arms are the same
 EXPECTED = ("higher", "lower", "same")

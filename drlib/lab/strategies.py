@@ -20,8 +20,7 @@ import numpy as np
 import torch
 import yaml
 
-from drlib.chat import ChatIds, load_tokenizer
-from drlib.checks import require
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.evals.metrics import difference_interval
 from drlib.evals.strategies import (
@@ -38,12 +37,13 @@ from drlib.lab.display import ROOT
 from drlib.lab.findings import FINDINGS
 from drlib.lab.launching import ensure
 from drlib.lab.statements import outcome_of
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy, save_policy
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
+from drlib.validation import require
 from drlib.worlds import SmallWorld
 
 PLAN = Path(__file__).with_name("strategies.yaml")

@@ -28,11 +28,11 @@ from pathlib import Path
 
 import yaml
 
-from drlib.checks import require
 from drlib.config import ROOT, Config
 from drlib.lab.statements import Statement
 from drlib.registry import load_plugins, nearest
 from drlib.training import stages
+from drlib.validation import require
 
 SWEEPS = Path(__file__).with_name("sweeps")  # those that come with the kit
 REFERENCE_SWEEPS = ROOT / "figures" / "reference" / "sweeps"

@@ -22,13 +22,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.lab.sweep import Sweep
 from drlib.lab.sweep_runs import build_or_say, is_finished
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
 from drlib.training import hosts, stages
+from drlib.validation import require
 
 
 def built_on_ray(

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drlib.analysis import tour
-from drlib.checks import require
 from drlib.evals.results import Results
 from drlib.files import read_json_lines, write_whole
 from drlib.lab.arms import curve_name
 from drlib.lab.statements import rounded
 from drlib.lab.sweep import Arm, Sweep
 from drlib.lab.sweep_runs import RESULTS, RUNS, what_ran
+from drlib.validation import require
 
 COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_tokens")
 NONE = "–"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drlib.checks import require
 from drlib.registry import Registry
+from drlib.validation import require
 
 ADVANTAGES = Registry("advantage")  # name -> (rewards_N, groups_N, valid_N=None) -> advantages_N
 

@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drlib.checks import require, within
 from drlib.rl.staleness import Machine
+from drlib.validation import require, within
 
 _FLOOR = 0.04  # of a skill's weight: nothing is ever forgotten
 _START = 0.3  # assumed solve rate before anything was tried

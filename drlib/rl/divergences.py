@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drlib.checks import one_of, require, within
+from drlib.validation import one_of, require, within
 
 _MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 _KL_ESTIMATORS = ("k1", "k2", "k3")

@@ -31,11 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.checks import AtLeastOne, Coefficient, check_fields, finite, require
-from drlib.format import FOREIGN_REASONS, FOREIGN_TAGS
+from drlib.chat.tool_calls import FOREIGN_REASONS, FOREIGN_TAGS
+from drlib.rewards.functions import has_env_fault
 from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401 - exported here too
-from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Segment, Termination, Trajectory
+from drlib.validation import AtLeastOne, Coefficient, check_fields, finite, require
 
 _Real = Annotated[float, "[-inf, inf]"]
 

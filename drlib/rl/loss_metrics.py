@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drlib.checks import require
 from drlib.rl.divergences import mismatch_metrics, weight_metrics
+from drlib.validation import require
 
 
 def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -20,7 +20,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from drlib.checks import AtLeastOne, Coefficient, check_fields, one_of, require
 from drlib.rl.clips import CLIPS
 from drlib.rl.divergences import (
     check_tokens,
@@ -34,6 +33,7 @@ from drlib.rl.divergences import (
     top_entropy_mask,
 )
 from drlib.rl.loss_metrics import engine_metrics, ratio_metrics
+from drlib.validation import AtLeastOne, Coefficient, check_fields, one_of, require
 
 
 @dataclass(frozen=True)

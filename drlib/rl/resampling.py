@@ -22,10 +22,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drlib.checks import finite, one_of, require, within
+from drlib.rewards.functions import has_env_fault
 from drlib.rl.advantages import group_mean
-from drlib.rl.rewards import has_env_fault
 from drlib.trajectory import Trajectory
+from drlib.validation import finite, one_of, require, within
 
 _FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
 _UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)

@@ -20,10 +20,10 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from drlib.checks import AtLeastOne, Coefficient, Positive, finite, require, within
-from drlib.rl.rewards import has_env_fault
+from drlib.rewards.functions import has_env_fault
 from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401 - a public name of this module too
 from drlib.trajectory import Termination, Trajectory
+from drlib.validation import AtLeastOne, Coefficient, Positive, finite, require, within
 
 _COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
 

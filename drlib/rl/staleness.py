@@ -25,9 +25,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from drlib.checks import check_fields, require, within
-from drlib.rl.rewards import has_env_fault
+from drlib.rewards.functions import has_env_fault
 from drlib.trajectory import Trajectory
+from drlib.validation import check_fields, require, within
 
 Age = Annotated[int, "[0, inf)"]
 Exponent = Annotated[float, "[0, 1]"]

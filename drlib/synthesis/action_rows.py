@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.synthesis.actions import InventedTools, Sample
 from drlib.synthesis.alternatives import CloseTeacher
 from drlib.synthesis.families.agentfounder import (

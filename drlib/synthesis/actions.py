@@ -19,7 +19,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.synthesis.conditions import DRAWN_AT_ONCE, ConditionQuestions
 from drlib.synthesis.engine import Wording
 from drlib.synthesis.lookups import facts_of

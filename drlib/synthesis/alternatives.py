@@ -18,7 +18,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from drlib.format import ToolCall, parse, render_call
+from drlib.chat.tool_calls import ToolCall, parse, render_call
 from drlib.synthesis.families.agentfounder import Teacher
 from drlib.synthesis.oracle import FIRST, HOLDER, NEXT
 from drlib.synthesis.wording import says

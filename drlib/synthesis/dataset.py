@@ -23,7 +23,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from drlib.checks import require
 from drlib.files import read_json_lines, write_json_lines, write_whole
 from drlib.registry import nearest
 from drlib.synthesis.checks import effort
@@ -34,6 +33,7 @@ from drlib.synthesis.quality import contaminated, near_duplicates
 from drlib.synthesis.queries import constants, from_text
 from drlib.synthesis.splitting import Rests, graph_split, neighbourhood
 from drlib.task import Task, normalise_answer
+from drlib.validation import require
 from drlib.worlds.graph import Graph
 
 BLOCK = 100  # questions of a block, at most

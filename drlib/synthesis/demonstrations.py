@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from drlib.format import Answer, ToolCall, parse, workspace
+from drlib.chat.tool_calls import Answer, ToolCall, parse, workspace
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.solver import name_list
 from drlib.task import Task

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drlib.checks import require
 from drlib.synthesis.engine import question_task
 from drlib.synthesis.pass_rates import Attempt, gate, rated
 from drlib.synthesis.proven import word_question
@@ -30,6 +29,7 @@ from drlib.synthesis.rewriting import Rewriter
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.upgrades import upgrade_rounds
 from drlib.task import Task
+from drlib.validation import require
 
 NO_UPGRADE = "too easy, and no operator makes it harder"
 ASKED_BEFORE = "asked before"

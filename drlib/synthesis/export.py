@@ -17,8 +17,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from drlib.chat.tool_calls import ToolCall, parse
 from drlib.files import iter_json_lines, write_json_lines
-from drlib.format import ToolCall, parse
 from drlib.synthesis.demonstrations import from_trajectories
 from drlib.synthesis.families.webshaper import read_loosely, to_triples
 from drlib.synthesis.funnel import required

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from drlib.format import END, Answer, FormatError, ToolCall, parse
+from drlib.chat.tool_calls import END, Answer, FormatError, ToolCall, parse
 from drlib.synthesis.demonstrations import assistant_turns, observations, thought_and_action
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import (

@@ -22,7 +22,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from drlib.format import END, Answer, ToolCall, parse, render_answer, render_call
+from drlib.chat.tool_calls import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.families.agentfounder import KEPT, CptRow
 from drlib.synthesis.pass_rates import BY_HEART
 from drlib.synthesis.replies import Replies, prompt, read_json

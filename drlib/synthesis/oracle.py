@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drlib.format import render_answer, render_call
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.synthesis.lookups import look_ups, pages_shown, value_of
 from drlib.synthesis.trails import END, NEXT_PAGE, NO_TREASURE, TREASURE
 from drlib.task import Task, is_correct

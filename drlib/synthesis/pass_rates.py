@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drlib.checks import require, within
 from drlib.files import append_json_line, resume_json_lines
 from drlib.synthesis.questions import short_digest
 from drlib.synthesis.replies import Replies, prompt
 from drlib.task import Task, is_correct
 from drlib.trajectory import Termination
+from drlib.validation import require, within
 
 # (tasks, n) -> for each task, whether each of n attempts was right; None: nobody can say
 Attempt = Callable[[Sequence[Task], int], Sequence[Sequence[bool | None]]]

@@ -24,9 +24,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from drlib.checks import require
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import append_json_line, resume_json_lines
+from drlib.validation import require
 
 MAX_FAILED = 5  # prompts in a row, until no other is asked about
 LONGEST_PAUSE_S = 30.0

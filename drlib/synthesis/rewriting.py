@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from drlib.checks import require
 from drlib.synthesis.guard import Guard
 from drlib.synthesis.queries import (
     And,
@@ -43,6 +42,7 @@ from drlib.synthesis.queries import (
 from drlib.synthesis.replies import Replies, prompt
 from drlib.synthesis.wording import says
 from drlib.task import Task
+from drlib.validation import require
 from drlib.worlds.graph import Graph
 
 WORD = """\

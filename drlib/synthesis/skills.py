@@ -18,8 +18,9 @@ Left out: reports in whole sentences; summaries of more than the facts.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from drlib.chat import ChatIds
-from drlib.format import render_answer
+from drlib.chat.prompts import GATHER, RESUME, SUMMARISE, merging
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import render_answer
 from drlib.synthesis.actions import InventedTools, Sample, episode_sample
 from drlib.synthesis.demonstrations import managed
 from drlib.synthesis.lookups import pages_shown
@@ -27,7 +28,6 @@ from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Episode, Or
 from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.synthesis.trails import trail
 from drlib.task import Task
-from drlib.wordings import GATHER, RESUME, SUMMARISE, merging
 from drlib.worlds import Names, SmallWorld, fictional_world
 from drlib.worlds.fictional import invent_name
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Protocol
 
-from drlib.format import Answer, ToolCall, parse, render_answer, render_call
+from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.families.agentscaler import ToolTask, spoken
 from drlib.synthesis.replies import Replies
 

@@ -13,12 +13,12 @@ as text.
 import re
 from collections.abc import Iterator
 
-from drlib.checks import require
 from drlib.synthesis.memory import EntityMemory
 from drlib.synthesis.phrases import Phrasebook
 from drlib.synthesis.read_back import grammar_of
 from drlib.synthesis.shortage import FOLDER_RELATIONS
 from drlib.synthesis.wording import says
+from drlib.validation import require
 from drlib.worlds import World
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

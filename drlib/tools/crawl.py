@@ -28,10 +28,10 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.robotparser import RobotFileParser
 
-from drlib.checks import require
 from drlib.files import append_json_line, resume_json_lines, write_whole
 from drlib.tools.backends import ToolFault
 from drlib.tools.fetch import Fetched, PageReader, web_address
+from drlib.validation import require
 from drlib.worlds.reading import Parser, Unreadable
 
 AGENT = "drlib"  # by which robots.txt knows us

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from drlib.checks import require
 from drlib.tools.definitions import Parameter, Tool
+from drlib.validation import require
 from drlib.worlds import World
 from drlib.worlds.emblems import (
     SIZE,

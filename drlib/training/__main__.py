@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 
-from drlib.checks import require
 from drlib.config import ROLLOUTS, ROOT, SETTINGS, Config
 from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, config_from, stage_arguments
 from drlib.training.run import RunFolderError
+from drlib.validation import require
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -24,14 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from drlib.agents import Agent
-from drlib.chat import ChatIds
-from drlib.checks import require
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
 from drlib.training.questions import Questions
 from drlib.training.ranks import Ranks
 from drlib.training.rollouts import rollout, step_seed
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 
 BACKGROUND = 8  # questions of a step for each one of the rest that is tried behind it
 Tries = dict[str, list[float]]  # question -> 1.0 or 0.0 for each judged try

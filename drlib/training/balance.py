@@ -1,13 +1,13 @@
 """Experts balanced by biases, in the stages' loops: all ranks' tokens move the biases of each.
 
-`drlib.policy.router_bias` says what the biases are. With `router_bias_rate` above 0 a stage gives
+`drlib.models.router_bias` says what the biases are. With `router_bias_rate` above 0 a stage gives
 them to the policy that it begins with, and moves them after every step; a later stage goes on from
 where they are. The auxiliary loss is a setting of its own (`balance_coef`): the paper's recipe has
 it at 0.
 """
 
 from drlib.config import Config
-from drlib.policy.router_bias import max_violation, move_biases, take_load, with_router_bias
+from drlib.models.router_bias import max_violation, move_biases, take_load, with_router_bias
 from drlib.training.ranks import all_sum
 
 

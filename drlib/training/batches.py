@@ -1,6 +1,6 @@
 """Samples end to end, and the log-probabilities of the tokens that carry loss.
 
-A batch is one line of tokens, sample behind sample, with no padding; `drlib.policy.flat` keeps
+A batch is one line of tokens, sample behind sample, with no padding; `drlib.models.packed` keeps
 samples from seeing each other. A prompt that several samples begin with stands in the line once.
 Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
 """
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drlib.policy.flat import Prefix, flat_pass
-from drlib.policy.kernels import token_logprobs
-from drlib.policy.router_bias import biased_choice, router_biases
+from drlib.models.chunked_logprobs import token_logprobs
+from drlib.models.packed import Prefix, flat_pass
+from drlib.models.router_bias import biased_choice, router_biases
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def score(
     """Log-probabilities of the tokens marked in `loss_N`, each given its sample up to it.
 
     A sample's first token has no predecessor and is never scored. frugal: no [M, V] matrix is held
-    (`drlib.policy.kernels`), which pays where V is large.
+    (`drlib.models.chunked_logprobs`), which pays where V is large.
     """
     before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
     scored_N = loss_N.clone()

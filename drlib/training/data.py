@@ -13,8 +13,8 @@ import os
 import random
 from pathlib import Path
 
-from drlib.chat import train_tokenizer
-from drlib.checks import require
+from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
+from drlib.chat.template import train_tokenizer
 from drlib.config import Config
 from drlib.files import read_json_lines, write_json_lines
 from drlib.sandbox import Sandbox
@@ -49,7 +49,7 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.run import RunFolder
-from drlib.wordings import PHRASES as MEMORY_PHRASES
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld, fictional_world, load_world, select
 
 PHRASES = (

@@ -1,6 +1,6 @@
 """Routes of experts in the local loop: the choices that an update replays, in its line of tokens.
 
-`drlib.policy.replay` says what replay is. R2 replays what the policy before the update chose, R3
+`drlib.models.routing_replay` says what replay is. R2 replays what the policy before the update chose, R3
 what the engine chose when it sampled; then the policy before the update is scored under the same
 routes, so that a ratio compares weights alone. TRL's step has its own half of this
 (`drlib.training.routing`).
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.checks import require
-from drlib.policy.replay import agreement, record_routes, replay_routes
+from drlib.models.routing_replay import agreement, record_routes, replay_routes
 from drlib.training.batches import Flat
 from drlib.trajectory import NO_RECORD, Trajectory
+from drlib.validation import require
 
 Routes = list[np.ndarray]  # of each trajectory uint16 [T, L, k]
 

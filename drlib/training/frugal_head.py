@@ -2,7 +2,7 @@
 
 TRL's own fused head holds no N x V tensor either, but scores every token of a completion (without
 Triton every position of the row): most of a research rollout is what tools returned. Here the
-tokens in the loss alone go through `drlib.policy.kernels.token_logprobs`.
+tokens in the loss alone go through `drlib.models.chunked_logprobs.token_logprobs`.
 
 For one forward pass the output matrix's `forward` gives, in place of logits [B, T, V], two numbers
 a token [B, T, 2]. All else is the model's own: its `forward`, the hooks of PEFT, accelerate, DDP
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drlib.policy.kernels import token_logprobs
+from drlib.models.chunked_logprobs import token_logprobs
 
 # What configurations call a step between the output matrix and the probabilities.
 BEYOND_A_MATRIX = (

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from drlib.checks import require
 from drlib.config import Config
-from drlib.policy.replay import record_routes
+from drlib.models.routing_replay import record_routes
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.training.batches import Flat, Scored, score
 from drlib.training.flat_routes import FlatReplay, Routes, of_samples, prompts_in_common
@@ -30,6 +29,7 @@ from drlib.training.ranks import Ranks, gradients
 from drlib.training.switches import loss_config, off_policy
 from drlib.training.token_choice import choosing_tokens, learning_tokens
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 
 MICRO_BATCH_CONTEXTS = 6  # a micro-batch holds as many tokens as so many full contexts
 LOGGED = (

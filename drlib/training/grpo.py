@@ -27,10 +27,9 @@ import torch
 from torch import Tensor
 
 from drlib.agents import agent_named
-from drlib.chat import ChatIds
-from drlib.checks import require
+from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.policy.engine import LocalEngine
+from drlib.models.local_engine import LocalEngine
 from drlib.rl.advantages import ADVANTAGES, share_over_segments
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import apply_filter
@@ -57,6 +56,7 @@ from drlib.training.step_summary import summarise
 from drlib.training.switches import check_switches, off_policy
 from drlib.training.token_choice import choosing_tokens
 from drlib.trajectory import Trajectory, save_trajectories
+from drlib.validation import require
 
 KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 FINAL_LR = 0.1  # of the base, at the last step

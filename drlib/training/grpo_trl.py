@@ -26,10 +26,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig
 
 from drlib.agents import agent_named
-from drlib.checks import require
 from drlib.config import Config
 from drlib.files import write_whole
-from drlib.policy.protocol import Engine
+from drlib.models.engine import Engine
 from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import apply_filter
@@ -69,6 +68,7 @@ from drlib.training.trl_run import (
     trainer_arguments,
 )
 from drlib.trajectory import NO_RECORD, Trajectory, save_trajectories
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 # Switches that this path does not have, and what they must be.

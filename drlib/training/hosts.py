@@ -37,7 +37,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
@@ -46,6 +45,7 @@ from drlib.sandbox.client import import_extra
 from drlib.training import stages
 from drlib.training.build import build, config_from, stage_arguments
 from drlib.training.run import Interrupted, RunFolder, RunFolderError
+from drlib.validation import require
 
 # faults whose messages say what to do
 SAID = (ValueError, RunFolderError, WriteError, EndpointError, ModuleNotFoundError)

@@ -15,7 +15,7 @@ the step does with it, and every part is a sum that a test compares with what to
 - **LoRA on experts** (routers have none). PEFT adds the adapters' product to the 3-D weight before
   it multiplies, so each layer keeps a copy of all its experts for the backward pass.
 - **The head.** Usual: logits, their float32 copy, log-softmax and its gradient, each [T, V].
-  Frugal (`drlib.policy.kernels`): tiles.
+  Frugal (`drlib.models.chunked_logprobs`): tiles.
 
 Left out: fragmentation, attention other than sdpa, quantised weights, tensor and expert
 parallelism.
@@ -24,8 +24,8 @@ parallelism.
 import dataclasses
 from dataclasses import dataclass
 
-from drlib.checks import require
-from drlib.policy.kernels import TILES
+from drlib.models.chunked_logprobs import TILES
+from drlib.validation import require
 
 FLOAT32 = 4  # bytes
 ITEMSIZE = {"float32": 4, "bfloat16": 2}

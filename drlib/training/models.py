@@ -30,23 +30,23 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from drlib.agents.prompts import research_prompt
-from drlib.chat import ChatIds
-from drlib.checks import require
+from drlib.chat.model_template import TemplateIds, is_ours
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.hf import HfEngine
-from drlib.policy.model_chat import TemplateIds, is_ours
-from drlib.policy.moe import own_device, quiet_loading, save_policy
-from drlib.policy.protocol import Engine
-from drlib.policy.vllm import VllmEngine
-from drlib.policy.vllm_server import VllmServer
+from drlib.models.engine import Engine
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import own_device, quiet_loading, save_policy
+from drlib.models.transformers_engine import TransformersEngine
+from drlib.models.vllm_engine import VllmEngine
+from drlib.models.vllm_server import VllmServer
 from drlib.tools import TOOLS
 from drlib.training import stages
 from drlib.training.pretrain import build_untrained
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
+from drlib.validation import require
 
 TOLD_DAY = datetime.date(2026, 1, 1)  # in a prompt that is trained on: it must not change
 ROUTER = re.compile(r".*\.(gate|router)")  # of a mixture of experts; a dense map is `gate_proj`
@@ -239,7 +239,7 @@ def engine_of(
         _teach(server, model)
         yield server
     elif config.engine == "hf":
-        yield HfEngine(model.to(own_device()), max_context=context, routes=routes)
+        yield TransformersEngine(model.to(own_device()), max_context=context, routes=routes)
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"

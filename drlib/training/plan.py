@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drlib.checks import require
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.training import memory, shapes
@@ -36,6 +35,7 @@ from drlib.training.step_time import (
     rates_from,
     step_time,
 )
+from drlib.validation import require
 
 SAVED_GROUPS, SAVES, TOKEN_BYTES = 4, 3, 20  # of trajectories that a stage rl keeps
 CHECKPOINTS = 3  # of TRL: two, and one that is being written

@@ -23,8 +23,8 @@ from transformers.utils import hub
 
 from drlib.config import PATHS, ROOT, Config
 from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
-from drlib.policy.vllm import INSTALL_VLLM
-from drlib.policy.vllm_server import REMEDY
+from drlib.models.vllm_engine import INSTALL_VLLM
+from drlib.models.vllm_server import REMEDY
 from drlib.registry import nearest
 from drlib.training import shapes
 from drlib.training.ranks import gpu_fault

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drlib.chat import ChatIds, load_tokenizer
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy, save_policy
-from drlib.policy.protocol import Engine
+from drlib.models.engine import Engine
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.balance import balanced
 from drlib.training.data import WORLD_FILE

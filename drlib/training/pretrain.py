@@ -1,7 +1,7 @@
 """Stages `untrained` and `cpt`: the initial policy, agentic continual pre-training, and its loop.
 
 No weights can be downloaded, so the policy begins from a structured, induction-aware
-initialisation (`drlib.policy.moe`): attention heads that already look for an earlier occurrence
+initialisation (`drlib.models.moe`): attention heads that already look for an earlier occurrence
 of the current token. Wherever this kit says "from nothing" it means that; `init=plain` shows the
 ordinary initialisation, which learns no copying in the time that a laptop has.
 
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.policy.moe import PolicyShape, build_policy
+from drlib.models.moe import PolicyShape, build_policy
 from drlib.synthesis.action_rows import ActionRows
 from drlib.synthesis.actions import ActionData, Sample
 from drlib.synthesis.skills import SkillData

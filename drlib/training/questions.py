@@ -15,7 +15,6 @@ import random
 from collections.abc import Container
 from fractions import Fraction
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.synthesis.conditions import CHAINS, CONDITIONS
@@ -23,6 +22,7 @@ from drlib.synthesis.questions import MAX_MISSES, PYTHON_KINDS, SearchQuestions,
 from drlib.synthesis.trails import trail
 from drlib.task import Task
 from drlib.training.data import engine_questions
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld, fictional_world
 
 TRAIL = "trail"

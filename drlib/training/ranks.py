@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drlib.checks import require
+from drlib.validation import require
 
 SHARDS = 2
 

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from drlib.checks import require
+from drlib.validation import require
 
 FOLDER = "tensorboard"  # in the run folder
 

@@ -1,6 +1,6 @@
 """What rollouts are rewarded by, and which of them a policy gradient may learn from.
 
-The reward of a rollout is its own (`drlib.rl.rewards`); then a control may take its group's labels
+The reward of a rollout is its own (`drlib.rewards.functions`); then a control may take its group's labels
 away (`rl_labels`), and length may cost something (`rl_overlong_buffer`). Whether an answer is right
 is recorded beside it whatever is rewarded: the curve of a control shows it.
 """
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from drlib.config import Config
-from drlib.rl.controls import shuffled, wrong_label
+from drlib.rewards.controls import shuffled, wrong_label
+from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
 from drlib.rl.filtering import FilterConfig, Pipeline
-from drlib.rl.rewards import Reward, make_reward, soft_overlong_penalty
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.training.samples import contexts_of
 from drlib.trajectory import Termination, Trajectory, with_reward

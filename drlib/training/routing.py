@@ -1,6 +1,6 @@
 """Routes of experts in TRL's step: replayed where that was asked for, watched in any case.
 
-`drlib.policy.replay` says what replay is; here are its two sources in a batch of TRL's layout
+`drlib.models.routing_replay` says what replay is; here are its two sources in a batch of TRL's layout
 (prompts padded on the left, completions on the right), [B, T, L, k] so that TRL shuffles and cuts
 routes with their rows:
 
@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drlib.checks import one_of, require
-from drlib.policy.replay import (
+from drlib.models.routing_replay import (
     agreement,
     expert_load,
     record_routes,
@@ -31,6 +30,7 @@ from drlib.policy.replay import (
     router_entropy,
 )
 from drlib.trajectory import NO_RECORD
+from drlib.validation import one_of, require
 
 Routed = Literal["none", "r2", "r3"]
 GIVEN = "routed_experts"  # a rollout function's field; in TRL's batch: `trl_batch.ROUTES`

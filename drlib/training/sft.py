@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import parse
 from drlib.config import Config
-from drlib.format import parse
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
 from drlib.synthesis.databases import Domain
 from drlib.synthesis.demonstrations import length_stages, managed

@@ -25,10 +25,9 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from drlib.chat import ChatIds
-from drlib.checks import require
+from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.policy.moe import load_policy, save_policy
+from drlib.models.moe import load_policy, save_policy
 from drlib.synthesis.actions import Sample, episode_sample
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
@@ -53,6 +52,7 @@ from drlib.training.trl_run import (
     trainer_arguments,
 )
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 IGNORED = -100  # the label of a token without loss

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from drlib.checks import require
 from drlib.config import ROOT, Config
-from drlib.policy.moe import policy_config
+from drlib.models.moe import policy_config
 from drlib.training.memory import Shape
 from drlib.training.pretrain import shape_of_policy
+from drlib.validation import require
 
 _QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128}
 _QWEN3 |= {"num_key_value_heads": 8, "max_position_embeddings": 40_960}

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.checks import require
 from drlib.config import Config
-from drlib.rl.rewards import has_env_fault
+from drlib.rewards.functions import has_env_fault
 from drlib.rl.staleness import Machine, StalenessFilter, fresh, repair_groups
 from drlib.training.ranks import SHARDS
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 
 
 def check_staleness(config: Config) -> None:

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drlib.checks import AtLeastOne, require, within
 from drlib.config import Config
 from drlib.rl.stability import (
     AdaptiveLearningRate,
@@ -45,6 +44,7 @@ from drlib.training.optim import Optimizers
 from drlib.training.ranks import Ranks
 from drlib.training.rollouts import has_changed
 from drlib.trajectory import Termination, ToolResult, Trajectory
+from drlib.validation import AtLeastOne, require, within
 from drlib.worlds.changed import changed_version
 
 KL_COEF_RANGE = "[1e-6, 1e3]"  # in which factors of 2 lead somewhere

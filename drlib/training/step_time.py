@@ -26,9 +26,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drlib.checks import require
 from drlib.registry import nearest
 from drlib.training.memory import Load, Shape
+from drlib.validation import require
 
 # Of an H100 (vendor's numbers): FLOP/s in bfloat16 without sparsity, bytes a second of its memory;
 # and the shares of both that a trainer and an engine are assumed to reach.

@@ -1,10 +1,10 @@
 """The switches of reinforcement learning: which go together, and the loss that they describe."""
 
-from drlib.checks import require, within
 from drlib.config import Config
 from drlib.rl.losses import LossConfig
 from drlib.training.staleness import check_staleness
 from drlib.training.steering import check_steering
+from drlib.validation import require, within
 
 LOSS_SWITCHES = (
     "clip",

@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from drlib.checks import require
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.loss_metrics import merge_metrics
 from drlib.rl.losses import (
@@ -50,6 +49,7 @@ from drlib.training.trl_batch import (
     sequences,
 )
 from drlib.training.trl_run import attend_without_cudnn
+from drlib.validation import require
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (

@@ -23,12 +23,12 @@ from transformers import AutoConfig, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
-from drlib.checks import require
 from drlib.config import Config
 from drlib.files import append_json_line, write_whole
 from drlib.training.optim import SKIPPED, GradientWatch
 from drlib.training.ranks import Ranks
 from drlib.training.run import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
+from drlib.validation import require
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 CHECKPOINTS = "trl"  # their folder in the run folder

@@ -261,7 +261,7 @@ def serve() -> list[str]:
 @cache
 def _load_loops() -> None:
     """Once for all forks; where nothing is sampled, not at all."""
-    from drlib.policy.compiled import prepare
+    from drlib.models.compiled_decoder import prepare
 
     prepare()
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from drlib.checks import require
+from drlib.validation import require
 
 Pixels = np.ndarray  # uint8 [height, width, 3], red green blue
 Box = tuple[int, int, int, int]  # left, top, width, height, in pixels

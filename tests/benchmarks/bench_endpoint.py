@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 from drlib.agents import Limits, ReAct
+from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_whole
-from drlib.format import render_answer, render_call
-from drlib.policy.api import ApiEngine
+from drlib.models.api_engine import ApiEngine
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.worlds import Entity, SmallWorld, load_world, triples

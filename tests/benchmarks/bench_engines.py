@@ -22,19 +22,19 @@ import numpy as np
 import torch
 
 from drlib.agents import ReAct
-from drlib.ask.speakers import TOUR_POLICY
-from drlib.chat import ChatIds
+from drlib.app.models import TOUR_POLICY
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
 from drlib.evals.evaluate import held_out
 from drlib.evals.metrics import wilson_interval
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.hf import HfEngine
-from drlib.policy.moe import load_policy
-from drlib.policy.protocol import SamplingParams
-from drlib.policy.vllm import VllmEngine
-from drlib.policy.vllm_server import VllmServer
+from drlib.models.engine import SamplingParams
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy
+from drlib.models.transformers_engine import TransformersEngine
+from drlib.models.vllm_engine import VllmEngine
+from drlib.models.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
@@ -105,7 +105,7 @@ def main() -> None:
         context = config.max_context_tokens
         engines = {
             "local": LocalEngine(model, max_context=context),
-            "hf": HfEngine(model, batch=64, max_context=context),
+            "hf": TransformersEngine(model, batch=64, max_context=context),
             "vllm": VllmEngine(model, max_context=context),
             "vllm_server": VllmServer(ChatEndpoint(url, "tour"), TOUR_POLICY, max_context=context),
         }

@@ -44,9 +44,9 @@ from pathlib import Path
 
 import torch
 
-from drlib.checks import require
 from drlib.files import write_whole
 from drlib.training.shapes import KNOWN
+from drlib.validation import require
 from tests.benchmarks import bench_head
 from tests.benchmarks.traffic import Traffic
 
@@ -161,9 +161,9 @@ def engine_rows(sizes: Sizes) -> list[dict]:
     """Tokens a second for each number of prompts at once."""
     from transformers import AutoModelForCausalLM
 
-    from drlib.policy.moe import save_policy
-    from drlib.policy.protocol import SamplingParams
-    from drlib.policy.vllm import VllmEngine
+    from drlib.models.engine import SamplingParams
+    from drlib.models.moe import save_policy
+    from drlib.models.vllm_engine import VllmEngine
 
     if sizes.device == "cpu":
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GB

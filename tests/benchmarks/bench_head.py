@@ -61,13 +61,13 @@ def liger(hidden, weight, ids, _, advantages):
 
 
 def own_recompute(hidden, weight, ids, coefficient, _):
-    from drlib.policy.kernels import token_logprobs
+    from drlib.models.chunked_logprobs import token_logprobs
 
     return -(coefficient * token_logprobs(hidden, weight, ids)[0]).sum()
 
 
 def own_fused(hidden, weight, ids, coefficient, _):
-    from drlib.policy.kernels import fused_policy_gradient
+    from drlib.models.chunked_logprobs import fused_policy_gradient
 
     return fused_policy_gradient(hidden, weight, ids, coefficient)[0]
 

@@ -31,9 +31,9 @@ import torch
 from transformers import GenerationConfig
 
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import PolicyShape, build_policy
-from drlib.policy.protocol import Engine, SamplingParams
+from drlib.models.engine import Engine, SamplingParams
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import PolicyShape, build_policy
 
 PAD, STOP_ODDS = 0, 1 / 40
 OURS = "LocalEngine"
@@ -94,7 +94,7 @@ def by_transformers(model, prompts, stop_ids, max_tokens: int, batch: int) -> Co
 def by_vllm(model, prompts, stop_ids, max_tokens: int, batch: int, eager: bool) -> Contender:
     from vllm import SamplingParams as VllmParams
 
-    from drlib.policy.vllm import VllmEngine
+    from drlib.models.vllm_engine import VllmEngine
 
     context = max(map(len, prompts)) + max_tokens
     engine = VllmEngine(model, max_context=context, max_num_seqs=batch, enforce_eager=eager)

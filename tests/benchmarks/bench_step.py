@@ -8,7 +8,7 @@ once more the two halves: making the completions, and learning from them. TRL wo
 checkpointing, with grouped experts and in one micro-batch, which was its fastest way here.
 
 **The pass.** Rollouts of the reference run through the policy that made them: samples end to end
-(`drlib.policy.flat`) against packed rows as transformers takes them, which share a row and restart
+(`drlib.models.packed`) against packed rows as transformers takes them, which share a row and restart
 their positions in it.
 
 Runs are interleaved, so that a busy machine slows all alike; a ratio is the median of the pairs',
@@ -35,9 +35,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from drlib.config import ROOT, Config
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import PolicyShape, build_policy, load_policy
-from drlib.policy.protocol import SamplingParams
+from drlib.models.engine import SamplingParams
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import PolicyShape, build_policy, load_policy
 from drlib.rl.advantages import leave_one_out
 from drlib.training.batches import Flat, balance_loss, score
 from drlib.training.gradient import Share, learn

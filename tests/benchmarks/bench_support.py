@@ -21,12 +21,12 @@ from pathlib import Path
 
 from drlib.agents.react import ReAct
 from drlib.analysis.pseudo_gradient import support_set
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import ask, held_out
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox

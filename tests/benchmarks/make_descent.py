@@ -21,7 +21,7 @@ from drlib.analysis import reflection, routing
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import responses, token_statistics
 from drlib.files import write_whole
-from drlib.policy.moe import load_policy
+from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories
 
 ROOT = Path(__file__).resolve().parents[2] / "figures/reference"

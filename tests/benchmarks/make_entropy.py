@@ -24,12 +24,12 @@ from drlib.analysis.entropy import summary
 from drlib.analysis.reflection import reflection_lift
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, token_statistics
-from drlib.chat import ChatIds
+from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import held_out
 from drlib.files import write_whole
-from drlib.policy.engine import LocalEngine
-from drlib.policy.moe import load_policy
+from drlib.models.local_engine import LocalEngine
+from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages

@@ -27,8 +27,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from drlib.chat import ChatIds
-from drlib.format import END, Answer, ToolCall, parse, render_answer, render_call
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.actions import Sample, join_pieces
 from drlib.synthesis.memory import EntityMemory
 from drlib.synthesis.oracle import FIRST, NEXT

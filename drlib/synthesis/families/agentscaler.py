@@ -40,7 +40,7 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from drlib.format import Answer, ToolCall, parse, render_answer, render_call
+from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.databases import OPS, READS, Api, Domain, made_up_value
 
 TAU = 0.6  # cosine above which two tools are joined; 0.48 to 0.68 give the six domains exactly

@@ -12,7 +12,7 @@ Taken from it: the conversion (`to_visual`), Selector and Examiner, whose verdic
 (`selected`, `examined`, `quality`), the filter of attempts (`attempt_fault`), the rows. Reduced:
 pictures are drawn emblems (`drlib.worlds.emblems`), alone or several on a sheet, of which one is
 meant by its number; relevance and consistency are rules, no model's judgement. The reward is
-`format_and_answer` in `drlib.rl.rewards`, the agent `drlib.agents.webwatcher`; `say_by_rule` is a
+`format_and_answer` in `drlib.rewards.functions`, the agent `drlib.agents.webwatcher`; `say_by_rule` is a
 policy for it that needs no weights, to try the line with and for demonstrations. Missing:
 photographs, fuzzy questions (other families' blurs come before the conversion), runs of GRPO.
 """
@@ -26,13 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from drlib.checks import require
+from drlib.chat.tool_calls import ToolCall, parse, render_answer, render_call
 from drlib.files import write_whole
-from drlib.format import ToolCall, parse, render_answer, render_call
 from drlib.task import Task, is_correct
 from drlib.tools.pages import HIT
 from drlib.tools.pictures import Album, from_data_url, to_png
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 from drlib.worlds import World
 from drlib.worlds.emblems import WHITE, Box, Pixels, boxes_in, draw, read_numbers, sheet
 

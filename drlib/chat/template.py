@@ -1,0 +1,259 @@
+"""Text and token ids of a conversation: tokenizer, THE chat template of all stages, segments.
+
+Tokenizer: Unigram with one score for all pieces (the fewest pieces win) and byte fallback, so any
+text survives. A space belongs to the word *before* it and nothing is normalised: a name that is
+followed by punctuation is the same ids wherever it stands, and a small policy can copy it.
+Injection: text of users and tools must not become tags. `ChatIds` encodes it as plain text. The
+Jinja template cannot (one string holds both): use `apply_chat_template` for trusted text only.
+Left out: OpenAI's `tool_calls` field, images.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from drlib.chat.tool_calls import END, PAD, START, TAGS
+from drlib.trajectory import Segment
+
+if TYPE_CHECKING:  # else imported in the functions that need it: it brings torch, which is slow
+    from transformers import PreTrainedTokenizerFast
+
+ROLES = ("system\n", "user\n", "assistant\n")
+SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
+_REMEDY = "make one with drlib.chat.template.train_tokenizer(...).save_pretrained(folder)"
+# A backslash at the end of a line joins it with the next: other breaks would end up in the text.
+_TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
+CHAT_TEMPLATE = _TEMPLATE_FILE.read_text(encoding="utf-8").replace("\\\n", "").rstrip()
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    names: Iterable[str] = (),
+    phrases: Iterable[str] = (),
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
+
+    texts: what the common words and the subwords are counted in. names: each word of each becomes
+    one piece, in the form it has inside the name. phrases: strings kept whole, one piece each (the
+    longest match wins). ValueError when they do not fit, or texts hold too few pieces.
+    """
+    phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
+    for phrase in phrases:
+        if not phrase or any(tag in phrase for tag in TAGS) or re.search(r"<0x..>", phrase):
+            raise ValueError(f"phrase {phrase!r} is empty or holds a tag; leave it out")
+    # text is cut into phrases, words with the space after them, single digits and marks
+    exact = "".join("".join(rf"\x{{{ord(c):x}}}" for c in phrase) + "|" for phrase in phrases)
+    rest = r"[\p{L}\p{M}]+ ?|\p{N}|[^\p{L}\p{M}\p{N}\s] ?|\n|\s"
+    splitter = pre_tokenizers.Split(Regex(exact + rest), "isolated")
+    words, name_words = (
+        Counter(word for text in part for word, _ in splitter.pre_tokenize_str(text))
+        for part in (texts, names)
+    )
+    bytes_ = (f"<0x{b:02X}>" for b in range(256))
+    pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
+    if len(pieces) > vocab_size:
+        raise ValueError(
+            f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit "
+            f"into a vocabulary of {vocab_size}: raise it or drop names"
+        )
+    lexicon = {*words, *name_words} - {*phrases}
+    # first of words that are no pieces yet; where texts are short, of all
+    subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
+    by_count = sorted(words, key=lambda w: (-words[w], w))
+    for candidates, size in (
+        (subwords, min(len(pieces) + SUBWORDS, vocab_size)),
+        ((w for w in by_count if words[w] > 1), vocab_size),
+        (subwords, vocab_size),  # a word seen once says less than a part of many
+        (iter(by_count), vocab_size),
+    ):
+        while len(pieces) < size and (piece := next(candidates, None)):
+            pieces[piece] = None
+    if len(pieces) < vocab_size:
+        raise ValueError(
+            f"the texts give only {len(pieces)} pieces for a vocabulary of "
+            f"{vocab_size}: lower it or pass more texts"
+        )
+    return _build(pieces, splitter)
+
+
+def _subwords(words: Sequence[str]) -> Iterator[str]:
+    """Pieces of different words, the most useful first: characters, then strings of two and three.
+
+    Not the library's trainers: their ties depend on the order of a hash map.
+    """
+    yield from ("\n", *map(chr, range(32, 127)))
+    letters = Counter(c for word in words for c in set(word))
+    yield from sorted((c for c in letters if letters[c] > 2), key=lambda c: (-letters[c], c))[:40]
+    count = Counter(w[i : i + n] for w in words for n in (2, 3) for i in range(len(w) - n + 1))
+    yield from sorted((p for p in count if count[p] > 1), key=lambda p: (-count[p], p))
+
+
+def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    # one score for all: the fewest pieces win; byte pieces (and so unknown characters) last
+    scores = [(piece, -20.0 if re.fullmatch(r"<0x..>", piece) else -1.0) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder `path`: FileNotFoundError without a `tokenizer.json`; ValueError
+    when it is damaged, lacks tags or has no chat template."""
+    from transformers import AutoTokenizer
+
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no tokenizer at {path}: {file.name} is missing; {_REMEDY}")
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); {_REMEDY}") from error
+    tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    _require_tags(tokenizer, str(path))
+    if not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer at {path} has no chat template; {_REMEDY}")
+    return tokenizer
+
+
+def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of any model, in its folder: nothing is asked of its tags."""
+    from transformers import AutoTokenizer
+
+    remedy = f"no tokenizer at {path}: give the folder of the model"
+    if not Path(path).is_dir():  # transformers would look for a model of that name elsewhere
+        raise ValueError(f"{remedy} (there is no such folder)")
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{remedy} ({error})") from error
+
+
+def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
+    special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    missing = [tag for tag in TAGS if tag not in special]
+    if missing:
+        raise ValueError(
+            f"the tokenizer at {where} lacks {', '.join(missing)} as special tokens; "
+            f"add them and resize the embedding, or {_REMEDY}"
+        )
+
+
+class ChatIds:
+    """Token ids of the parts of a conversation, as rollouts and training put them together.
+
+    For text without tags the ids are those of `apply_chat_template`. Lone surrogates become "?".
+    `assistant_start` is the generation prompt, `end_id` closes a turn, `stop_ids` end sampling.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        _require_tags(tokenizer, tokenizer.name_or_path or "hand")
+        self.tokenizer = tokenizer
+        # a second backend: switching one back and forth would race between threads
+        self._plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        self._ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in TAGS}
+        self.end_id = self._ids[END]
+        self.stop_ids = (self.end_id, self._ids["</tool_call>"], self._ids["</answer>"])
+        self.assistant_start = [self._ids[START], *self.plain("assistant\n")]
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of text that is not trusted: no tag in it becomes a special token."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of our own or the policy's text: its tags are special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt(
+        self, question: str, tools: Sequence[dict] | None = None, system: str | None = None
+    ) -> list[int]:
+        """Everything before the first sampled token. `system` and `tools` are trusted text."""
+        head = [] if system is None else [{"role": "system", "content": system}]
+        text = self.tokenizer.apply_chat_template(
+            [*head, {"role": "user", "content": ""}], tools=tools, tokenize=False
+        ).removesuffix(f"{START}user\n{END}")
+        return self.encode(text) + self.user_turn(question)
+
+    def tool_turn(self, observation: str) -> list[int]:
+        """An observation as a user turn, up to where the next assistant turn is sampled."""
+        opens, closes = self._ids["<tool_response>"], self._ids["</tool_response>"]
+        return self.user_turn("", [opens, *self.plain(observation), closes])
+
+    def user_turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
+        """What a user says (`more`: ids after it), up to where the next turn is sampled."""
+        said = [*self.plain("user\n" + text), *more, self.end_id]
+        return [self._ids[START], *said, *self.assistant_start]
+
+    def segments(self, ids: Sequence[int], generated: Sequence[bool]) -> np.ndarray:
+        """The `Segment` of each token, uint8[T]: its tags tell, whoever wrote it."""
+        return segment_tokens(ids, self.tokenizer)
+
+    def decode_turn(self, ids: Iterable[int]) -> str:
+        """The text of a sampled turn, tags included, without the token that closed it."""
+        ids = [int(i) for i in ids]
+        ids = ids[:-1] if ids[-1:] == [self.end_id] else ids
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+_SPEAKS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
+
+
+def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) -> np.ndarray:
+    """The `Segment` of each of `size` places, tokens or characters, uint8.
+
+    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; that of
+    START reaches over the role's name.
+
+    Marks are TEMPLATE; what stands between tags is what they say. Outside tags, an assistant's text
+    is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT. As in `parse`, nothing opens inside
+    an open tag, and only assistants think, call, answer and report.
+    """
+    segments = np.full(size, Segment.TEMPLATE, np.uint8)
+    outside, opened, at = Segment.PROMPT, "", 0
+    for start, end, mark, role in [*marks, (size, size, END, None)]:
+        segments[at:start] = Segment[opened.upper()] if opened else outside
+        at, name = end, mark.strip("<>")
+        if mark in (START, END, PAD):
+            outside = _SPEAKS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
+            opened = ""
+        elif opened:
+            opened = "" if name == f"/{opened}" else opened
+        elif name[0] != "/" and (outside == Segment.THINK or name == "tool_response"):
+            opened = name
+    return segments
+
+
+def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """The `Segment` of each token, uint8[T], by `mark_segments`; tags are the special tokens."""
+    ids = np.asarray(token_ids)
+    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
+    headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
+    marks = []
+    for at in np.flatnonzero(np.isin(ids, list(tags))).tolist():
+        header = ids[at + 1 : at + 9].tolist() if tags[int(ids[at])] == START else []
+        role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
+        end = at + 1 + (len(headers[role]) if role else 0)
+        marks.append((at, end, tags[int(ids[at])], role and role.strip()))
+    return mark_segments(len(ids), marks)

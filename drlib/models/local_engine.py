@@ -1,0 +1,321 @@
+"""The local engine: slot-based continuous batching for small policies on a CPU.
+
+`LocalEngine.converse` keeps a fixed number of cache rows busy. A request holds one row for all
+its turns: when a turn ends, a callback says what the environment answers, the answer's tokens are
+fed into the same row, and generation goes on. While a tool runs (the callback returned a Future)
+the row is parked and the other rows go on. All per-token work is vectorised over rows.
+
+A request's randomness is its own: uniforms come from a Philox stream keyed by (seed, request key)
+and indexed by the number of tokens the request has sampled, so a sample does not depend on batch
+composition, number of slots, order or process (up to float rounding of the logits). Tokens are
+drawn by inverse CDF and not with the Gumbel noise that libraries use, so one uniform a token is all
+the randomness there is, and no V random numbers a row have to be made.
+
+Left out: paged caches, preemption, speculative decoding, sharing of prefixes between different
+prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p and penalties, which
+nobody here trains with. For large models there is vLLM.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+import numpy as np
+import torch
+
+from drlib.models.conversations import check_ids, checked_requests, random_stream
+from drlib.models.decoder import Decoder, decoder_of
+from drlib.models.engine import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.trajectory import NO_RECORD
+
+_PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
+_PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
+_FREE, _WAITING, _PARKED, _ACTIVE = range(4)
+
+
+class LocalEngine(Engine):
+    """Continuous batching over `slots` cache rows of `max_context` tokens; see the module.
+
+    The weights are copied: after a training step call `update_weights`. Not thread-safe.
+    `version` counts the weights that were taken so far; a resumed run gives the number it had.
+
+    `lockstep` takes the results of parked tools at fixed points of the schedule instead of when
+    they happen to come, and waits for them there: the composition of every batch, and with it the
+    last bit of every logit, is then a function of the inputs alone (a killed training run resumes
+    to the same weights). Tools still run beside generation; slow ones are better without it.
+
+    `routes`: completions say the experts of what was read (`Completion.routed_experts`), NO_RECORD
+    in the last layer for tokens of which nothing but keys and values was needed there.
+    """
+
+    reads = "ids"
+
+    def __init__(
+        self,
+        model,
+        *,
+        slots: int = 128,
+        max_context: int = 512,
+        lockstep: bool = False,
+        version: int = 0,
+        routes: bool = False,
+    ):
+        if slots < 1 or max_context < 2:
+            raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
+        self.max_context, self.lockstep = max_context, lockstep
+        self.version = version
+        self._decoder = decoder_of(model, slots, max_context, routes)
+
+    def update_weights(self, model) -> None:
+        """Re-read the weights of `model`; later completions come from them."""
+        self._decoder.load(model)
+        self.version += 1
+
+    def converse(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        respond: Respond,
+        *,
+        keys: Sequence[int] | None = None,
+        context: int | None = None,
+    ) -> None:
+        """Run all requests to their end, turn by turn.
+
+        When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
+        None (the request is done), the list of ids that the environment appends (generation goes
+        on behind them), `Fresh` ids that replace all that was read, or a Future of one of these.
+        Ids that would leave no room for another token in `context` (default: max_context) are not
+        read: respond is called once more, with an empty completion of reason "context". An
+        exception of `respond` or of a Future ends the call and is raised here; the engine stays
+        usable.
+
+        `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
+        Raises ValueError for empty or too long prompts and ids outside the vocabulary.
+        """
+        prompts, keys, context = checked_requests(
+            prompts, keys, params, context, self.max_context, self._decoder.vocab_size
+        )
+        run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
+        with torch.inference_mode():
+            run.run()
+
+
+class _Run:
+    """One `converse` call: which request sits in which row, and what each row waits for."""
+
+    def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
+        self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
+        self.context, self.stop_ids = context, list(params.stop_ids)
+        self.queue = enumerate(prompts)
+        self.futures: dict[int, Future] = {}
+        self.keys = list(keys)
+        self.numbers: dict[tuple[int, ...], int] = {}  # equal prompts get one number
+        self.prompt_number = [self._number(prompt) for prompt in prompts]  # by request
+        self.begun = [0] * len(prompts)  # contexts that a request has begun after its first
+        rows = decoder.rows  # every array from here on has one entry a row and moves with it
+        self.state = np.full(rows, _FREE)
+        self.request = np.full(rows, -1)
+        self.length = np.zeros(rows, np.int64)  # tokens of the row
+        self.feed = np.zeros(rows, np.int64)  # how many of them are in the cache
+        self.turn_start = np.zeros(rows, np.int64)
+        self.sampled = np.zeros(rows, np.int64)  # index into the request's uniforms
+        self.cached_prompt = np.full(rows, -1)  # number of the prompt the cache row begins with
+        self.prompt_logits = np.zeros((rows, decoder.vocab_size), np.float32)  # behind that prompt
+        self.tokens = np.zeros((rows, context), np.int64)
+        self.logprobs = np.zeros((rows, context), np.float32)
+        self.entropies = np.zeros((rows, context), np.float32)
+        self.uniforms = np.zeros((rows, context))
+        self.routes = _no_routes(decoder, context)
+        self.reported = np.zeros(rows, np.int64)  # tokens of the row whose routes were reported
+        self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
+
+    def run(self) -> None:
+        waited = 0
+        while True:
+            if not self.lockstep:
+                self._take([row for row, future in self.futures.items() if future.done()])
+            self._admit()
+            active = (self.state == _ACTIVE).any()
+            idle = int((self.state == _WAITING).sum()) + self.lockstep * len(self.futures)
+            if idle and (not active or waited >= _PATIENCE):
+                waited = 0
+                if self.lockstep:  # wait for every parked tool, in the order of rows
+                    self._take(sorted(self.futures))
+                    self._admit()
+                self._prefill(np.flatnonzero(self.state == _WAITING).tolist())
+            elif active:
+                waited += idle
+                self._decode()
+            elif self.futures:
+                wait(list(self.futures.values()), return_when=FIRST_COMPLETED)
+            else:
+                return
+
+    # ---- requests in and out of rows
+
+    def _number(self, prompt: Sequence[int]) -> int:
+        return self.numbers.setdefault(tuple(prompt), len(self.numbers))
+
+    def _admit(self) -> None:
+        free = np.flatnonzero(self.state == _FREE).tolist()
+        for row, (request, prompt) in zip(free, self.queue):
+            self.request[row] = request
+            self._begin(row, prompt)
+
+    def _begin(self, row: int, prompt: list[int]) -> None:
+        """A context of the row's request; each has random numbers of its own."""
+        request = int(self.request[row])
+        self.state[row] = _WAITING
+        self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
+        self.reported[row] = 0
+        self.length[row] = self.turn_start[row] = len(prompt)
+        self.tokens[row, : len(prompt)] = prompt
+        if self.params.temperature > 0:
+            stream = random_stream(self.params.seed, self.keys[request], self.begun[request])
+            self.uniforms[row] = stream.random(self.context)
+
+    def _take(self, rows: list[int]) -> None:
+        for row in rows:
+            self._accept(row, self.futures.pop(row).result())
+
+    def _accept(self, row: int, reply) -> None:
+        """Take the environment's answer to the turn that ended in `row`."""
+        request, length = int(self.request[row]), int(self.length[row])
+        if isinstance(reply, Future):
+            self.state[row], self.futures[row] = _PARKED, reply
+            return
+        if reply is not None:
+            fresh = isinstance(reply, Fresh)
+            reply = list(map(int, reply.prompt if fresh else reply))
+            check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
+            if fresh and 0 < len(reply) < self.context:
+                self.begun[request] += 1
+                self.prompt_number[request] = self._number(reply)
+                self._begin(row, reply)
+                return
+            if not fresh and length + len(reply) < self.context:
+                self.tokens[row, length : length + len(reply)] = reply
+                self.length[row] = self.turn_start[row] = length + len(reply)
+                self.state[row] = _WAITING
+                return
+            if self.respond(request, Completion(finish_reason="context")) is not None:
+                raise ValueError(f"respond must return None: the context of {request} is full")
+        # feed = 0: a free row that is padded along feeds its first token, which changes nothing.
+        self.state[row], self.request[row], self.feed[row] = _FREE, -1, 0
+
+    # ---- the model
+
+    def _prefill(self, waiting: list[int]) -> None:
+        """Feed what the waiting rows lack; equal prompts once, then copied."""
+        fed, copies, logits = [], [], {}
+        for row in waiting:
+            number = self.prompt_number[self.request[row]]
+            cached = np.flatnonzero(self.cached_prompt == number)
+            if self.feed[row] == 0 and len(cached):
+                copies.append((int(cached[0]), row))
+            else:
+                fed.append(row)
+            self.cached_prompt[row] = number
+        width, batches = self.length - self.feed, [[]]
+        for row in sorted(fed, key=width.__getitem__):
+            if batches[-1] and width[row] * (len(batches[-1]) + 1) > _PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(row)
+        for batch in filter(None, batches):
+            starts = self.feed[batch].tolist()
+            chunks = [self.tokens[r, s : self.length[r]] for r, s in zip(batch, starts)]
+            logits.update(zip(batch, self.decoder.prefill(batch, starts, chunks)))
+            self._note_prefill(batch, starts)
+        for row in fed:
+            if self.feed[row] == 0:
+                self.prompt_logits[row] = logits[row].cpu().numpy()
+        for source, row in copies:
+            self.decoder.copy_row(source, row, int(self.length[row]))
+            self.routes[row] = self.routes[source]
+            self.prompt_logits[row] = self.prompt_logits[source]
+            logits[row] = torch.from_numpy(self.prompt_logits[row]).to(self.decoder.device)
+        if waiting:
+            self._sample(np.array(waiting), torch.stack([logits[row] for row in waiting]))
+
+    def _decode(self) -> None:
+        """One token for every active row; the few other rows between them are padded along."""
+        n, device = self._compact(), self.decoder.device
+        feed = self.feed[:n]
+        ids = torch.from_numpy(self.tokens[np.arange(n), feed]).to(device)
+        logits = self.decoder.decode(ids, torch.from_numpy(feed).to(device))
+        if self.decoder.routes:
+            chosen_NLK = torch.stack(self.decoder.chosen, dim=1).cpu().numpy()
+            self.routes[np.arange(n), feed] = chosen_NLK
+        active = np.flatnonzero(self.state[:n] == _ACTIVE)
+        if len(active) < n:
+            logits = logits[torch.from_numpy(active).to(device)]
+        self._sample(active, logits)
+
+    def _note_prefill(self, batch: list[int], starts: list[int]) -> None:
+        """Keep the routes of what was just fed into the rows of `batch`, each from its start on."""
+        if not self.decoder.routes:
+            return
+        *whole, last_MK = (chosen_NK.cpu().numpy() for chosen_NK in self.decoder.chosen)
+        at = 0
+        for i, (row, start) in enumerate(zip(batch, starts)):
+            end = int(self.length[row])
+            for layer, chosen_TK in enumerate(whole):
+                self.routes[row, start:end, layer] = chosen_TK[at : at + end - start]
+            self.routes[row, start : end - 1, -1] = NO_RECORD
+            self.routes[row, end - 1, -1] = last_MK[i]
+            at += end - start
+
+    def _compact(self) -> int:
+        """Rows to compute; moves active rows down when too many idle ones lie between them."""
+        active = np.flatnonzero(self.state == _ACTIVE)
+        n = int(active[-1]) + 1
+        if n - len(active) <= max(2, len(active) // 8):
+            return n
+        holes = np.flatnonzero(self.state[: len(active)] != _ACTIVE)
+        for hole, row in zip(holes.tolist(), active[len(active) - len(holes) :].tolist()):
+            self._swap(hole, row)
+        return len(active)
+
+    def _swap(self, hole: int, row: int) -> None:
+        if self.state[hole] == _FREE:
+            self.decoder.copy_row(row, hole, int(self.feed[row]))
+            self.cached_prompt[hole] = -1
+        else:
+            self.decoder.swap_rows(row, hole, int(max(self.feed[row], self.feed[hole])))
+        for array in self.row_arrays:
+            array[[hole, row]] = array[[row, hole]]
+        if hole in self.futures:
+            self.futures[row] = self.futures.pop(hole)
+
+    def _sample(self, rows: np.ndarray, logits_NV: torch.Tensor) -> None:
+        uniforms_N = self.uniforms[rows, self.sampled[rows]]
+        how = self.params.temperature, self.params.top_p
+        drawn = self.decoder.draw(logits_NV, uniforms_N, *how)
+        at, arrays = self.length[rows], (self.tokens, self.logprobs, self.entropies)
+        for array, values in zip(arrays, drawn):
+            array[rows, at] = values
+        self.sampled[rows] += 1
+        self.feed[rows], self.length[rows], self.state[rows] = at, at + 1, _ACTIVE
+        stop = np.isin(drawn[0], self.stop_ids)
+        for i, row in enumerate(rows.tolist() if self.params.stop_sequences else ()):
+            turn = self.tokens[row, self.turn_start[row] : self.length[row]].tolist()
+            stop[i] |= any(turn[-len(s) :] == list(s) for s in self.params.stop_sequences)
+        full = at + 1 >= self.context
+        long = at + 1 - self.turn_start[rows] >= self.params.max_tokens
+        for i in np.flatnonzero(stop | full | long).tolist():
+            row, reason = int(rows[i]), "stop" if stop[i] else "length" if long[i] else "context"
+            turn = slice(int(self.turn_start[row]), int(self.length[row]))
+            completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
+            if self.decoder.routes:
+                read = int(self.length[row]) - 1  # nothing has read the last token yet
+                completion.routed_experts = self.routes[row, int(self.reported[row]) : read].copy()
+                self.reported[row] = read
+            self._accept(row, self.respond(int(self.request[row]), completion))
+
+
+def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
+    """Room for the routes of each row's tokens [rows, context, L, k]; of none where nobody asks."""
+    config = decoder.config
+    width = context if decoder.routes else 0
+    shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)
+    return np.full(shape, NO_RECORD, np.uint16)

@@ -1,0 +1,1 @@
+"""Rewards of finished trajectories, and the controls that reward at random."""

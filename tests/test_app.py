@@ -1,0 +1,321 @@
+"""`python -m drlib.app`: a question, its answer with sources, and one line for whatever goes wrong.
+
+The policy is the tour's, or a scripted one behind a real server on loopback.
+
+Run: python -m pytest tests/test_app.py
+"""
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from drlib.app import Setup, ask
+from drlib.app.__main__ import main
+from drlib.app.models import TOUR_POLICY
+from drlib.app.options import AskError
+from drlib.app.terminal import Trace, plain
+from drlib.chat.prompts import SUMMARISE
+from drlib.chat.template import load_any_tokenizer
+from drlib.chat.tool_calls import render_answer, render_call
+from drlib.tools.pages import HIT
+from drlib.trajectory import Termination, ToolResult, load_trajectories
+from tests.provider_examples import RECORDED, Replay
+from tests.scripted_server import Scripted
+from tests.template_examples import foreign_model
+
+NORWAY = "What is the currency of Norway?"
+LOOK = "<think>Look it up.</think>" + render_call("search", {"query": ["Norway"]})
+
+
+def researcher(messages):
+    last = messages[-1]["content"]
+    if "<tool_response>" in last:
+        return f"<think>There.</think>{render_answer('Norwegian Krone')}"
+    return LOOK
+
+
+def told(capsys, *arguments):
+    """(exit status, stdout, stderr) of the command."""
+    status = main([*map(str, arguments)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def of(server):
+    return ("--endpoint", server.url, "--model", server.model)
+
+
+def test_the_tour_s_policy_answers_with_its_source_and_its_cost(capsys, tmp_path):
+    saved = tmp_path / "asked.parquet"
+    status, out, err = told(capsys, NORWAY, "--save", saved)
+    assert status == 0 and err == ""
+    answer = next(line for line in out.splitlines() if line.startswith("Answer"))
+    assert answer.split("  ")[1] == "Norwegian Krone"
+    assert "search  ['Norway']" in out and "* Norway  cldr:Norway" in out
+    (kept,) = load_trajectories(saved)
+    assert kept.answer == "Norwegian Krone" and kept.metadata["question"] == NORWAY
+    assert f"{int(kept.generated.sum())} said tokens" in out
+
+
+@pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
+def test_agents_that_forget_have_a_policy_that_was_taught_to_write_things_down(capsys, agent):
+    status, out, err = told(capsys, NORWAY, "--agent", agent)
+    assert status == 0 and err == ""
+    assert "Answer  Norwegian Krone" in out
+
+
+@pytest.mark.parametrize("agent", ["react", "iterresearch", "heavy", "resum", "managed"])
+def test_every_agent_asks_a_server(capsys, agent):
+    def say(messages):
+        text = messages[-1]["content"]
+        if "researchers have worked" in text:
+            return render_answer("Norwegian Krone")
+        if "Last observation: none" in text or ("Last observation" not in text):
+            return researcher(messages)
+        return "<report>Krone.</report>" + render_answer("Norwegian Krone")
+
+    with Scripted(say) as server:
+        status, out, err = told(capsys, NORWAY, "--agent", agent, "--quiet", *of(server))
+    assert (status, out, err) == (0, "Norwegian Krone\n", "")
+    assert server.asked == (2 * 4 + 1 if agent == "heavy" else 2)
+
+
+def test_tokens_are_counted_and_paid_for(capsys):
+    with Scripted(researcher) as server:
+        server.keep = True
+        status, out, _ = told(capsys, NORWAY, *of(server), "--prices", 1000, 2000)
+    assert status == 0 and " cost" in out and "2 turns, 1 calls" in out
+    head = server.bodies[0]["messages"][0]
+    assert head["role"] == "system" and '"name": "search"' in head["content"]
+
+
+def test_a_key_comes_from_the_environment_and_is_not_shown(capsys, monkeypatch):
+    monkeypatch.setenv("DRLIB_API_KEY", "very-secret")
+    with Scripted(researcher, key="very-secret") as server:
+        status, out, err = told(capsys, NORWAY, *of(server))
+    assert status == 0 and "very-secret" not in out + err
+
+
+FAULTS = {
+    "no key": (dict(key="right"), (), "HTTP 401 Unauthorized: no such key"),
+    "wrong model": ({}, ("--model", "other"), "no model 'other'"),
+    "always down": (dict(faults=lambda n: "500"), (), "HTTP 500 Internal Server Error: not now, 3"),
+    "question too long": (dict(say=lambda m: None), (), "its context, or the tokens it may say"),
+    "no world": ({}, ("--world", "atlantis"), "unknown world 'atlantis'"),
+    "no answer": (dict(say=lambda m: LOOK), (), "it made the same call again and again"),
+    "model alone": ({}, ("--endpoint", ""), "give both --endpoint and --model"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_goes_wrong_is_one_line_and_no_success(capsys, name):
+    how, arguments, words = FAULTS[name]
+    with Scripted(**{"say": researcher, **how}) as server:
+        status, out, err = told(capsys, NORWAY, *of(server), "--quiet", *arguments)
+    assert (status, out) == (1, "") and words in err
+    assert err.startswith("drlib.app: ") and err.count("\n") == 1
+
+
+def test_nobody_there(capsys):
+    with Scripted(researcher) as server:
+        gone = of(server)
+    status, _, err = told(capsys, NORWAY, "--quiet", *gone)
+    assert status == 1 and "Connect" in err and gone[1] in err
+
+
+def test_only_a_file_that_was_written_is_named(capsys, tmp_path):
+    saved = tmp_path / "asked.parquet"
+    status, _, err = told(capsys, NORWAY, "--world", "atlantis", "--save", saved)
+    assert status == 1 and "what was done" not in err and not saved.exists()
+
+    def revoked(messages):  # the first turn is answered, then the key is no good any more
+        server.key = "another"
+        return researcher(messages)
+
+    with Scripted(revoked) as server:
+        status, _, err = told(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
+    assert status == 1 and "HTTP 401" in err and f"what was done is in {saved}" in err
+    (kept,) = load_trajectories(saved)
+    assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
+
+
+def test_a_tool_that_never_works_is_named(capsys, monkeypatch):
+    broken = ToolResult("search", {}, "Error: unavailable.", False, "server", env_fault=True)
+    monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)
+    with Scripted(researcher) as server:
+        status, _, err = told(capsys, NORWAY, *of(server), "--quiet")
+    assert status == 1 and "the tool search does not work: Error: unavailable." in err
+
+
+def test_what_was_done_before_ctrl_c_is_saved(tmp_path):
+    saved = tmp_path / "asked.parquet"
+
+    def say(messages):
+        if len(messages) > 3:
+            time.sleep(30)
+        return researcher(messages[:2])
+
+    with Scripted(say) as server:
+        command = [sys.executable, "-m", "drlib.app", NORWAY, *of(server), "--save", str(saved)]
+        child = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            # a background job, as tests may be run, is started with Ctrl-C ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        for line in child.stdout:
+            if "reads" in line:
+                break
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=20)
+    assert (
+        child.returncode == 130
+        and err.strip() == f"drlib.app: interrupted; what was done is in {saved}"
+    )
+    (kept,) = load_trajectories(saved)
+    assert kept.termination is Termination.WALL_CLOCK and kept.metadata["interrupted"]
+    assert [r.tool for r in kept.tool_results] == ["search"]
+
+
+def test_text_of_pages_and_models_is_printed_as_text():
+    written = io.StringIO()
+    trace = Trace(Console(file=written, highlight=False, soft_wrap=True, force_terminal=True))
+
+    class At:
+        name = "0-0-0"
+
+    trace("turn", At, "<think>[red]x[/red] \x1b[2J</think><answer>y</answer>")
+    trace("result", At, ToolResult("search", {}, "[link=file:///x]a\x07", True, ""))
+    out = written.getvalue()
+    assert "[red]x[/red]" in out and "[link=file:///x]a" in out
+    assert "\x1b[2J" not in out and "\x07" not in out and plain("a\tb\n") == "a\tb\n"
+
+
+def test_sources_with_the_answer_in_them_come_first():
+    with Scripted(researcher) as server:
+        setup = Setup(endpoint=server.url, model=server.model)
+        done = ask(NORWAY, setup)
+    assert done.sources[0].url == "cldr:Norway" and done.sources[0].supports
+    assert [one.supports for one in done.sources] == sorted(
+        (one.supports for one in done.sources), reverse=True
+    )
+    found = HIT.findall(done.trajectory.tool_results[0].text)
+    assert len(found) == len(done.sources)
+    with pytest.raises(AskError, match="unknown agent"):
+        ask(NORWAY, Setup(agent="nobody"))
+    with pytest.raises(ValueError, match="empty"):
+        ask(" ", Setup())
+    assert json.loads(json.dumps(done.usage))["calls"] == 1
+
+
+def test_a_model_in_a_folder_needs_no_server(capsys):
+    """The tour's own, through transformers: the same answer as by the local engine."""
+    status, out, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
+    assert (status, out, err) == (0, "Norwegian Krone\n", "")
+
+
+@pytest.mark.parametrize("told_how", [[], ["--native-tools"]])
+def test_a_foreign_model_in_a_folder_is_told_by_its_own_template(capsys, tmp_path, told_how):
+    """It has learned nothing and answers nothing, and says why; what it read is its template's."""
+    folder, saved = foreign_model(tmp_path / "model"), tmp_path / "asked.parquet"
+    capsys.readouterr()
+    how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
+    status, _, err = told(capsys, NORWAY, *how)
+    assert status == 1 and err.startswith("drlib.app: no answer: ") and err.count("\n") == 1
+    (kept,) = load_trajectories(saved)
+    read = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
+    assert read.startswith("<|im_start|>system\n") and "You answer questions by research" in read
+    assert read.count('"name": "search"') + read.count('"name":"search"') == 1
+    assert ("# Tools" in read) == bool(told_how)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (["--folder", "nowhere"], "no tokenizer at nowhere"),
+        (["--folder", TOUR_POLICY, "--engine", "mlx"], "no engine 'mlx': there are hf and vllm"),
+    ],
+)
+def test_no_such_model_is_one_line(capsys, how, words):
+    status, out, err = told(capsys, NORWAY, *how)
+    assert (status, out) == (1, "") and words in err and err.count("\n") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_vllm_where_it_is_not_installed_is_one_line(capsys):
+    status, _, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
+    assert status == 1 and "vLLM is not installed" in err and err.count("\n") == 1
+
+
+def test_live_search_takes_the_place_of_the_world(capsys):
+    """A search server of one's own on loopback, in the shape that is recorded of the real one."""
+    reply, hits = RECORDED["searxng"]
+    read = []
+
+    def model(messages):
+        read.append(messages[-1]["content"])
+        return render_answer("b") if "<tool_response>" in read[-1] else LOOK
+
+    with Replay() as web, Scripted(model) as server:
+        web.says(reply)
+        how = [*of(server), "--search", f"searxng={web.url}"]
+        status, out, err = told(capsys, NORWAY, *how)
+        web.shutdown()
+    assert (status, err) == (0, "") and hits[0]["url"] in out and hits[0]["title"] in read[-1]
+    assert "cldr:" not in out
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (["--search", "serper"], "live search is for a model that you name"),
+        (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
+        (["--search", "searxng", "--folder", TOUR_POLICY], "needs base_url"),
+        (["--search", "altavista", "--folder", TOUR_POLICY], "no provider 'altavista'"),
+    ],
+)
+def test_live_search_that_cannot_be_is_one_line(capsys, monkeypatch, how, words):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    status, out, err = told(capsys, NORWAY, *how)
+    assert (status, out) == (1, "") and words in err and err.count("\n") == 1
+
+
+def test_resum_s_model_writes_its_own_summary(capsys):
+    def model(messages):
+        if messages[-1]["content"] == SUMMARISE:
+            return "<summary>It is the Norwegian Krone.</summary>"
+        known = "Summary of the work so far: It is the" in messages[1]["content"]
+        look = render_call("search", {"query": [f"Norway {len(messages)}"]})
+        return render_answer("Norwegian Krone") if known else look
+
+    with Scripted(model) as server:
+        how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
+        assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
+
+
+def test_a_walk_begins_where_it_is_told_to(capsys):
+    def model(messages):
+        last = messages[-1]["content"]
+        if "Is there anything on it" in last:
+            return json.dumps({"usefulness": True, "information": "Norwegian Krone"})
+        return json.dumps({"judge": "Norwegian Krone" in last, "answer": "Norwegian Krone"})
+
+    with Scripted(model) as server:
+        how = [*of(server), "--agent", "webwalker", "--quiet"]
+        walked = told(capsys, NORWAY, *how, "--start", "cldr:Norway")
+        assert walked == (0, "Norwegian Krone\n", "") and server.asked == 2
+        status, _, err = told(capsys, NORWAY, *how)
+        assert status == 1 and "needs --start" in err and err.count("\n") == 1
+        assert told(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1

@@ -1,0 +1,243 @@
+"""`drlib ask --serve`: the real process on loopback, asked over HTTP and by a real browser.
+
+The model is a function behind a scripted server, so that it can be slow and say what it likes.
+
+Run: python -m pytest tests/test_app_server.py
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from drlib.app import server as serving
+from drlib.app.__main__ import main
+from drlib.app.server import LONGEST, TOKEN
+from drlib.chat.tool_calls import render_answer, render_call
+from tests import browser as driver
+from tests.scripted_server import Scripted
+from tests.waiting import until
+
+NORWAY = "What is the currency of Norway?"
+LOOK = "<think>Look it up.</think>" + render_call("search", {"query": ["Norway"]})
+EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script> [a](javascript:hit=1)'
+
+
+def researcher(messages):
+    if "<tool_response>" in messages[-1]["content"]:
+        return f"<think>There.</think>{render_answer('Norwegian Krone')}"
+    return LOOK
+
+
+def ctrl_c_is_heard():
+    """A background job ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def served(model, *options, token=""):
+    """The page's address and process, with the model behind it."""
+    command = [sys.executable, "-m", "drlib.app", "--serve", "--port", "0", *options]
+    command += ["--endpoint", model.url, "--model", model.model]
+    variables = {**os.environ, TOKEN: token}
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=ctrl_c_is_heard,
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("drlib.app: http://127.0.0.1:"), line
+        yield line.split()[1], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def model():
+    with Scripted(researcher) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def url(model):
+    with served(model) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def plain_model(model):
+    """The shared model as it was; a test may make it slow or rude."""
+    yield model
+    model.say, model.delay_s = researcher, 0.0
+
+
+@pytest.fixture(scope="module")
+def tab():
+    if driver.CHROMIUM is None:
+        pytest.skip("no Chromium here; apt-get install chromium")
+    with driver.Browser() as tab:
+        yield tab
+
+
+def asked(url, question=NORWAY, **headers):
+    reply = httpx.post(f"{url}ask", json={"question": question}, headers=headers, timeout=60)
+    return reply.status_code, [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_a_question_over_http_comes_line_by_line(url):
+    status, lines = asked(url)
+    assert status == 200
+    assert [line.get("head") for line in lines[:-1]] == ["thinks", "search", "reads", "thinks"]
+    assert "currency Norwegian Krone" in lines[2]["text"]
+    assert lines[-1]["answer"] == "Norwegian Krone" and lines[-1]["usage"]["calls"] == 1
+    assert {"title": "Norway", "url": "cldr:Norway", "supports": True} in lines[-1]["sources"]
+    assert asked(url)[1][-1]["answer"] == "Norwegian Krone", "and the next one"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        ('{"question": "x"}', {"Origin": "http://evil.example"}, 403, "not of this machine"),
+        ('{"question": "x"}', {"Host": "evil.example"}, 403, "no loopback address"),
+        ('{"question": "x"}', {"Content-Type": "text/plain"}, 415, "application/json"),
+        ('{"question": " "}', {}, 422, "empty"),
+        ('{"question": 5}', {}, 422, "empty"),
+        ("[]", {}, 422, "give"),
+        ("no JSON", {}, 422, "give"),
+        (json.dumps({"question": "x" * (LONGEST + 1)}), {}, 422, "more than"),
+    ],
+)
+def test_what_is_no_question_of_this_page_is_refused(url, model, body, headers, status, words):
+    before = model.asked
+    headers = {"Content-Type": "application/json"} | headers
+    reply = httpx.post(f"{url}ask", content=body, headers=headers)
+    assert (reply.status_code, model.asked) == (status, before)
+    assert words in reply.json()["detail"]
+
+
+def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
+    plain_model.delay_s = 0.3
+    plain_model.say = lambda messages: LOOK
+    found = []
+    first = threading.Thread(target=lambda: found.append(asked(url)))
+    first.start()
+    before = plain_model.asked
+    until(lambda: plain_model.asked > before)
+    status, (refused,) = asked(url)
+    assert status == 409 and "being worked at" in refused["detail"]
+    assert httpx.post(f"{url}stop").json() == {"stopping": True}
+    first.join()
+    assert found[0][1][-1] == {"error": "stopped"}
+    plain_model.say, plain_model.delay_s = researcher, 0.0
+    until(lambda: asked(url)[0] == 200)
+    until(lambda: httpx.post(f"{url}stop").json() == {"stopping": False})
+
+
+def test_who_goes_away_stops_the_question(url, plain_model):
+    plain_model.say = lambda messages: LOOK
+    plain_model.delay_s, plain_model.most = 0.5, 0
+    with httpx.stream("POST", f"{url}ask", json={"question": NORWAY}) as reply:
+        assert next(reply.iter_lines())
+    # the next one begins when nobody is at work any more, not when the page is gone
+    before = plain_model.asked
+    plain_model.say = researcher
+    ends = []
+    until(lambda: ends.append(asked(url)) or ends[-1][0] == 200)
+    assert ends[-1][1][-1]["answer"] == "Norwegian Krone"
+    assert plain_model.most == 1 and plain_model.asked <= before + 3
+
+
+def test_a_failure_is_a_line(url, plain_model):
+    plain_model.say = lambda messages: None  # too long a context
+    assert "no answer: its context" in asked(url)[1][-1]["error"]
+
+
+def test_who_has_read_the_reply_may_ask_again(monkeypatch):
+    """Also where the thread of the work takes its time to end."""
+
+    def ends_late(question):
+        question._tell({"answer": "yes"})
+        question._tell(None)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(serving.Question, "_work", ends_late)
+    app = serving.Desk(asker=None, token="").app
+
+    async def ask_twice():
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as page:
+            return [await page.post("/ask", json={"question": NORWAY}) for _ in range(2)]
+
+    assert [reply.status_code for reply in asyncio.run(ask_twice())] == [200, 200]
+
+
+def test_a_token_lets_in_who_has_it(model, capsys):
+    with served(model, token="secret") as (url, process):
+        page, _, token = url.partition("#")
+        assert token == "secret" and httpx.get(page).status_code == 200
+        assert asked(page)[0] == 401 and asked(page, Authorization="Bearer Secret")[0] == 401
+        assert httpx.post(f"{page}stop").status_code == 401
+        status, lines = asked(page, Authorization="Bearer secret", Origin="http://other.example")
+        assert status == 200 and lines[-1]["answer"] == "Norwegian Krone"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (0, 130)
+    assert main(["--serve", "--host", "0.0.0.0", "--port", "0"]) == 1
+    err = capsys.readouterr().err
+    assert f"set {TOKEN}" in err and err.count("\n") == 1
+
+
+def test_the_page_shows_the_work_and_the_answer(url, tab, tmp_path):
+    tab.open(url, "!!document.querySelector('#ask')")
+    tab.js("document.querySelector('#question').focus()")
+    tab.keys(*NORWAY)
+    tab.point("document.querySelector('#ask')", click=True)
+    until(lambda: tab.js("document.querySelector('#answer').textContent") == "Norwegian Krone")
+    heads = tab.js("[...document.querySelectorAll('#trace b')].map((b) => b.textContent)")
+    assert heads == ["thinks", "search", "reads", "thinks"]
+    assert "Norway" in tab.js("document.querySelector('#sources').textContent")
+    assert tab.js("document.querySelector('#usage').textContent").startswith("2 turns, 1 calls")
+    until(lambda: tab.js("document.querySelector('#stop').disabled"))
+    tab.screenshot(tmp_path / "page.png")
+    assert not tab.errors and all(address.startswith((url, "about:")) for address in tab.requests)
+
+
+def test_what_a_model_or_a_page_says_never_becomes_markup(url, plain_model, tab):
+    def rude(messages):
+        if "<tool_response>" in messages[-1]["content"]:
+            return f"<think>{EVIL}</think>{render_answer(EVIL)}"
+        return f"<think>{EVIL}</think>" + render_call("search", {"query": [EVIL]})
+
+    plain_model.say = rude
+    tab.open(url, "!!document.querySelector('#ask')")
+    tab.js("document.querySelector('#question').value = '<b>?</b>'")
+    tab.point("document.querySelector('#ask')", click=True)
+    until(lambda: tab.js("document.querySelector('#answer').textContent") == EVIL)
+    assert tab.js("document.querySelectorAll('img, #trace script, #answer *').length") == 0
+    assert tab.js("window.hit") is None
+    links = tab.js("[...document.querySelectorAll('a')].map((a) => a.protocol)")
+    assert set(links) <= {"http:", "https:"}
+    assert not tab.errors
+
+
+def test_the_page_s_stop_button(url, plain_model, tab):
+    plain_model.say = lambda messages: LOOK
+    plain_model.delay_s = 0.2
+    tab.open(url, "!!document.querySelector('#ask')")
+    tab.js("document.querySelector('#question').value = 'And?'")
+    tab.point("document.querySelector('#ask')", click=True)
+    until(lambda: tab.js("document.querySelectorAll('#trace li').length") > 1)
+    tab.point("document.querySelector('#stop')", click=True)
+    until(lambda: tab.js("document.querySelector('#error').textContent") == "stopped")
+    until(lambda: not tab.js("document.querySelector('#ask').disabled"))

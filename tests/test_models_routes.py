@@ -1,0 +1,260 @@
+"""Routes of experts from the sampling engine to the trainer: engines, agents, the stage with r3.
+
+Run: python -m pytest tests/test_models_routes.py
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from drlib.agents import Agent, agent_named
+from drlib.agents.running import _routes as routes_of_contexts
+from drlib.config import ROOT
+from drlib.evals.evaluate import held_out
+from drlib.models.engine import Completion, SamplingParams
+from drlib.models.moe import load_policy
+from drlib.models.routing_replay import record_routes
+from drlib.models.transformers_engine import TransformersEngine
+from drlib.models.vllm_engine import _sparse_layers
+from drlib.training import grpo_trl, models
+from drlib.training.grpo import limits_of
+from drlib.training.routing import Routing
+from drlib.training.run import read_metrics
+from drlib.training.samples import contexts_of
+from drlib.trajectory import NO_RECORD, load_trajectories
+from tests.engine_examples import small_model
+from tests.loop_examples import ColdStart, settings
+from tests.real_examples import built
+from tests.rl_examples import a_trajectory, changed
+from tests.template_examples import foreign_model
+from tests.test_models_local_engine import Recorder, make_prompts
+from tests.test_models_local_engine_contexts import ROUNDS, Forgetful
+
+model = small_model
+MEMORY = "figures/reference/agents/policy"  # knows reports and summaries
+
+
+class Routed(Recorder):
+    """Keeps the routes of each request's turns, too."""
+
+    def __call__(self, i, completion):
+        self.__dict__.setdefault("routes", {}).setdefault(i, []).append(completion.routed_experts)
+        return super().__call__(i, completion)
+
+
+class RoutedForgetful(Forgetful, Routed):
+    """The same of contexts begun anew."""
+
+
+def plain(model, ids):
+    """The experts [T, L, k] of one forward pass over `ids` alone."""
+    with torch.no_grad(), record_routes(model) as recorder:
+        model(input_ids=torch.tensor([list(map(int, ids))]))
+    return recorder.passes[0].transpose(0, 1).numpy()
+
+
+def require_own_routes(model, ids, routes_TLK):
+    """They are the model's own, token for token, best first; of the last token there are none."""
+    assert routes_TLK.dtype == np.uint16
+    assert np.array_equal(routes_TLK, plain(model, ids)[: len(ids) - 1])
+
+
+# ---------------------------------------------------------------- engines
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_routes_of_several_turns_are_those_of_one_pass_over_all_tokens(model, batch):
+    """Conversations of different lengths in a batch, turns that end at different places."""
+    prompts = make_prompts(8)
+    params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), stop_sequences=((9,),), seed=5)
+    engine = TransformersEngine(model, batch=batch, max_context=200, routes=True)
+    with ThreadPoolExecutor(3) as pool:
+        recorder = Routed(prompts, pool=pool)
+        engine.converse(prompts, params, recorder)
+    assert {"stop", "length"} <= set(sum(recorder.reasons, []))
+    for i, ids in enumerate(recorder.ids):
+        assert [len(part) > 0 for part in recorder.routes[i]] == [True] * 3
+        assert len(recorder.routes[i][0]) < len(recorder.ids[i])
+        require_own_routes(model, ids, np.concatenate(recorder.routes[i]))
+
+
+def test_routes_of_contexts_begun_anew_begin_anew(model):
+    prompts = make_prompts(3)
+    recorder = RoutedForgetful(prompts)
+    engine = TransformersEngine(model, max_context=200, routes=True)
+    engine.converse(prompts, SamplingParams(max_tokens=12, seed=4), recorder)
+    assert len(recorder.routes) == 3 * ROUNDS
+    for i, ids in enumerate(recorder.ids):
+        require_own_routes(model, ids, np.concatenate(recorder.routes[i]))
+
+
+def test_reporting_changes_no_turn_and_leaves_no_hook_behind(model):
+    prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
+    silent = TransformersEngine(model).generate(prompts, params)
+    routed = TransformersEngine(model, routes=True).generate(prompts, params)
+    assert silent == routed and {done.routed_experts is None for done in silent} == {True}
+    assert all(len(done.routed_experts) == len(p) + 9 for p, done in zip(prompts, routed))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_dense_model_has_no_routes(tmp_path):
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM has no softmax.*leave routes"
+    ) as refused:
+        TransformersEngine(foreign_model(tmp_path), routes=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_of_vllm_s_layers_those_with_experts_are_taken(tmp_path):
+    """vLLM reports every layer, dense ones as zeros; the trainer's routers are the sparse ones."""
+    sizes = dict(hidden_size=16, num_hidden_layers=6, num_attention_heads=2, vocab_size=32)
+    experts = dict(num_experts=4, moe_intermediate_size=8, decoder_sparse_step=2)
+    config = Qwen3MoeConfig(**sizes, **experts, intermediate_size=8, mlp_only_layers=[3])
+    config.save_pretrained(tmp_path / "sparse")
+    with record_routes(Qwen3MoeForCausalLM(config)) as recorder:
+        assert recorder.n_layers == len(_sparse_layers(tmp_path / "sparse"))
+    assert _sparse_layers(tmp_path / "sparse") == [1, 5]
+    with pytest.raises(ValueError, match="a llama has no experts.*leave routes=True out"):
+        _sparse_layers(foreign_model(tmp_path / "dense"))
+
+
+# ---------------------------------------------------------------- agents
+
+
+@pytest.fixture(scope="module")
+def start():
+    start = ColdStart(rl_start=MEMORY)
+    yield start
+    start.close()
+
+
+class ThereAndBack(Agent):
+    """Speaks in a context, in another one, and in the first one again."""
+
+    def attempt(self, at):
+        first = at.begin()
+        yield first
+        yield at.begin("What is the currency of Norway?")
+        first.observe("Nothing was found.")
+        yield first
+
+
+def rolled(start, kind, engine=None):
+    config = settings(max_calls=4)
+    engine = engine or TransformersEngine(
+        start.policy, max_context=config.max_context_tokens, routes=True
+    )
+    how = engine, start.toolbox, start.chat, limits_of(config)
+    agent = kind(*how) if isinstance(kind, type) else agent_named(kind, *how)
+    return agent.run(held_out(start.world, config)[:3], temperature=1.0, seed=3)
+
+
+@pytest.mark.parametrize("kind", ["react", "iterresearch", ThereAndBack])
+def test_a_record_has_the_routes_of_every_context(start, kind):
+    found = rolled(start, kind)
+    contexts = [part for record in found for part in contexts_of(record)]
+    assert len(contexts) == len(found) if kind == "react" else len(contexts) > len(found)
+    shape = plain(start.policy, [1, 2]).shape[1:]
+    for part in contexts:
+        assert part.routed_experts.shape == (len(part), *shape)
+        assert (part.routed_experts[-1] == NO_RECORD).all() and part.generated[-1]
+        require_own_routes(start.policy, part.token_ids, part.routed_experts[:-1])
+
+
+def test_an_engine_that_reports_none_leaves_none(start):
+    config = settings()
+    silent = TransformersEngine(start.policy, max_context=config.max_context_tokens)
+    assert {record.routed_experts is None for record in rolled(start, "react", silent)} == {True}
+
+
+def test_what_a_turn_was_drawn_from_counts_though_its_context_was_read_anew():
+    def said(ids, routes):
+        told = np.array(routes, np.uint16)[:, None, None]
+        return ids, Completion(ids, routed_experts=told)
+
+    parts = [([1, 2], None), said([3, 4], [0, 0, 0]), ([5], None), said([6], [7, 7, 7, 7, 7])]
+    routes_TLK = routes_of_contexts([parts, [([1], None), said([2], [3])]])
+    assert routes_TLK.ravel().tolist() == [0, 0, 0, 7, 7, NO_RECORD, 3, NO_RECORD]
+
+
+# ---------------------------------------------------------------- the stage
+
+
+class Shifted(TransformersEngine):
+    """An engine that reports each token's experts at the token after it."""
+
+    def _step(self):
+        for one, done in super()._step():
+            done.routed_experts = np.roll(done.routed_experts, 1, axis=0)
+            yield one, done
+
+
+def r3(**changes):
+    """Replay on the tour's policy, whose rewards are random: that every gradient lives."""
+    how = {"trainer": "trl", "engine": "hf", "rl_routing": "r3"}
+    small = {"rl_steps": 1, "rl_questions": 1, "rl_group": 3, "rl_lr": 1e-2}
+    lives = {"rl_reward": "random", "rl_overlong": "keep"}
+    return settings(**{**how, **small, **lives, **changes})
+
+
+def step_with(config, folder):
+    (row,) = read_metrics(built("rl", config, folder))
+    return row
+
+
+def test_the_stage_replays_what_the_engine_chose(tmp_path, monkeypatch):
+    row = step_with(r3(), tmp_path / "right")
+    assert row["live_groups"] > 0 and row["grad_norm"] > 0
+    assert row["mismatch/max_logp_gap"] < 1e-4 and abs(row["mismatch/kl"]) < 1e-6
+    assert row["moe/rerouted"] < 0.002
+    monkeypatch.setattr(models, "TransformersEngine", Shifted)
+    wrong = step_with(r3(), tmp_path / "wrong")
+    assert wrong["mismatch/max_logp_gap"] > 0.1 and wrong["moe/rerouted"] > 0.1
+    assert abs(wrong["grad_norm"] - row["grad_norm"]) > 1e-2 * row["grad_norm"]
+
+
+def test_with_adapters_and_several_contexts(tmp_path):
+    """The engine's weights carry the adapters; of a rollout one context is drawn."""
+    config = r3(rl_start=MEMORY, rl_agent="iterresearch", max_calls=3, lora_rank=4, rl_steps=2)
+    folder = built("rl", config, tmp_path)
+    first, second = read_metrics(folder)
+    assert first["grad_norm"] > 0 and max(first["contexts"], second["contexts"]) > 1
+    for row in (first, second):
+        assert row["mismatch/max_logp_gap"] < 1e-4 and row["moe/rerouted"] < 0.002
+    model, _ = load_policy(ROOT / MEMORY)
+    (record, *_) = load_trajectories(folder / "trajectories_0001.parquet")
+    for part in contexts_of(record):
+        require_own_routes(model, part.token_ids, part.routed_experts[:-1])
+
+
+def test_routes_are_those_of_the_tokens_in_trl_s_row(model):
+    """A context may end with what a tool returned: no token follows it, and the row leaves it."""
+    replayed = Routing(model, "r3")
+    routes_TLK = np.arange(6 * 3 * 2, dtype=np.uint16).reshape(6, 3, 2)
+    generated = np.array([0, 1, 1, 0, 1, 0], bool)
+    told = changed(a_trajectory(tokens=5), generated=generated, routed_experts=routes_TLK)
+    row = grpo_trl._columns(told, 0)
+    assert len(row["prompt_ids"]) + len(row["completion_ids"]) == 5
+    assert (grpo_trl._routes(told, row, replayed) == routes_TLK[:5]).all()
+
+
+def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
+    replayed = Routing(model, "r3")
+    told = a_trajectory(tokens=2)
+    with pytest.raises(ValueError, match="reported no routes"):
+        grpo_trl._routes(told, grpo_trl._columns(told, 0), replayed)
+    silent = changed(told, generated=np.zeros(3, bool))
+    routes_TLK = grpo_trl._routes(silent, grpo_trl._columns(silent, 0), replayed)
+    assert routes_TLK.shape == (3, 3, replayed.sizes.chosen) and (routes_TLK == NO_RECORD).all()
+
+
+@pytest.mark.parametrize("engine", ["local", "server"])
+def test_engines_that_report_none_are_refused_before_any_step(tmp_path, engine):
+    config = r3(engine=engine, engine_url="http://x/v1")
+    words = f"engine={engine} reports none: use engine=hf, or engine=vllm on a GPU"
+    with pytest.raises(ValueError, match=words) as refused:
+        built("rl", config, tmp_path)
+    assert "\n" not in str(refused.value)

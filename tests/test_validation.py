@@ -1,0 +1,167 @@
+"""The ground floor: its map, what every room builds on, and that it brings no model library."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import drlib
+from drlib.files import (
+    WriteError,
+    append_json_line,
+    iter_json_lines,
+    read_json_lines,
+    write_json_lines,
+    write_whole,
+)
+from drlib.task import Task, is_accepted, is_correct
+from tests.test_house import MODULES, ROOMS, room_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_map_is_a_docstring_that_names_every_room_and_nothing_but_the_version():
+    tree = ast.parse((ROOT / "drlib" / "__init__.py").read_text())
+    _, version = tree.body
+    assert ast.unparse(version) == f"__version__ = {drlib.__version__!r}"
+    names = re.findall(r"^(\w+)$", ast.get_docstring(tree), re.M)
+    assert tuple(names) == ROOMS
+    assert {*ROOMS} == {room_of(path) for path in MODULES} - {"__init__"}
+
+
+def test_the_version_is_said_once():
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert file["project"]["dynamic"] == ["version"] and "version" not in file["project"]
+    assert file["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "drlib.__version__"}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == drlib.__version__
+
+
+# A tool, a page or a record is looked at in a moment; torch alone takes seconds to import.
+LIGHT = (
+    "drlib.files",
+    "drlib.validation",
+    "drlib.task",
+    "drlib.trajectory",
+    "drlib.config",
+    "drlib.chat.tool_calls",
+    "drlib.chat.template",
+    "drlib.endpoint",
+    "drlib.worlds",
+    "drlib.sandbox",
+    "drlib.tools",
+    "drlib.synthesis",
+    "drlib.evals.metrics",
+    "drlib.training.__main__",
+    "drlib.analysis.__main__",
+)
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_the_ground_brings_no_model_library(name):
+    program = (
+        f"import sys, {name}\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'openai') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------------------------------------
+# files
+
+
+@pytest.mark.parametrize(
+    "content", ["é\n", "é\n".encode(), lambda path: path.write_bytes("é\n".encode())]
+)
+def test_text_bytes_and_a_function_write_the_same_file(tmp_path, content):
+    path = tmp_path / "a" / "new folder" / "file"
+    assert write_whole(str(path), content) == path
+    assert path.read_bytes() == "é\n".encode()
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("fault", [OSError("no space"), RuntimeError("no space"), ValueError("x")])
+def test_a_failed_write_leaves_what_was_there_and_names_it(tmp_path, fault):
+    path = write_whole(tmp_path / "file", "old")
+
+    def fails(partial):
+        partial.write_text("half")
+        raise fault
+
+    with pytest.raises(ValueError if isinstance(fault, ValueError) else WriteError) as raised:
+        write_whole(path, fails)
+    if isinstance(raised.value, WriteError):
+        assert str(path) in str(raised.value) and "disk full" in str(raised.value)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    write_whole(tmp_path / "taken", "")
+    with pytest.raises(WriteError, match="taken"):
+        write_whole(tmp_path / "taken" / "file", "text")
+
+
+ROWS = [{"text": "a\u2028b\x85c \u00e9", "n": 1.5}, {}, [1, "half a pair: \ud800"], 3]
+
+
+def test_json_lines_come_back_whatever_stands_in_them(tmp_path):
+    path = write_json_lines(tmp_path / "rows.jsonl", ROWS[:3])
+    append_json_line(path, ROWS[3])
+    assert read_json_lines(path) == ROWS
+    assert path.read_bytes().count(b"\n") == len(ROWS) and "é".encode() in path.read_bytes()
+    assert list(iter_json_lines(path)) == list(enumerate(ROWS, 1))
+
+
+def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
+    path = write_whole(tmp_path / "rows.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": 2}')
+    assert list(iter_json_lines(path)) == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+@pytest.mark.parametrize("bad", [b'{"a": 1', b"\xff", b"no", b"[" * 100_000])
+def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
+    path = write_whole(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
+    rows = iter_json_lines(path)
+    assert next(rows) == (1, {})
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is no JSON object"):
+        next(rows)
+
+
+# ---------------------------------------------------------------------------------------------
+# answers
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_imports_that_last_are_not_searched_and_the_collector_is_as_before(collects):
+    """Of a process of its own: what is frozen stays so."""
+    code = f"""
+import gc
+from drlib.startup import lasting_imports
+if not {collects}: gc.disable()
+before = gc.get_freeze_count()
+try:
+    with lasting_imports():
+        inside, made = gc.isenabled(), [[] for _ in range(1000)]
+        raise ValueError
+except ValueError:
+    pass
+print(inside, gc.isenabled(), gc.get_freeze_count() - before > 1000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == f"False {collects} True\n", done.stderr
+
+
+def test_no_answer_is_not_right_and_aliases_are():
+    task = Task("t", "?", "Oslo", "search", "w", aliases=("Christiania",))
+    given = {None: False, "": False, "oslo.": True, " CHRISTIANIA ": True, "Bergen": False}
+    assert {answer: is_correct(answer, task) for answer in given} == given
+    assert not is_accepted("Oslo", []) and not is_accepted(None, ["Oslo"])
+    assert is_accepted("12.0", ["x", "12"])
