@@ -72,7 +72,7 @@ ask
     on the tour's policy or any model.
 lab
     What notebooks need: launch, ensure, progress, show_source, save_figure; and `python -m
-    drlib.lab run|refresh|check|reference|finding|sweep|strategies|table|papers`.
+    drlib.notebook run|refresh|check|reference|finding|sweep|strategies|table|papers`.
 cli
     The `drlib` command: run, train, evaluate, plan, sweep, ask, report, sandbox; each hands over
     to a room.

@@ -179,7 +179,7 @@ class RLSettings:
     rl_world_change: int = setting(
         0,
         "steps after which pages and search results change under the policy (0: never); the "
-        "evaluation is in the changed world then (drlib.worlds.changed)",
+        "evaluation is in the changed world then (drlib.worlds.perturbed)",
         "rl",
         "evaluate",
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbval.kernel
 from hypothesis import settings
 
-from drlib.lab.notebooks import NotebookError, kernel_environment, with_a_kernel
+from drlib.notebook.execution import NotebookError, kernel_environment, with_a_kernel
 from drlib.startup import SELDOM
 
 START_NEW_KERNEL = nbval.kernel.start_new_kernel
@@ -39,7 +39,6 @@ LONG = (
     "test_training_real.py",
     "test_training_stages.py",
     "test_training_loop.py",
-    "test_training_warm.py",
     "test_notebooks.py",
     "test_training_steering.py",
     "test_training_switches.py",

@@ -4,7 +4,7 @@ import json
 import random
 
 from drlib.worlds import load_world
-from tests.test_tools_files import docx, paragraph, pdf
+from tests.test_tools_parse_file import docx, paragraph, pdf
 
 INTRO = """---
 tags: [alpha, beta]

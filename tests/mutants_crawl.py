@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 
 CRAWL = "drlib/tools/crawl.py"
 TESTS = "tests/test_tools_crawl.py"
-LIVE = "tests/test_tools_live.py"
+LIVE = "tests/test_tools_live_site.py"
 WORLD = f"{TESTS}::test_a_site_becomes_a_world_and_nothing_else_is_asked_for"
 
 MUTANTS = [
@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "live: what was kept is forgotten",
-        "drlib/tools/live.py",
+        "drlib/tools/live_site.py",
         "        if not _holds_pages(place):\n            raise\n",
         "        raise\n",
         (f"{LIVE}::test_a_site_that_answers_no_more_is_what_was_kept",),
@@ -50,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(
         "live: all sites in one folder",
-        "drlib/tools/live.py",
+        "drlib/tools/live_site.py",
         "hashlib.sha256(address.encode())",
         "hashlib.sha256(host.encode())",
         (f"{LIVE}::test_each_site_has_a_folder_of_its_own",),

@@ -10,7 +10,6 @@ FILE = "drlib/lab/sweep.py"
 BUILT = "drlib/lab/sweep_runs.py"
 TABLE = "drlib/lab/sweep_table.py"
 PLOTS = "drlib/analysis/sweep_plots.py"
-WARM, WARM_TESTS = "drlib/training/warm.py", "tests/test_training_warm.py"
 KEPT = "tests/test_cli.py::test_what_a_program_imports_is_not_searched_for_garbage"
 
 MUTANTS = [
@@ -159,54 +158,6 @@ MUTANTS = [
         "a run that failed on the cluster passes for finished",
     ),
     Mutant(
-        "warm: the others wait for the one that failed",
-        WARM,
-        "        elif failed:\n            self._end_the_others()\n",
-        "",
-        (f"{WARM_TESTS}::test_the_others_end_with_the_one_that_fails",),
-        "a stage of which a process died hangs for ever",
-    ),
-    Mutant(
-        "warm: forks have the code of before",
-        WARM,
-        "return cwd, settings, sources",
-        "return cwd, settings",
-        (f"{WARM_TESTS}::test_another_environment_and_other_code_start_another_server",),
-        "whoever edits the library goes on with what it was",
-    ),
-    Mutant(
-        "warm: forks have the environment of before",
-        WARM,
-        "return cwd, settings, sources",
-        "return cwd, sources",
-        (f"{WARM_TESTS}::test_another_environment_and_other_code_start_another_server",),
-        "a variable that is set between two stages reaches neither",
-    ),
-    Mutant(
-        "warm: Ctrl-C reaches nobody",
-        WARM,
-        "self._signal(signal.SIGINT)",
-        "self._signal(0)",
-        (f"{WARM_TESTS}::test_whoever_waits_may_give_up",),
-        "stages are killed instead of saving",
-    ),
-    Mutant(
-        "warm: one alone is a rank",
-        WARM,
-        '    if request["processes"] > 1:\n',
-        '    if request["processes"] > 0:\n',
-        (f"{WARM_TESTS}::test_one_alone_is_nobodys_rank",),
-        "accelerate waits for the others",
-    ),
-    Mutant(
-        "warm: an accelerator is no matter",
-        WARM,
-        "and not has_accelerator\n",
-        "and (has_accelerator or True)\n",
-        (f"{WARM_TESTS}::test_what_may_be_forked",),
-        "a fork that cannot use the GPU",
-    ),
-    Mutant(
         "effects: an interval around zero is in colour",
         PLOTS,
         "            color = CONTROL if low <= 0 <= high else COLORS[1]\n",
@@ -216,19 +167,11 @@ MUTANTS = [
     ),
     Mutant(
         "notebooks: a kernel whose port was taken is not started again",
-        "drlib/lab/notebooks.py",
+        "drlib/notebook/execution.py",
         "KERNEL_STARTS = 3",
         "KERNEL_STARTS = 1",
-        ("tests/test_lab_kernels.py",),
+        ("tests/test_notebook_kernels.py",),
         "one run of all notebooks in some hundreds fails for nothing",
-    ),
-    Mutant(
-        "warm: what lasts is searched for garbage",
-        "drlib/training/warm.py",
-        "    with lasting_imports():\n        for name",
-        "    if True:\n        for name",
-        ("tests/test_training_warm.py::test_ranks_meet_and_are_fresh_processes_of_one_server",),
-        "a stage takes a quarter longer to begin",
     ),
     Mutant(
         "build: what lasts is searched for garbage",

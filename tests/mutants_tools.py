@@ -5,7 +5,7 @@ from tests.mutants import Mutant
 TOOLS = [
     Mutant(
         "the memory of calls is never read",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "if entry.value is not None:",
         "if False:",
         ("tests/test_tools_caches.py::test_a_cached_call_does_not_reach_the_backend",),
@@ -13,15 +13,15 @@ TOOLS = [
     ),
     Mutant(
         "the cache key leaves out the arguments",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "key = digest(self.tool, arguments, version)",
         "key = digest(self.tool, version)",
-        ("tests/test_tools_dependable.py::test_answers_of_the_world_are_no_faults",),
+        ("tests/test_tools_reliability.py::test_answers_of_the_world_are_no_faults",),
         "a question would get the pages of another",
     ),
     Mutant(
         "the cache key leaves out the world",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "key = digest(self.tool, arguments, version)",
         "key = digest(self.tool, arguments)",
         (
@@ -32,7 +32,7 @@ TOOLS = [
     ),
     Mutant(
         "failures and backups are kept on disk",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "if self._disk and made.lasting and not made.error:",
         "if self._disk:",
         (
@@ -43,42 +43,42 @@ TOOLS = [
     ),
     Mutant(
         "one try fewer than asked for",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "retry + 1 == self.policy.attempts",
         "retry + 2 == self.policy.attempts",
-        ("tests/test_tools_dependable.py::test_attempts_and_back_off_are_exact",),
+        ("tests/test_tools_reliability.py::test_attempts_and_back_off_are_exact",),
         "calls would fail that one more try would have saved",
     ),
     Mutant(
         "no wait before the next try",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "            self._clock.sleep(wait)\n",
         "",
-        ("tests/test_tools_dependable.py::test_attempts_and_back_off_are_exact",),
+        ("tests/test_tools_reliability.py::test_attempts_and_back_off_are_exact",),
         "a service in trouble would be asked again at once",
     ),
     Mutant(
         "the backup is asked first",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "guards = list(self._guards)",
         "guards = self._guards[::-1]",
-        ("tests/test_tools_dependable.py::test_primary_down_gives_the_backup_and_says_so",),
+        ("tests/test_tools_reliability.py::test_primary_down_gives_the_backup_and_says_so",),
         "every answer would come from the second choice, without a mark",
     ),
     Mutant(
         "the breaker never opens",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "if trial or self._failures == self._policy.breaker_failures:",
         "if trial:",
-        ("tests/test_tools_dependable.py::test_the_breaker_opens_half_opens_and_closes",),
+        ("tests/test_tools_reliability.py::test_the_breaker_opens_half_opens_and_closes",),
         "each call would wait for a service that is down",
     ),
     Mutant(
         "the rate is not kept",
-        "drlib/tools/dependable.py",
+        "drlib/tools/reliability.py",
         "full = rate > 0 and len(self._starts) == rate and",
         "full = rate > 0 and len(self._starts) > rate and",
-        ("tests/test_tools_dependable.py::test_a_retry_takes_its_turn_like_any_call",),
+        ("tests/test_tools_reliability.py::test_a_retry_takes_its_turn_like_any_call",),
         "the account at a provider would be closed",
     ),
     Mutant(
@@ -145,10 +145,10 @@ TOOLS = [
     ),
     Mutant(
         "links lead out of the folder of files",
-        "drlib/tools/files.py",
+        "drlib/tools/parse_file.py",
         "if outside or not path.is_relative_to(self._folder):",
         "if outside:",
-        ("tests/test_tools_files.py::test_names_outside_the_folder_are_refused",),
+        ("tests/test_tools_parse_file.py::test_names_outside_the_folder_are_refused",),
         "a link among the files of a question could name any file",
     ),
     Mutant(
@@ -161,11 +161,11 @@ TOOLS = [
     ),
     Mutant(
         "every try has the same luck",
-        "drlib/tools/faults.py",
+        "drlib/tools/fault_injection.py",
         "draw = uniform(self.seed, key, number)",
         "draw = uniform(self.seed, key)",
         (
-            "tests/test_tools_faults.py::"
+            "tests/test_tools_fault_injection.py::"
             "test_faults_depend_on_seed_and_operation_and_not_on_threads",
         ),
         "no retry would ever help against an injected fault",

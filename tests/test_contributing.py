@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from drlib.config import ROOT
-from drlib.lab.hygiene import problems
-from drlib.lab.notebooks import check_parameters, read, read_parameters, refresh
+from drlib.notebook.execution import check_parameters, read, read_parameters, refresh
+from drlib.notebook.rules import problems
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))

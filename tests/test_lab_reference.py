@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from drlib.evals.results import Results
-from drlib.lab import ROOT, reference
+from drlib.notebook import ROOT, reference
 from tests.results_examples import asked, tour_results
 
 

@@ -8,9 +8,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from drlib.config import Config
-from drlib.lab import ROOT, notebooks
-from drlib.lab.hygiene import HEADINGS, problems
-from drlib.lab.notebooks import check_parameters, find, normalised, read, read_parameters
+from drlib.notebook import ROOT, notebooks
+from drlib.notebook.execution import check_parameters, find, normalised, read, read_parameters
+from drlib.notebook.rules import HEADINGS, problems
 
 COMMITTED = find(None, solutions=True)
 PARAMETERS = sorted((ROOT / "notebooks" / "params").glob("*.yaml"))
@@ -61,7 +61,7 @@ def good():
     cells += [new_code_cell('profile = "ci"', metadata={"tags": ["parameters"]})]
     cells += [new_markdown_cell(f"## {heading}") for heading in HEADINGS[2:]]
     cells += [new_code_cell(f"print({i})") for i in range(14)]
-    cells += [new_code_cell('lab.save_figure(fig, "07_small")')]
+    cells += [new_code_cell('notebook.save_figure(fig, "07_small")')]
     notebook = new_notebook(cells=cells)
     for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
         cell.execution_count = count

@@ -22,8 +22,8 @@ from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Or, Proj, Range, evaluate_query
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
-from drlib.tools.dependable import ReliabilityPolicy
-from drlib.tools.faults import FaultInjector
+from drlib.tools.fault_injection import FaultInjector
+from drlib.tools.reliability import ReliabilityPolicy
 from drlib.worlds import load_world
 from tests.solver_examples import MILLS, ON_5, task, tiny
 from tests.tool_examples import FakeClock

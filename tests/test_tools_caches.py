@@ -15,7 +15,7 @@ import pytest
 
 from drlib.tools import Dependable, DiskCache, ReliabilityPolicy, Toolbox
 from drlib.tools.backends import FunctionBackend
-from drlib.tools.dependable import MemoryCache
+from drlib.tools.reliability import MemoryCache
 from tests.tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
 

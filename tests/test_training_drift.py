@@ -17,7 +17,7 @@ from drlib.rl.stability import Alarm, PageHinkley
 from drlib.training.ranks import Ranks
 from drlib.training.steering import Told, is_worse, monitors_of, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories
-from drlib.worlds.changed import ChangedWorld, all_changed
+from drlib.worlds.perturbed import ChangedWorld, all_changed
 from tests.loop_examples import a_batch, build_stages, cold_start, flat, learned, settings
 
 start = cold_start

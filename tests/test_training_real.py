@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drlib.app.__main__ import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
-from drlib.lab import notebooks
 from drlib.models.moe import load_policy
+from drlib.notebook import notebooks
 from drlib.training import grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.optim import schedule

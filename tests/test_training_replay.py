@@ -22,7 +22,7 @@ from drlib.training.rollouts import step_seed
 from drlib.training.run import read_metrics
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward
-from drlib.worlds.changed import changed_version
+from drlib.worlds.perturbed import changed_version
 from tests.loop_examples import (
     a_batch,
     build_world,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from drlib.lab import ROOT
+from drlib.notebook import ROOT
 from drlib.worlds import load_world, read_facts, triples
 from drlib.worlds.triples import Endpoint, relation_name
 from tests.triples_examples import Model, model_server

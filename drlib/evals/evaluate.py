@@ -25,7 +25,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
-from drlib.worlds.changed import all_changed
+from drlib.worlds.perturbed import all_changed
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from drlib.config import Config
 from drlib.files import WriteError, write_whole
 from drlib.lab import papers
-from drlib.lab.display import AGAIN, REFERENCE, ROOT
-from drlib.lab.hygiene import problems
-from drlib.lab.notebooks import NotebookError, find, parse_pairs, read_parameters, refresh, run
 from drlib.lab.statements import command_of
+from drlib.notebook.display import AGAIN, REFERENCE, ROOT
+from drlib.notebook.execution import NotebookError, find, parse_pairs, read_parameters, refresh, run
+from drlib.notebook.rules import problems
 
 
 def main(argv: list[str] | None = None) -> int:

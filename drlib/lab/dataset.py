@@ -20,7 +20,7 @@ from datasets import disable_progress_bars
 
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_whole
-from drlib.lab.display import use_style
+from drlib.notebook.display import use_style
 from drlib.synthesis.dataset import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
 from drlib.synthesis.dataset_files import CONFIGS, VERL, write_folder
 from drlib.synthesis.draws import FAMILIES, NOT_TAKEN

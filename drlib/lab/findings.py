@@ -22,9 +22,9 @@ from drlib.evals.metrics import Interval
 from drlib.evals.results import Results
 from drlib.files import write_whole
 from drlib.lab.arms import save_arm
-from drlib.lab.display import ROOT
-from drlib.lab.launching import ensure
 from drlib.lab.statements import Statement, command_of, rounded
+from drlib.notebook.display import ROOT
+from drlib.training.launch import build_stage
 from drlib.validation import require
 
 CLAIMS = Path(__file__).with_name("findings.yaml")
@@ -75,8 +75,8 @@ def measure(
     arms = {arm: [claim.config(arm, profile, seed) for seed in seeds] for arm in ARMS}
     for seed in range(len(seeds)):
         for configs in arms.values():
-            ensure("demonstrations", configs[seed], runs=runs)
-            ensure(f"evaluate_{claim.stage}", configs[seed], runs=runs)
+            build_stage("demonstrations", configs[seed], runs=runs)
+            build_stage(f"evaluate_{claim.stage}", configs[seed], runs=runs)
     command = command_of(f"finding {name}", profile, seeds)
     for arm, configs in arms.items():
         save_arm(configs, claim.stage, runs, command, out / name / arm)

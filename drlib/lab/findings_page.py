@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drlib.lab.display import ROOT
 from drlib.lab.findings import FINDINGS
 from drlib.lab.sweep import REFERENCE_SWEEPS
+from drlib.notebook.display import ROOT
 
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 EFFECTS = REFERENCE_SWEEPS / "effects.png"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from drlib.lab.display import ROOT
+from drlib.notebook.display import ROOT
 from drlib.validation import require
 
 TABLE, PAPERS_PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"

@@ -30,12 +30,12 @@ from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
 from drlib.files import write_whole
 from drlib.lab.arms import copy_curve
-from drlib.lab.display import AGAIN, REFERENCE, ROOT
 from drlib.lab.findings import FINDINGS
 from drlib.lab.findings_page import findings_block
-from drlib.lab.launching import ensure
 from drlib.models.moe import load_policy, save_policy
+from drlib.notebook.display import AGAIN, REFERENCE, ROOT
 from drlib.training import stages
+from drlib.training.launch import build_stage
 
 WORLDS = ROOT / "figures/reference/worlds"  # a folder of results for each other world
 OVER = "sft_continued"  # the control: RL's compute spent on more demonstrations
@@ -58,7 +58,7 @@ def reference(
         stages.STAGES[name]  # a misspelt one fails before anything is trained
     configs = [config.derive(seed=seed) for seed in seeds]
     for each, name in itertools.product(configs, names):
-        ensure(name, each, runs=runs)
+        build_stage(name, each, runs=runs)
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each, name in itertools.product(configs, set(tour.CURVES) & set(only or tour.CURVES)):
         copy_curve(name, each, runs, out)

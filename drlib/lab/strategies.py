@@ -33,16 +33,16 @@ from drlib.evals.strategies import (
 )
 from drlib.files import write_whole
 from drlib.lab.arms import copy_curve
-from drlib.lab.display import ROOT
 from drlib.lab.findings import FINDINGS
-from drlib.lab.launching import ensure
 from drlib.lab.statements import outcome_of
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
+from drlib.notebook.display import ROOT
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
+from drlib.training.launch import build_stage
 from drlib.validation import require
 from drlib.worlds import SmallWorld
 
@@ -132,7 +132,7 @@ def measure(
             if trial in found:
                 continue
             config = plan.config(policy, profile, seed)
-            ensure(trial.stage, config, runs=runs)
+            build_stage(trial.stage, config, runs=runs)
             missing.append((trial, config, runs, plan.question_seed))
             if trial.stage == "rl":
                 copy_curve("rl", config, runs, out / policy)

@@ -20,9 +20,9 @@ from pathlib import Path
 from drlib.config import Config
 from drlib.files import write_whole
 from drlib.lab.arms import save_arm
-from drlib.lab.launching import LaunchError, ensure
 from drlib.lab.sweep import Sweep
 from drlib.training import stages
+from drlib.training.launch import LaunchError, build_stage
 from drlib.training.run import METRICS, RunFolder, RunFolderError, read_metrics
 
 RESULTS, RUNS = "results", "runs.json"
@@ -40,7 +40,7 @@ def built_here(sweep: Sweep, runs: Path) -> Iterator[tuple[str, int, str]]:
 def build_or_say(stage: str, config: Config, runs: Path) -> str:
     """Build a stage, and what it needs, where it is missing; "", or on one line why it failed."""
     try:
-        ensure(stage, config, runs=runs)
+        build_stage(stage, config, runs=runs)
     except LaunchError as fault:
         return _reason(str(fault))
     except (ValueError, RunFolderError, OSError) as fault:

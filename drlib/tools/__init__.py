@@ -2,11 +2,11 @@
 
 from drlib.tools.backends import ToolFault
 from drlib.tools.definitions import TOOLS, trl_environment
-from drlib.tools.dependable import Dependable, DiskCache, ReliabilityPolicy
-from drlib.tools.faults import FaultInjector
+from drlib.tools.fault_injection import FaultInjector
 from drlib.tools.fetch import PageReader
-from drlib.tools.files import ParseFile
+from drlib.tools.parse_file import ParseFile
 from drlib.tools.providers import Provider
+from drlib.tools.reliability import Dependable, DiskCache, ReliabilityPolicy
 from drlib.tools.toolbox import NO_RESULTS, Toolbox, ledger
 
 __all__ = [

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from drlib.tools import files
 from drlib.tools.backends import ANSWERS, ToolFault
+from drlib.tools.parse_file import parse_apart
+from drlib.worlds.reading import require_libraries
 
 MAX_BYTES = 10_000_000  # of a body, unpacked
 MAX_REDIRECTS = 5  # of a page
@@ -235,7 +236,7 @@ class PageReader:
     def __init__(
         self, *, allow_private: bool = False, resolver: Callable[[str], list[str]] = resolve
     ) -> None:
-        files.require_libraries()
+        require_libraries()
         self._allow_private = allow_private
         self._resolver = resolver
 
@@ -252,7 +253,7 @@ class PageReader:
     def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
         page = self.fetch(arguments.get("url"), deadline - time.monotonic())
         rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
-        parsed = files.parse_apart(page.suffix, page.body, rest, page.charset)
+        parsed = parse_apart(page.suffix, page.body, rest, page.charset)
         return {"url": page.url, **parsed}
 
     def fetch(

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,14 @@ from drlib.sandbox import Sandbox
 from drlib.tools.backends import Backend, FunctionBackend, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS, Tool
-from drlib.tools.dependable import (
+from drlib.tools.pictures import Album
+from drlib.tools.reliability import (
     Dependable,
     DiskCache,
     MemoryCache,
     OperationOutcome,
     ReliabilityPolicy,
 )
-from drlib.tools.pictures import Album
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
 
@@ -59,6 +60,7 @@ MISSING = {
     "visit": "Error: {} could not be accessed.",
     "parse_file": "Error: {} could not be read.",
 }
+HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
 READS_TEXTS = (*SEARCHES, *LEAD)  # tools whose texts others have written
 CALL_THREADS = 8  # calls that run at the same time
 ONCE = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
@@ -239,6 +241,25 @@ def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
         "latency_s": sum(r.latency_s for r in results),
         "sources": dict(Counter(r.source for r in results)),
     }
+
+
+@dataclass(frozen=True)
+class ShownPage:
+    """A page, or the part of it, that stood in a result; `url` is the title of a page visited."""
+
+    title: str
+    url: str
+    text: str
+
+
+def extract_pages(result: ToolResult) -> list[ShownPage]:
+    """The hits of a search and the pages of a visit; none where the call failed."""
+    if not result.ok:
+        return []
+    shown = [ShownPage(hit["title"], hit["url"], hit["text"]) for hit in HIT.finditer(result.text)]
+    urls = result.arguments.get("url", ()) if result.tool == "visit" else ()
+    urls = [urls] if isinstance(urls, str) else urls
+    return shown + [ShownPage(url, url, result.text) for url in urls]
 
 
 def _sources_here(

@@ -1,6 +1,6 @@
 """`python -m drlib.training.build STAGE`: one stage in this process, its inputs being there.
 
-It is what `drlib.training` and `lab.ensure` start, under torchrun where a stage takes several
+It is what `drlib.training` and `notebook.build_stage` start, under torchrun where a stage takes several
 processes. Type `python -m drlib.training STAGE` instead: that builds what is missing as well.
 """
 

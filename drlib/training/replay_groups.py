@@ -43,7 +43,7 @@ from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.rollouts import has_changed, step_seed
 from drlib.training.staleness import Clock
 from drlib.trajectory import Termination, Trajectory
-from drlib.worlds.changed import changed_version
+from drlib.worlds.perturbed import changed_version
 
 COLUMNS = ("token_ids", "generated", "logprobs", "entropies", "versions", "routed_experts")
 FIELDS = ("id", "task_id", "group_id", "world_version", "policy_version", "reward")

@@ -18,7 +18,7 @@ from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.rewarding import judged, reward_of, rewarded
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld
-from drlib.worlds.changed import all_changed
+from drlib.worlds.perturbed import all_changed
 
 
 def limits_of(config: Config) -> Limits:

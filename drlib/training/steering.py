@@ -45,7 +45,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.rollouts import has_changed
 from drlib.trajectory import Termination, ToolResult, Trajectory
 from drlib.validation import AtLeastOne, require, within
-from drlib.worlds.changed import changed_version
+from drlib.worlds.perturbed import changed_version
 
 KL_COEF_RANGE = "[1e-6, 1e3]"  # in which factors of 2 lead somewhere
 

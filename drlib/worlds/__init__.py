@@ -57,7 +57,7 @@ WORLDS.register("pydocs", _later("drlib.worlds.pydocs:load"))
 WORLDS.register("folder:PATH", _later("drlib.worlds.folder:load"))
 WORLDS.register("zim:PATH", _later("drlib.worlds.zim:load"))
 WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
-WORLDS.register("live:URL", _later("drlib.tools.live:load"))
+WORLDS.register("live:URL", _later("drlib.tools.live_site:load"))
 
 
 def load_world(

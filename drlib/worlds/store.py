@@ -22,13 +22,14 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from drlib.worlds.graph import Fact, Node
-from drlib.worlds.ranking import Ranking
 from drlib.worlds.reading import clean
 
 FACTS_PER_PAGE = 60
@@ -40,6 +41,10 @@ STOP = frozenset("a an and are by for in is of on the to was what which who".spl
 DOTTED_NAME = re.compile(r"\w\w+(?:[._]\w+)+")
 WORD = re.compile(r"[^\W_]+")
 LINKED_TITLE = re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
+TITLE_WEIGHT = 4.0  # of a title's words against those of the text
+MAX_RANKED = 4_000_000  # pages in all cached terms, 12 bytes each
+TERM_SCORES = "SELECT rowid, bm25(pages, ?, 1.0, 1.0) FROM pages WHERE pages MATCH ?"
+ROW = np.dtype([("page", np.int64), ("score", np.float64)])
 # A row of `documents` has the rowid of its row in `pages`, which holds the text and the index.
 TABLES = {
     "documents": "title, links",
@@ -117,6 +122,49 @@ class Changes(NamedTuple):
     updated: list[str]
     removed: list[str]
     skipped: dict[str, str]  # source -> reason
+
+
+class Ranking:
+    """Ranks the pages that `db` shows; for one state, and one thread at a time."""
+
+    def __init__(self, db: sqlite3.Connection):
+        self._db = db
+        rows = db.execute("SELECT rowid FROM documents ORDER BY title")
+        self._pages = np.fromiter((page for (page,) in rows), np.int64)  # by title
+        self._places = np.argsort(self._pages).astype(np.int32)  # of the pages by number
+        self._numbers = self._pages[self._places]
+        self._added: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # last used last
+        self._kept = 0
+
+    def best(self, terms: Sequence[str], k: int) -> list[int]:
+        """The rows of the `k` best pages that have any of the `terms`, each a word or a phrase;
+        pages of one score by title."""
+        scores = np.zeros(len(self._pages))
+        for term in terms:
+            places, added = self._of(term)
+            scores[places] += added  # SQLite's: the lower, the better, and never 0
+        found = np.flatnonzero(scores)
+        reached = scores[found]
+        if len(found) > k:
+            is_near = reached <= np.partition(reached, k - 1)[k - 1]
+            found, reached = found[is_near], reached[is_near]
+        order = np.argsort(reached, kind="stable")[:k]
+        return self._pages[found[order]].tolist()
+
+    def _of(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """(places in `_pages` of those that have `term`, what it adds to their scores)."""
+        known = self._added.pop(term, None)
+        if known is None:
+            rows = self._db.execute(TERM_SCORES, (TITLE_WEIGHT, f'"{term}"'))
+            made = np.fromiter(rows, ROW)
+            places = self._places[np.searchsorted(self._numbers, made["page"])]
+            known = places, made["score"].copy()
+            self._kept += len(places)
+        self._added[term] = known
+        while self._kept > MAX_RANKED and len(self._added) > 1:
+            oldest = next(iter(self._added))
+            self._kept -= len(self._added.pop(oldest)[0])
+        return known
 
 
 class Store:

@@ -26,10 +26,10 @@ import torch
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.files import write_whole
-from drlib.lab import ensure
 from drlib.models.moe import load_policy
 from drlib.models.router_bias import max_violation, router_biases
 from drlib.models.routing_replay import expert_load, record_routes
+from drlib.notebook import ensure
 from drlib.training.batches import Flat, portions, score
 from drlib.training.pretrain import documents
 from drlib.worlds import Names, load_world

@@ -38,8 +38,8 @@ import torch
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.files import write_whole
-from drlib.lab import ensure
 from drlib.models.moe import load_policy
+from drlib.notebook import ensure
 from drlib.sandbox import Sandbox
 from drlib.synthesis.action_rows import memory_of
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample

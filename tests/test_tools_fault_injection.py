@@ -1,6 +1,6 @@
 """Faults on demand: what each one is, that they can be repeated, and that the toolbox bears them.
 
-Run: python -m pytest tests/test_tools_faults.py
+Run: python -m pytest tests/test_tools_fault_injection.py
 """
 
 import json
@@ -11,7 +11,7 @@ from rl_examples import a_trajectory, changed
 
 from drlib.rewards.functions import has_env_fault
 from drlib.tools import Dependable, FaultInjector, ReliabilityPolicy, Toolbox, ToolFault
-from drlib.tools.faults import RAISED
+from drlib.tools.fault_injection import RAISED
 from drlib.worlds import load_world
 from tests.tool_examples import FakeClock, Scripted, together
 

@@ -1,6 +1,6 @@
 """parse_file: every format, encodings, names, and what is not read.
 
-Run: python -m pytest tests/test_tools_files.py
+Run: python -m pytest tests/test_tools_parse_file.py
 """
 
 import os

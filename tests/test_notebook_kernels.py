@@ -12,8 +12,8 @@ import pytest
 from jupyter_client.connect import LocalPortCache
 from nbformat.v4 import new_code_cell, new_notebook
 
-from drlib.lab import notebooks
-from drlib.lab.notebooks import KERNEL_STARTS, NotebookError
+from drlib.notebook import notebooks
+from drlib.notebook.execution import KERNEL_STARTS, NotebookError
 
 PORTS = 5  # a kernel's: shell, iopub, stdin, heartbeat, control
 

@@ -1,6 +1,6 @@
 """lab: real notebooks in real kernels, run and refreshed in temporary folders.
 
-Run: python -m pytest tests/test_lab_notebooks.py
+Run: python -m pytest tests/test_notebook_execution.py
 """
 
 import json
@@ -17,12 +17,12 @@ import yaml
 from nbformat.v4 import new_code_cell
 
 from drlib.config import Config
-from drlib.lab import ROOT, hygiene, launching, notebooks
 from drlib.lab.__main__ import _parser, main
-from drlib.lab.display import AGAIN, REFERENCE
 from drlib.lab.reference import _command
+from drlib.notebook import ROOT, hygiene, launching, notebooks
+from drlib.notebook.display import AGAIN, REFERENCE
 from drlib.startup import SELDOM
-from tests.lab_programs import (
+from tests.notebook_programs import (
     folder,  # noqa: F401 - a fixture
     printed,
     program,  # noqa: F401 - a fixture
@@ -70,7 +70,7 @@ def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(fol
     runs.mkdir()
     (runs / "wait").touch()
     command = start(
-        "import pathlib\nfrom drlib.lab import notebooks\n"
+        "import pathlib\nfrom drlib.notebook import notebooks\n"
         f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"notebooks.run('07', {{}}, pathlib.Path({str(runs / '07.ipynb')!r}))\n"
     )
@@ -96,9 +96,9 @@ def test_the_next_run_says_that_it_replaces_a_stopped_copy(folder, tmp_path, cap
 @pytest.mark.parametrize(
     ("first", "second", "given", "threads"),
     [
-        ("import torch; torch.set_num_threads(2)", "from drlib import lab", None, 1),
-        ("from drlib import lab", "import torch", None, 1),
-        ("from drlib import lab", "import torch", "2", 2),
+        ("import torch; torch.set_num_threads(2)", "from drlib import notebook", None, 1),
+        ("from drlib import notebook", "import torch", None, 1),
+        ("from drlib import notebook", "import torch", "2", 2),
     ],
 )
 def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
@@ -127,7 +127,7 @@ def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
 
 
 def test_a_script_keeps_its_threads():
-    code = "from drlib import lab; import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    code = "from drlib import notebook; import os; print(os.environ.get('OMP_NUM_THREADS'))"
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True
@@ -217,13 +217,13 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
     path, out = folder / "07_small.ipynb", tmp_path / "out"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
-        "import pathlib\nfrom drlib.lab import launching\n"
+        "import pathlib\nfrom drlib.notebook import launching\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
     )
     nbformat.write(notebook, path)
     code = (
-        "import pathlib, sys\nfrom drlib.lab import notebooks\n"
+        "import pathlib, sys\nfrom drlib.notebook import notebooks\n"
         "from drlib.lab.__main__ import main\n"
         f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"

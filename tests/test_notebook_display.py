@@ -1,6 +1,6 @@
 """lab: real processes, figures and bars; everything is made in temporary folders.
 
-Run: python -m pytest tests/test_lab.py
+Run: python -m pytest tests/test_notebook_display.py
 """
 
 import json
@@ -13,11 +13,11 @@ import time
 import pytest
 from matplotlib.figure import Figure
 
-from drlib import lab
+from drlib import notebook
 from drlib.files import WriteError
-from drlib.lab import launching, notebooks
-from drlib.lab.launching import steps_done
-from tests.lab_programs import (
+from drlib.notebook import launching, notebooks
+from drlib.training.launch import steps_done
+from tests.notebook_programs import (
     program,  # noqa: F401 - a fixture
     running,
     start,
@@ -29,10 +29,10 @@ def interrupted_launch(tmp_path, mode, processes):
     """Launch from another process, interrupt it; (process ids of the program, exit status)."""
     out = tmp_path / "out"
     code = (
-        "from drlib import lab; from drlib.lab import launching; import pathlib\n"
+        "from drlib import notebook; from drlib.notebook import launching; import pathlib\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
-        f"lab.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
+        f"notebook.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
     )
     notebook = start(code)
     files = [tmp_path / f"out.{rank}" for rank in range(processes)]
@@ -46,21 +46,21 @@ def interrupted_launch(tmp_path, mode, processes):
 
 def test_launch_runs_a_module_and_returns_its_log(program, tmp_path):
     module, out = program
-    log = lab.launch(module, [str(out), "end"])
+    log = notebook.launch(module, [str(out), "end"])
     assert "fine from rank 0" in log.read_text()
     assert json.loads((tmp_path / "out.0").read_text())[2] == "1"  # OMP_NUM_THREADS
 
 
 def test_launch_runs_several_ranks(program, tmp_path):
     module, out = program
-    log = lab.launch(module, [str(out), "end"], 2).read_text()
+    log = notebook.launch(module, [str(out), "end"], 2).read_text()
     assert "fine from rank 0" in log and "fine from rank 1" in log
 
 
 def test_a_failing_program_shows_the_end_of_its_log(program):
     module, out = program
-    with pytest.raises(lab.LaunchError) as caught:
-        lab.launch(module, [str(out), "fail"], desc="sft")
+    with pytest.raises(notebook.LaunchError) as caught:
+        notebook.launch(module, [str(out), "fail"], desc="sft")
     message = str(caught.value)
     assert caught.value.returncode == 3
     assert message.startswith("sft failed (exit status 3)")
@@ -69,7 +69,7 @@ def test_a_failing_program_shows_the_end_of_its_log(program):
 
 def test_launch_refuses_no_processes(program):
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
-        lab.launch(program[0], [], 0)
+        notebook.launch(program[0], [], 0)
 
 
 @pytest.mark.parametrize(("mode", "processes"), [("polite", 1), ("deaf", 1), ("polite", 2)])
@@ -84,11 +84,11 @@ def test_ctrl_c_leaves_no_orphan(program, tmp_path, mode, processes):
 def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     out = tmp_path / "out"
     code = (
-        "from drlib import lab; from drlib.lab import launching; import pathlib\n"
+        "from drlib import notebook; from drlib.notebook import launching; import pathlib\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
-        f"lab.launch('house_program', [{str(out)!r}, 'polite'])\n"
+        f"notebook.launch('house_program', [{str(out)!r}, 'polite'])\n"
     )
-    kernel = subprocess.Popen([sys.executable, "-c", code], cwd=lab.ROOT)
+    kernel = subprocess.Popen([sys.executable, "-c", code], cwd=notebook.ROOT)
     wait_for((tmp_path / "out.0").exists)
     program_pid, grandchild = json.loads((tmp_path / "out.0").read_text())[:2]
     kernel.kill()
@@ -113,21 +113,21 @@ def test_the_steps_in_a_file_that_is_late_cut_back_and_renamed(tmp_path):
 
 def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsys):
     monkeypatch.setenv("DRLIB_HEADLESS", "1")
-    assert list(lab.progress(range(3), desc="steps")) == [0, 1, 2]
+    assert list(notebook.progress(range(3), desc="steps")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
     monkeypatch.delenv("DRLIB_HEADLESS")
     monkeypatch.setenv("DRLIB_TEXT_BARS", "60")
-    assert list(lab.progress(range(3), desc="steps")) == [0, 1, 2]
+    assert list(notebook.progress(range(3), desc="steps")) == [0, 1, 2]
     shown = capsys.readouterr()
     assert shown.out == "" and "steps: 100%" in shown.err and shown.err.count("%|") == 2
 
 
 def test_show_source_shows_the_code_as_it_is(capsys):
-    lab.show_source(notebooks.parse_pairs, wait_for)
+    notebook.show_source(notebooks.parse_pairs, wait_for)
     text = capsys.readouterr().out
     assert text.startswith("def parse_pairs(") and "\n\ndef wait_for(" in text
     with pytest.raises(ValueError, match="at least one"):
-        lab.show_source()
+        notebook.show_source()
 
 
 def figure():
@@ -138,13 +138,13 @@ def figure():
 
 def test_save_figure_makes_the_folder_and_equal_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("DRLIB_FIGURES", str(tmp_path / "new" / "figures"))
-    path = lab.save_figure(figure(), "05_line")
+    path = notebook.save_figure(figure(), "05_line")
     first = path.read_bytes()
     assert path == tmp_path / "new" / "figures" / "05_line.png"
-    assert lab.save_figure(figure(), "05_line").read_bytes() == first
+    assert notebook.save_figure(figure(), "05_line").read_bytes() == first
     assert b"Software" not in first and first.startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="must look like 05_grpo_by_hand"):
-        lab.save_figure(figure(), "../line")
+        notebook.save_figure(figure(), "../line")
 
 
 def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:
         with pytest.raises(WriteError, match="05_line.png.*is the disk full"):
-            lab.save_figure(figure(), "05_line")
+            notebook.save_figure(figure(), "05_line")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)

@@ -1,6 +1,6 @@
 """Search ranks as one query over all words does, bit for bit, and follows the state that is shown.
 
-Run: python -m pytest tests/test_worlds_ranking.py
+Run: python -m pytest tests/test_worlds_store_ranking.py
 """
 
 import math
@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from drlib.worlds import load_world, ranking
+from drlib.worlds import load_world
+from drlib.worlds import store as store_module
 from drlib.worlds.store import Document, Part, Store, search_terms
 from tests.store_examples import library, place
 
@@ -124,7 +125,7 @@ def test_an_update_is_seen_page_by_page_and_only_by_who_makes_it(tmp_path):
 def test_words_that_are_dropped_from_memory_are_found_again(monkeypatch):
     store = stored(pages(1))
     expected = {word: by_one_query(store, word) for word in WORDS}
-    monkeypatch.setattr(ranking, "KEPT", 60)
+    monkeypatch.setattr(store_module, "MAX_RANKED", 60)
     for _ in range(2):
         for word in WORDS:
             assert store.search(word, 1000) == expected[word]

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from drlib import lab
-from drlib.lab import launching, notebooks
+from drlib import notebook
+from drlib.notebook import launching, notebooks
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
 PROGRAM = """
@@ -69,7 +69,7 @@ def start(code):
     """Python with Ctrl-C working, also where the tests themselves run as a background job."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=lab.ROOT,
+        cwd=notebook.ROOT,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -84,7 +84,9 @@ def folder(tmp_path, monkeypatch):
         new_markdown_cell("## Run"),
         new_code_cell("import ipywidgets, os\nprint(profile, steps * rate)"),
         new_code_cell("print(os.path.basename(os.getcwd()))"),
-        new_code_cell("from drlib import lab\nfor _ in lab.progress(range(3), desc='bar'): ..."),
+        new_code_cell(
+            "from drlib import notebook\nfor _ in notebook.progress(range(3), desc='bar'): ..."
+        ),
         new_code_cell("ipywidgets.IntSlider(3)"),
     ]
     folder = tmp_path / "notebooks"

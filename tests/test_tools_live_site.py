@@ -1,6 +1,6 @@
 """A web site as a world: fetched once, questions of its facts, kept when it answers no more.
 
-Run: python -m pytest tests/test_tools_live.py
+Run: python -m pytest tests/test_tools_live_site.py
 """
 
 import pytest

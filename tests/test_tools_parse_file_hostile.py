@@ -1,6 +1,6 @@
 """parse_file: hostile files of each format, parsers that misbehave, random bytes as files.
 
-Run: python -m pytest tests/test_tools_files_hostile.py
+Run: python -m pytest tests/test_tools_parse_file_hostile.py
 """
 
 import io

@@ -1,7 +1,7 @@
 """One operation behind several backends: retries, limits, breakers, fail-over.
 
 Time is a fake clock that threads share, so waits are exact and cost nothing.
-Run: python -m pytest tests/test_tools_dependable.py
+Run: python -m pytest tests/test_tools_reliability.py
 """
 
 import threading

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from drlib.config import Config
 from drlib.files import write_whole
-from drlib.lab.display import ROOT
+from drlib.notebook.display import ROOT
 from drlib.registry import nearest
 from drlib.startup import SELDOM
 

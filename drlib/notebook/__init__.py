@@ -1,0 +1,21 @@
+"""What notebooks use: figure style, source display, progress bars, and stages in subprocesses.
+
+Importing it limits a notebook kernel to one thread.
+"""
+
+from drlib.config import ROOT
+from drlib.notebook.display import limit_kernel_threads, save_figure, show_source, use_style
+from drlib.training.launch import LaunchError, build_stage, launch, progress
+
+__all__ = [
+    "ROOT",
+    "LaunchError",
+    "build_stage",
+    "launch",
+    "progress",
+    "save_figure",
+    "show_source",
+    "use_style",
+]
+
+limit_kernel_threads()

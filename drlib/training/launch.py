@@ -1,0 +1,247 @@
+"""Start stages and other modules as subprocesses, with a progress bar, and stop them cleanly.
+
+A notebook kernel never trains: output of several processes would interleave, an interrupt could not
+save a checkpoint, and CUDA may not be initialised before torchrun forks. On Ctrl-C the program gets
+SIGINT (stages then save a checkpoint) and is killed with all its descendants after a grace period.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from drlib.config import ROOT, Config
+
+LOGS = ROOT / "runs" / "logs"
+GRACE_S = 10.0  # from SIGINT to SIGKILL
+POLL_S = 0.2
+REDRAW_S = 1.0
+LOG_LINES = 30
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
+
+
+class LaunchError(RuntimeError):
+    """A launched program failed. Attributes: `returncode`, `log` (path of the complete log)."""
+
+    def __init__(self, name: str, returncode: int, log: Path):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        how = (
+            f"exit status {returncode}"
+            if returncode >= 0
+            else f"killed by {signal.Signals(-returncode).name}"
+        )
+        tail = "\n".join(lines) or "(it printed nothing)"
+        super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
+        self.returncode = returncode
+        self.log = log
+
+
+def progress(iterable: Iterable | None = None, total: float | None = None, desc: str = ""):
+    """Return a tqdm bar: a widget in Jupyter, text elsewhere, disabled if DRLIB_HEADLESS=1.
+
+    DRLIB_TEXT_BARS=SECONDS draws text on stderr at that interval (used by `drlib run`, whose
+    terminal cannot show widgets).
+    """
+    from tqdm import auto, std
+
+    if os.environ.get("DRLIB_HEADLESS") == "1":  # tqdm.notebook ignores TQDM_DISABLE
+        return std.tqdm(iterable, total=total, desc=desc, disable=True)
+    pause = os.environ.get("DRLIB_TEXT_BARS")
+    if pause:  # with an explicit size: tqdm hides the bar if the terminal reports none
+        size = dict(ncols=88, nrows=20, mininterval=float(pause))
+        return std.tqdm(iterable, total=total, desc=desc, **size)
+    return auto.tqdm(iterable, total=total, desc=desc)
+
+
+def count_steps(path: Path, default: int = 0) -> int:
+    """Count the complete lines of a metrics file, one per step; `default` if it does not exist.
+
+    The file appears after the start, may shrink when a stage resumes, and moves when the stage
+    renames its finished folder.
+    """
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return default
+
+
+def stop_with_parent() -> None:
+    """Make this child receive SIGTERM when its parent dies (Linux), and restore SIGINT.
+
+    Shells start background jobs with SIGINT ignored; such a job could not save a checkpoint.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def launch(
+    module: str,
+    arguments: Sequence[str] = (),
+    processes: int = 1,
+    *,
+    follow: Path | None = None,
+    total: int | None = None,
+    desc: str = "",
+) -> Path:
+    """Run `python -m module arguments`, wait, and return the path of its log in runs/logs/.
+
+    The program runs in the repository root, in its own process group, with one thread per process.
+
+    Args:
+        processes: if above 1, torchrun starts this many on this machine (loopback only).
+        follow: a file to which the program appends one line per step; it drives the bar.
+        total: the number of steps; None shows only the elapsed time.
+        desc: the label of the bar; default: `module`.
+
+    Raises:
+        LaunchError: the exit status is not 0.
+        KeyboardInterrupt: after Ctrl-C, when nothing is left running.
+    """
+    if processes < 1:
+        raise ValueError(f"processes must be at least 1, got {processes}")
+    from drlib.training.build import TORCHRUN  # lazy: most kernels launch nothing
+
+    name = desc or module
+    how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
+    log = _new_log(name)
+    with open(log, "wb") as output:
+        child = _Program(
+            [sys.executable, *how, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=stop_with_parent,
+        )
+    return _wait(child, name, log, follow, total)
+
+
+class _Program(psutil.Popen):
+    def interrupt(self) -> None:
+        """Send SIGINT to the process group, like Ctrl-C."""
+        os.killpg(self.pid, signal.SIGINT)
+
+
+def _new_log(name: str) -> Path:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    prefix = f"{name.replace('/', '_')}-"
+    handle, log = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=LOGS)
+    os.close(handle)
+    return Path(log)
+
+
+def _wait(child: _Program, name: str, log: Path, follow: Path | None, total: int | None) -> Path:
+    """Wait for the program and return its log; on any exit, kill it and its descendants."""
+    family: set[psutil.Process] = set()
+    try:
+        _watch(child, family, follow, total, name)
+    finally:
+        _end(child, family)
+    if child.returncode:
+        raise LaunchError(name, child.returncode, log)
+    return log
+
+
+def build_stage(
+    stage: str, config: Config | str, *, runs: Path | None = None, processes: int | None = None
+) -> Path:
+    """Build a stage and its missing inputs in subprocesses; return its finished folder.
+
+    Args:
+        stage: a name in `drlib.training.stages.STAGES`, such as "sft".
+        config: a Config or the name of a profile.
+        runs: the folder of run folders; default: runs/ of the repository.
+        processes: for stages that support several; default: `config.processes`.
+    """
+    from drlib.training import build, stages  # lazy: most kernels build nothing
+
+    config = Config.load(config) if isinstance(config, str) else config
+    runs = ROOT / "runs" if runs is None else Path(runs).resolve()
+    for name in stages.needed(stage, config, runs):
+        spec = stages.STAGES[name]
+        final = stages.folder(name, config, runs)
+        launch(
+            build.MODULE,
+            stages.arguments(name, config, runs),
+            (processes or config.processes) if spec.parallel else 1,
+            follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
+            total=getattr(config, spec.steps) if spec.steps else None,
+            desc=name,
+        )
+    return stages.folder(stage, config, runs)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a stage: one thread, loopback only, plugins importable.
+
+    The malloc thresholds make glibc keep freed memory: page faults of large tensors cost 4 to 6% of
+    a training stage. 32 MiB is the largest threshold that every glibc accepts.
+    """
+    from drlib.training.build import search_path
+
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    return os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": str(2**25),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "PYTHONPATH": search_path(),
+    }
+
+
+def _watch(child, family: set, follow: Path | None, total: int | None, desc: str) -> None:
+    """Update the bar until the child ends; collect its descendants in `family`."""
+    with progress(total=total, desc=desc) as bar:
+        if total is None:
+            bar.bar_format = "{desc}: {elapsed}"
+        if follow:  # steps of an interrupted run must not count for the pace
+            bar.initial = bar.n = count_steps(follow)
+        pause = max(REDRAW_S, getattr(bar, "mininterval", 0))  # a disabled bar has no mininterval
+        for poll in itertools.count():
+            if child.poll() is not None:
+                break
+            time.sleep(POLL_S)
+            _collect_descendants(child, family)
+            if poll % round(pause / POLL_S) == 0:  # also redraw the elapsed time
+                bar.update(count_steps(follow, bar.n) - bar.n if follow else 0)
+                bar.refresh()
+        if child.returncode == 0 and total is not None:
+            bar.update(total - bar.n)
+
+
+def _collect_descendants(child, family: set) -> None:
+    """Add the current descendants: torchrun workers have their own sessions and process groups."""
+    with suppress(psutil.NoSuchProcess):  # the child has ended; earlier descendants are in `family`
+        family.update(child.children(recursive=True))
+
+
+def _end(child, family: set) -> None:
+    """Interrupt the child, wait GRACE_S, then kill every descendant that still runs."""
+    try:
+        if child.poll() is None:
+            child.interrupt()
+            child.wait(GRACE_S)
+    except (ProcessLookupError, psutil.TimeoutExpired, KeyboardInterrupt):
+        pass  # exited, unresponsive, or a second Ctrl-C
+    finally:
+        _collect_descendants(child, family)
+        for process in (child, *family):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()  # psutil compares start times: a reused id is not touched
+        child.wait()
