@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from drlib.tools import files
+from drlib.tools import parse_file
 from drlib.tools.backends import FAULT_KINDS, ToolFault
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -20,7 +20,7 @@ BILLION_LAUGHS = (
 @pytest.fixture
 def reader(tmp_path):
     (tmp_path / "corpus").mkdir()
-    return files.ParseFile(tmp_path / "corpus")
+    return parse_file.ParseFile(tmp_path / "corpus")
 
 
 def read(reader, name, data=None, timeout_s=30.0):

@@ -12,7 +12,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from drlib import notebook
-from drlib.notebook import launching, notebooks
+from drlib.notebook import execution
+from drlib.training import launch as launching
 
 # A program that a test launches: it writes its own and its child's process id, then does as told.
 PROGRAM = """
@@ -92,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     folder = tmp_path / "notebooks"
     folder.mkdir()
     nbformat.write(new_notebook(cells=cells), folder / "07_small.ipynb")
-    monkeypatch.setattr(notebooks, "FOLDER", folder)
+    monkeypatch.setattr(execution, "FOLDER", folder)
     return folder
 
 

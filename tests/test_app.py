@@ -25,7 +25,7 @@ from drlib.app.terminal import Trace, plain
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
-from drlib.tools.pages import HIT
+from drlib.tools.toolbox import HIT
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from tests.provider_examples import RECORDED, Replay
 from tests.scripted_server import Scripted

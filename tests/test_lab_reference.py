@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from drlib.config import ROOT
 from drlib.evals.results import Results
-from drlib.notebook import ROOT, reference
+from drlib.lab import reference
 from tests.results_examples import asked, tour_results
 
 

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from drlib import notebook
 from drlib.files import WriteError
-from drlib.notebook import launching, notebooks
-from drlib.training.launch import steps_done
+from drlib.notebook import execution
+from drlib.training import launch as launching
+from drlib.training.launch import count_steps
 from tests.notebook_programs import (
     program,  # noqa: F401 - a fixture
     running,
@@ -29,7 +30,8 @@ def interrupted_launch(tmp_path, mode, processes):
     """Launch from another process, interrupt it; (process ids of the program, exit status)."""
     out = tmp_path / "out"
     code = (
-        "from drlib import notebook; from drlib.notebook import launching; import pathlib\n"
+        "import pathlib; from drlib import notebook\n"
+        "from drlib.training import launch as launching\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"notebook.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
@@ -84,7 +86,8 @@ def test_ctrl_c_leaves_no_orphan(program, tmp_path, mode, processes):
 def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     out = tmp_path / "out"
     code = (
-        "from drlib import notebook; from drlib.notebook import launching; import pathlib\n"
+        "import pathlib; from drlib import notebook\n"
+        "from drlib.training import launch as launching\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"notebook.launch('house_program', [{str(out)!r}, 'polite'])\n"
     )
@@ -99,16 +102,16 @@ def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
 
 def test_the_steps_in_a_file_that_is_late_cut_back_and_renamed(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert steps_done(path) == 0
+    assert count_steps(path) == 0
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert steps_done(path) == 2
+    assert count_steps(path) == 2
     with open(path, "a") as file:
         file.write('ep": 3}\n')
-    assert steps_done(path) == 3
+    assert count_steps(path) == 3
     path.write_text('{"step": 1}\n')  # resumed from an earlier checkpoint
-    assert steps_done(path, 3) == 1
+    assert count_steps(path, 3) == 1
     path.rename(tmp_path / "elsewhere.jsonl")
-    assert steps_done(path, 1) == 1
+    assert count_steps(path, 1) == 1
 
 
 def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsys):
@@ -123,7 +126,7 @@ def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsy
 
 
 def test_show_source_shows_the_code_as_it_is(capsys):
-    notebook.show_source(notebooks.parse_pairs, wait_for)
+    notebook.show_source(execution.parse_pairs, wait_for)
     text = capsys.readouterr().out
     assert text.startswith("def parse_pairs(") and "\n\ndef wait_for(" in text
     with pytest.raises(ValueError, match="at least one"):

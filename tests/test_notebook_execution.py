@@ -16,12 +16,13 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell
 
-from drlib.config import Config
+from drlib.config import ROOT, Config
 from drlib.lab.__main__ import _parser, main
 from drlib.lab.reference import _command
-from drlib.notebook import ROOT, hygiene, launching, notebooks
+from drlib.notebook import execution, rules
 from drlib.notebook.display import AGAIN, REFERENCE
 from drlib.startup import SELDOM
+from drlib.training import launch as launching
 from tests.notebook_programs import (
     folder,  # noqa: F401 - a fixture
     printed,
@@ -37,7 +38,7 @@ def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
 ):
     monkeypatch.delenv("DRLIB_HEADLESS")
     output = tmp_path / "runs" / "07.ipynb"
-    notebooks.run("7", {"steps": 8, "rate": 2}, output)
+    execution.run("7", {"steps": 8, "rate": 2}, output)
     assert printed(output) == ["ci 16\n", "notebooks\n"]
     shown, bars = capsys.readouterr()
     assert shown.index("== Goal") < shown.index("== Run") < shown.index("ci 16")
@@ -49,11 +50,11 @@ def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
     path = folder / "07_small.ipynb"
     path.write_text(path.read_text().replace("steps * rate", "steps / (steps - 8)"))
     output = tmp_path / "07.ipynb"
-    with pytest.raises(notebooks.NotebookError, match=r"07.failed.ipynb: (.|\n)*ZeroDivisionError"):
-        notebooks.run("07", {"steps": 8}, output)
+    with pytest.raises(execution.NotebookError, match=r"07.failed.ipynb: (.|\n)*ZeroDivisionError"):
+        execution.run("07", {"steps": 8}, output)
     assert not output.exists() and (tmp_path / "07.failed.ipynb").exists()
     assert not (tmp_path / "07.running.ipynb").exists()
-    notebooks.run("07", {"steps": 9}, output)  # a whole one takes the failed one's place
+    execution.run("07", {"steps": 9}, output)  # a whole one takes the failed one's place
     assert output.exists() and not (tmp_path / "07.failed.ipynb").exists()
 
 
@@ -70,9 +71,9 @@ def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(fol
     runs.mkdir()
     (runs / "wait").touch()
     command = start(
-        "import pathlib\nfrom drlib.notebook import notebooks\n"
-        f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
-        f"notebooks.run('07', {{}}, pathlib.Path({str(runs / '07.ipynb')!r}))\n"
+        "import pathlib\nfrom drlib.notebook import execution\n"
+        f"execution.FOLDER = pathlib.Path({str(folder)!r})\n"
+        f"execution.run('07', {{}}, pathlib.Path({str(runs / '07.ipynb')!r}))\n"
     )
     wait_for((runs / "seen").exists)
     wait_for((runs / "seen").read_text)
@@ -88,7 +89,7 @@ def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(fol
 
 def test_the_next_run_says_that_it_replaces_a_stopped_copy(folder, tmp_path, capsys):
     (tmp_path / "07.running.ipynb").write_text("half a copy")
-    notebooks.run("07", {}, tmp_path / "07.ipynb")
+    execution.run("07", {}, tmp_path / "07.ipynb")
     assert "an earlier run was stopped before its end" in capsys.readouterr().out
     assert [p.name for p in tmp_path.glob("*.ipynb")] == ["07.ipynb"]
 
@@ -110,8 +111,8 @@ def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
     notebook.cells[3:5] = [new_code_cell(first), new_code_cell(second)]
     nbformat.write(notebook, path)
     output = tmp_path / "07.ipynb"
-    with notebooks.private_jupyter(OMP_NUM_THREADS=given):
-        notebooks._execute(path, output, {}, "nothing")
+    with execution.private_jupyter(OMP_NUM_THREADS=given):
+        execution._execute(path, output, {}, "nothing")
     assert printed(output) == [f"threads {threads}\n"]
 
 
@@ -121,8 +122,8 @@ def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = "print('gc' in dir(), __import__('gc').get_threshold())"
     nbformat.write(notebook, path)
-    with notebooks.private_jupyter():
-        notebooks._execute(path, tmp_path / "07.ipynb", {}, "nothing")
+    with execution.private_jupyter():
+        execution._execute(path, tmp_path / "07.ipynb", {}, "nothing")
     assert printed(tmp_path / "07.ipynb")[-1] == f"False {SELDOM}\n"
 
 
@@ -145,8 +146,8 @@ def test_a_script_keeps_its_threads():
     ],
 )
 def test_bad_parameters_are_refused_before_a_kernel_starts(folder, tmp_path, parameters, message):
-    with pytest.raises(notebooks.NotebookError, match=message):
-        notebooks.run("07", parameters, tmp_path / "07.ipynb")
+    with pytest.raises(execution.NotebookError, match=message):
+        execution.run("07", parameters, tmp_path / "07.ipynb")
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -194,13 +195,13 @@ def test_a_variation_names_the_command_that_makes_it():
 
 def test_refresh_twice_gives_the_same_bytes(folder):
     path = folder / "07_small.ipynb"
-    assert notebooks.refresh(path) is True
+    assert execution.refresh(path) is True
     first = path.read_bytes()
-    assert notebooks.refresh(path) is False
+    assert execution.refresh(path) is False
     assert path.read_bytes() == first
     assert printed(path) == ["ci 1.5\n", "notebooks\n"]
     assert b"widget-view" not in first and b'"id": "cell-05"' in first
-    stored = [p for p in hygiene.problems(path) if "headings" not in p and "cells, not" not in p]
+    stored = [p for p in rules.problems(path) if "headings" not in p and "cells, not" not in p]
     assert stored == []
 
 
@@ -208,8 +209,8 @@ def test_a_failing_refresh_leaves_the_notebook_alone(folder):
     path = folder / "07_small.ipynb"
     path.write_text(path.read_text().replace("steps * rate", "1 / 0"))
     before = path.read_bytes()
-    with pytest.raises(notebooks.NotebookError, match="nothing was written(.|\n)*ZeroDivision"):
-        notebooks.refresh(path)
+    with pytest.raises(execution.NotebookError, match="nothing was written(.|\n)*ZeroDivision"):
+        execution.refresh(path)
     assert path.read_bytes() == before
 
 
@@ -217,15 +218,15 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
     path, out = folder / "07_small.ipynb", tmp_path / "out"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
-        "import pathlib\nfrom drlib.notebook import launching\n"
+        "import pathlib\nfrom drlib.training import launch as launching\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
         f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
     )
     nbformat.write(notebook, path)
     code = (
-        "import pathlib, sys\nfrom drlib.notebook import notebooks\n"
+        "import pathlib, sys\nfrom drlib.notebook import execution\n"
         "from drlib.lab.__main__ import main\n"
-        f"notebooks.FOLDER = pathlib.Path({str(folder)!r})\n"
+        f"execution.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"
     )
     command = start(code)

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.connect import LocalPortCache
 from nbformat.v4 import new_code_cell, new_notebook
 
-from drlib.notebook import notebooks
+from drlib.notebook import execution
 from drlib.notebook.execution import KERNEL_STARTS, NotebookError
 
 PORTS = 5  # a kernel's: shell, iopub, stdin, heartbeat, control
@@ -47,16 +47,16 @@ def notebook(tmp_path, monkeypatch):
     runs = tmp_path / "runs.txt"
     cell = new_code_cell(f"print('ran', file=open({str(runs)!r}, 'a')); print(6 * 7)")
     parameters = new_code_cell('profile = "ci"', metadata={"tags": ["parameters"]})
-    written = new_notebook(cells=[parameters, cell], metadata={"kernelspec": notebooks.KERNEL})
+    written = new_notebook(cells=[parameters, cell], metadata={"kernelspec": execution.KERNEL})
     nbformat.write(written, tmp_path / "07_small.ipynb")
-    monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
+    monkeypatch.setattr(execution, "FOLDER", tmp_path)
     return tmp_path / "07_small.ipynb"
 
 
 def test_a_run_starts_another_kernel_and_runs_its_cells_once(taken, notebook, capfd):
     asked = taken(1)
     copy = notebook.with_name("copy.ipynb")
-    notebooks.run("07", {}, copy)
+    execution.run("07", {}, copy)
     assert nbformat.read(copy, 4).cells[-1].outputs[0].text == "42\n"
     assert notebook.with_name("runs.txt").read_text() == "ran\n"
     assert len(asked) == 2 * PORTS
@@ -69,7 +69,7 @@ def test_a_kernel_that_never_starts_is_an_error_of_the_notebook(taken, notebook)
     asked = taken(KERNEL_STARTS)
     copy = notebook.with_name("copy.ipynb")
     with pytest.raises(NotebookError, match=f"ended {KERNEL_STARTS} times before it answered"):
-        notebooks.run("07", {}, copy)
+        execution.run("07", {}, copy)
     assert len(asked) == KERNEL_STARTS * PORTS
     assert not copy.exists()
     assert not notebook.with_name("runs.txt").exists()
@@ -100,5 +100,5 @@ def test_other_faults_are_not_tried_again():
         raise RuntimeError("Kernel didn't respond in 60 seconds")
 
     with pytest.raises(RuntimeError, match="60 seconds"):
-        notebooks.with_a_kernel(start)
+        execution.with_a_kernel(start)
     assert len(started) == 1

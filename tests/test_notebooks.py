@@ -7,8 +7,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from drlib.config import Config
-from drlib.notebook import ROOT, notebooks
+from drlib.config import ROOT, Config
+from drlib.notebook import execution
 from drlib.notebook.execution import check_parameters, find, normalised, read, read_parameters
 from drlib.notebook.rules import HEADINGS, problems
 
@@ -42,7 +42,7 @@ PASSED = {"00": {"rl_steps": Config.load("ci").rl_steps}, "05": {"seed": 1}}
 def test_notebook_runs_through_papermill_with_parameters(number, tmp_path):
     output = tmp_path / "copy.ipynb"
     parameters = read_parameters(ROOT / "notebooks" / "params" / "ci.yaml") | PASSED[number]
-    notebooks.run(number, parameters, output)
+    execution.run(number, parameters, output)
     copy = nbformat.read(output, 4)
     assert copy.metadata.papermill.parameters == parameters
     injected = [c for c in copy.cells if "injected-parameters" in c.metadata.get("tags", [])]

@@ -17,7 +17,7 @@ from drlib.app.__main__ import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import load_policy
-from drlib.notebook import notebooks
+from drlib.notebook import execution
 from drlib.training import grpo, stages
 from drlib.training.models import adapters, load_model, policy_of
 from drlib.training.optim import schedule
@@ -162,7 +162,7 @@ def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, ca
     runs = ROOT / "runs" / "gpu1"
     before = {*runs.glob("*")}
     try:
-        notebooks.run("00", parameters, tmp_path / "copy.ipynb")
+        execution.run("00", parameters, tmp_path / "copy.ipynb")
         (made,) = {*runs.glob("rl-*")} - before
         question = ["Who built the Grey Apology?", "--world", parameters["world"]]
         limits = ["--calls", "1", "--turn-tokens", "8", "--context-tokens", "3000"]

@@ -29,8 +29,8 @@ from drlib.files import write_whole
 from drlib.models.moe import load_policy
 from drlib.models.router_bias import max_violation, router_biases
 from drlib.models.routing_replay import expert_load, record_routes
-from drlib.notebook import ensure
 from drlib.training.batches import Flat, portions, score
+from drlib.training.launch import build_stage
 from drlib.training.pretrain import documents
 from drlib.worlds import Names, load_world
 
@@ -73,7 +73,7 @@ def one_run(arm: str, seed: int, runs: Path) -> dict:
     """One policy, pre-trained in its stage, and measured."""
     started = time.process_time()
     config = Config.load("laptop", processes=1, seed=seed, cpt_steps=STEPS, **ARMS[arm])
-    model, tokenizer = load_policy(ensure("cpt", config, runs=runs) / "policy")
+    model, tokenizer = load_policy(build_stage("cpt", config, runs=runs) / "policy")
     draw = documents(config, Names.of(load_world(config.world)), ChatIds(tokenizer))
     samples = [*itertools.islice(draw("held-out-balance"), HELD_OUT)]
     biases_LE = router_biases(model)

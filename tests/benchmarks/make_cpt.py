@@ -39,7 +39,6 @@ from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.files import write_whole
 from drlib.models.moe import load_policy
-from drlib.notebook import ensure
 from drlib.sandbox import Sandbox
 from drlib.synthesis.action_rows import memory_of
 from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
@@ -59,6 +58,7 @@ from drlib.synthesis.questions import SearchQuestions, python_task
 from drlib.tools import Toolbox
 from drlib.training.batches import Flat, portions, score
 from drlib.training.data import demonstration_tasks, read_episodes
+from drlib.training.launch import build_stage
 from drlib.training.pretrain import train_supervised
 from drlib.training.run import RunFolder, read_metrics
 from drlib.training.sft import shuffled
@@ -234,7 +234,7 @@ def curve(losses: list[float], every: int = 5) -> list[float]:
 def material(seed: int, runs: Path, base: Path, world) -> Material:
     """Everything but the models; builds the pool of demonstrations where it is missing."""
     config = Config.load("laptop", seed=seed)
-    episodes = read_episodes(ensure("demonstrations", config, runs=runs), "correct")
+    episodes = read_episodes(build_stage("demonstrations", config, runs=runs), "correct")
     _, tokenizer = load_policy(base)
     chat = ChatIds(tokenizer)
     names = Names.of(world)
@@ -293,7 +293,7 @@ def one_arm(arm: str, base: Path, given: Material) -> dict:
 
 def one_seed(seed: int, runs: Path, world, arms) -> dict:
     started = time.process_time()
-    base = ensure("cpt", Config.load("laptop", seed=seed), runs=runs) / "policy"
+    base = build_stage("cpt", Config.load("laptop", seed=seed), runs=runs) / "policy"
     given = material(seed, runs, base, world)
     return {
         "seed": seed,
