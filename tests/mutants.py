@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from tests.conftest import ALONE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -237,7 +237,7 @@ def main() -> None:
 
     def keep(rows: list[Row]) -> None:
         if arguments.missing or (not arguments.names and len(rows) == len(chosen)):
-            write_whole(TABLE, table(in_order(kept + rows)))
+            write_atomic(TABLE, table(in_order(kept + rows)))
 
     with tempfile.TemporaryDirectory(prefix="drlib-mutants-") as scratch:
         rows = judge_all(chosen, Path(scratch), keep)
