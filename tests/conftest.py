@@ -1,11 +1,10 @@
 """One environment for all tests, and for the kernels that nbval starts (`-p tests.conftest`).
 
-Quiet, offline, one thread, private Jupyter and IPython folders, pictures into a scratch folder; one
-of each for every process of pytest-xdist. MPLBACKEND is never set: with it, the inline figures of a
-kernel would be lost.
+Quiet, offline, one thread, private Jupyter and IPython folders, pictures in a scratch folder, each
+separate for every process of pytest-xdist. MPLBACKEND is never set: inline figures would be lost.
 
-Files of tests that a neighbour would disturb are marked `alone` here, with the reason, and single
-tests where they stand; `make test-alone` runs them, one at a time. Files that take long come first.
+`ALONE` marks files that need the machine to themselves (`make test-alone`), `LONG` the slow files,
+which start first and are left out by `make test-fast`.
 """
 
 import gc
@@ -18,11 +17,11 @@ import nbval.kernel
 from hypothesis import settings
 
 from drlib.notebook.execution import NotebookError, kernel_environment, with_a_kernel
-from drlib.startup import SELDOM
+from drlib.startup import GC_THRESHOLDS
 
 START_NEW_KERNEL = nbval.kernel.start_new_kernel
 
-# File of tests -> why nothing may run beside it.
+# Test file -> why it needs the machine to itself.
 ALONE = {
     "test_sandbox_bounds.py": "it measures what a call holds of the whole machine's memory",
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
@@ -31,8 +30,7 @@ ALONE = {
     "test_lab_sweep_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
 
-# Files that take long, the longest first: one that begins last keeps one core busy and the other
-# waiting (pytest-xdist would begin with the files of many tests, and these are of few).
+# Slow files, the slowest first: started last, one would keep one core busy and the other idle.
 LONG = (
     "test_sandbox_walls.py",
     "test_training_real_processes.py",
@@ -84,24 +82,26 @@ def pytest_configure(config):
     import torch  # after OMP_NUM_THREADS; a plugin may have imported it before
 
     torch.set_num_threads(1)
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def pytest_collection_finish():
-    """The tests themselves, and what they import, stay to the end: nobody looks for garbage there
-    again (a fifth of the time of the tests of training went to that)."""
+    """Exclude the collected tests and their imports from garbage collection.
+
+    Scanning them took a fifth of the time of the training tests.
+    """
     gc.collect()
     gc.freeze()
 
 
 def _start_kernel(**how):
-    """A kernel for nbval, which begins once and throws away what the kernel says at its end."""
-    with tempfile.TemporaryFile("w+") as said:
+    """Start a kernel for nbval, which by itself starts once and discards the kernel's stderr."""
+    with tempfile.TemporaryFile("w+") as stderr:
         try:
-            return with_a_kernel(START_NEW_KERNEL, **how | {"stderr": said})
+            return with_a_kernel(START_NEW_KERNEL, **how | {"stderr": stderr})
         except NotebookError as fault:
-            said.seek(0)
-            fault.add_note(said.read())
+            stderr.seek(0)
+            fault.add_note(stderr.read())
             raise
 
 
@@ -109,5 +109,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in ALONE:
             item.add_marker("alone")
+        if item.path.name in LONG:
+            item.add_marker("slow")
     place = {name: at for at, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
