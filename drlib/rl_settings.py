@@ -33,7 +33,7 @@ class RLSettings:
         3, "of a question at most, where the engine makes them (1: chains alone)"
     )
     rl_agent: str = switch(
-        "react", "who rolls out: an agent's line (drlib.agents.naming), several joined by +"
+        "react", "who rolls out: an agent's line (drlib.agents.agent_spec), several joined by +"
     )
     rl_trail_share: float = switch(
         0.0, "of the questions: trails, longer than a context (drlib.synthesis.trails)"

@@ -10,7 +10,7 @@ import pytest
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT
-from drlib.models.engine import Completion, Fresh
+from drlib.models.engine import Completion, NewContext
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
 
@@ -87,7 +87,7 @@ class Speaker:
                 reply = respond(i, Completion(turn, [-0.5] * n, [0.25] * n, reason))
                 while isinstance(reply, Future):
                     reply = reply.result()
-                if isinstance(reply, Fresh):
+                if isinstance(reply, NewContext):
                     ids = list(reply.prompt)
                 elif reply is not None and context and len(ids) + len(reply) >= context:
                     assert respond(i, Completion(finish_reason="context")) is None

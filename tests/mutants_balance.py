@@ -18,8 +18,8 @@ MUTANTS = [
     Mutant(
         "bias: a gate knows it",
         ROUTER,
-        "return logits_NE, gates_of(self, logits_NE, chosen_NK), chosen_NK",
-        "return logits_NE, gates_of(self, logits_NE + self.bias_E, chosen_NK), chosen_NK",
+        "return logits_NE, compute_gates(self, logits_NE, chosen_NK), chosen_NK",
+        "return logits_NE, compute_gates(self, logits_NE + self.bias_E, chosen_NK), chosen_NK",
         (f"{BIAS}::test_a_bias_chooses_and_no_gate_knows_it",),
         "the bias would disturb the gradient, which it is there to leave alone",
     ),
@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "bias: of one rank's tokens",
         "drlib/training/balance.py",
-        "    (load_LE,) = all_sum([take_load(model)])",
-        "    load_LE = take_load(model)",
+        "    (load_LE,) = all_sum([pop_expert_load(model)])",
+        "    load_LE = pop_expert_load(model)",
         (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
         "each rank would train another policy",
     ),
@@ -66,7 +66,7 @@ MUTANTS = [
     Mutant(
         "bias: the balance loss knows none",
         "drlib/training/batches.py",
-        "balance_loss(router_logits, k, router_biases(model), batch.times())",
+        "balance_loss(router_logits, k, get_router_biases(model), batch.times())",
         "balance_loss(router_logits, k, None, batch.times())",
         (f"{BIAS}::test_the_balance_loss_counts_the_experts_that_a_bias_chose",),
         "the loss would be of a load that nobody has",

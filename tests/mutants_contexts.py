@@ -73,15 +73,15 @@ MUTANTS = [
     ),
     Mutant(
         "several agents: the tasks of one for another",
-        "drlib/agents/naming.py",
+        "drlib/agents/agent_spec.py",
         "for at, i in enumerate(mine)}",
         "for at, i in enumerate(reversed(mine))}",
-        ("tests/test_agents_naming.py",),
+        ("tests/test_agents_spec.py",),
         "rollouts are judged by the answers of other questions",
     ),
     Mutant(
         "heavy: researchers cost nothing",
-        "drlib/agents/costs.py",
+        "drlib/agents/rollout_state.py",
         'own[name] + sum(part[name] for part in runs["costs"])',
         "own[name]",
         (STRATEGIES,),

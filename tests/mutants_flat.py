@@ -105,8 +105,8 @@ MUTANTS = [
     Mutant(
         "one prompt: the balance loss counts it once",
         "drlib/training/batches.py",
-        "router_biases(model), batch.times())",
-        "router_biases(model), None)",
+        "get_router_biases(model), batch.times())",
+        "get_router_biases(model), None)",
         (BATCHES,),
         "the balance loss depends on how a group is cut into micro-batches",
     ),

@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "filter: ignored",
         "drlib/training/grpo.py",
-        "apply_filter(trajectories, filter_of(config))",
-        'apply_filter(trajectories, filter_of(config.derive(rl_overlong="keep")))',
+        "filter_rollouts(trajectories, filter_of(config))",
+        'filter_rollouts(trajectories, filter_of(config.derive(rl_overlong="keep")))',
         (f"{SWITCHES}::test_a_switch_changes_the_weights",),
         "over-long failures are trained on whatever the settings say",
     ),
@@ -332,7 +332,7 @@ MUTANTS = [
     ),
     Mutant(
         "agent: one call too many",
-        "drlib/agents/attempt.py",
+        "drlib/agents/rollout_state.py",
         "if len(self.results) >= self.limits.calls:",
         "if len(self.results) > self.limits.calls:",
         (REACT,),
@@ -340,7 +340,7 @@ MUTANTS = [
     ),
     Mutant(
         "agent: observations count as generated",
-        "drlib/agents/running.py",
+        "drlib/agents/rollout_state.py",
         "sampled = np.array([done is not None for done in completions], bool)",
         "sampled = np.array([True for done in completions], bool)",
         (REACT,),

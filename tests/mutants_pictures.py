@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "wire: a picture's address in the place of the picture",
-        "drlib/agents/contexts.py",
+        "drlib/agents/context.py",
         "        return [self._with_urls(message) for message in new]",
         "        return new",
         ("tests/test_agents_webwatcher.py",),

@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: routes stand one token late",
-        "drlib/agents/running.py",
+        "drlib/agents/rollout_state.py",
         "                read = end - 1\n",
         "                read = end\n",
         (f"{ROUTES}::test_what_a_turn_was_drawn_from_counts_though_its_context_was_read_anew",),
@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(
         "real: evaluated on the CPU of a GPU's machine",
         "drlib/training/models.py",
-        "yield TransformersEngine(model.to(own_device()), max",
+        "yield TransformersEngine(model.to(default_device()), max",
         "yield TransformersEngine(model, max",
         ("tests/test_training_devices.py::test_an_engine_computes_where_the_process_does",),
         "a run that pays for a GPU waits for a CPU",

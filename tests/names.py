@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROMISED = frozenset(
     """
     leave_one_out group_mean group_normalized batch_normalized LossConfig policy_loss classify
-    apply_filter resample_on_correct drop_equal_groups fill_with_live_groups KLController
+    filter_rollouts resample_on_correct drop_zero_variance_groups replace_zero_variance_groups KLController
     ReferenceReset DriftDetector AdaptiveLearningRate StalenessFilter Reward RewardResult
     token_logprobs Engine SamplingParams Completion Sandbox parse ToolCall Answer FormatError
     train_tokenizer load_tokenizer load_world World synthesize_questions chain_questions

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from drlib.agents.prompts import research_prompt
+from drlib.chat.prompts import research_prompt
 from drlib.tools import TOOLS
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

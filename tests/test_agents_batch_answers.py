@@ -1,6 +1,6 @@
 """A file of questions: every answer kept at once, nothing asked twice, also after a kill.
 
-Run: python -m pytest tests/test_agents_answering.py
+Run: python -m pytest tests/test_agents_batch_answers.py
 """
 
 import json
@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from drlib.agents import ReAct
-from drlib.agents.answering import answer_file
+from drlib.agents.batch_answers import answer_file
 from drlib.chat.tool_calls import render_answer
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
@@ -27,11 +27,11 @@ from tests.waiting import until
 TASKS = [Task(f"t{n}", f"Question {n}?", str(n), "search", "none") for n in range(12)]
 PROGRAM = """
 from drlib.agents import ReAct
-from drlib.agents.answering import answer_file
+from drlib.agents.batch_answers import answer_file
 from drlib.endpoint import ChatEndpoint
 from drlib.models.api_engine import ApiEngine
 from drlib.tools import Toolbox
-from tests.test_agents_answering import TASKS
+from tests.test_agents_batch_answers import TASKS
 
 with Toolbox(None) as toolbox:
     engine = ApiEngine(ChatEndpoint({url!r}, "scripted", timeout_s=30), concurrency=2)

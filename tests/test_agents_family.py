@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
-from drlib.agents.context import OMITTED
 from drlib.agents.heavy import vote
+from drlib.agents.managed_react import OMITTED
 from drlib.agents.resum import GO_ON
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.tool_calls import render_answer, render_call
@@ -79,7 +79,7 @@ def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
     class Twice(Agent):
         """Answers, and reads its answer again before it stands by it."""
 
-        def attempt(self, at):
+        def run_task(self, at):
             first = yield at.begin()
             context = at.begin(f"{at.task.question} You said: {first.action.text}")
             second = yield context
@@ -93,8 +93,8 @@ def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
 
 def test_an_agent_that_never_asks_its_policy_has_a_record_too(chat, toolbox):
     class Silent(Agent):
-        def attempt(self, at):
-            found = yield at.later(lambda: "by heart")
+        def run_task(self, at):
+            found = yield at.submit(lambda: "by heart")
             return found
 
     engine = Speaker(chat, lambda text: "")

@@ -1,13 +1,13 @@
 """Agents by one line of text.
 
-Run: python -m pytest tests/test_agents_naming.py
+Run: python -m pytest tests/test_agents_spec.py
 """
 
 import pytest
 
-from drlib.agents import Heavy, IterResearch, ManagedReAct, ReAct, ReSum, agent_named
-from drlib.agents.resum import own_words
-from drlib.agents.s3 import S3, chain_reader
+from drlib.agents import Heavy, IterResearch, ManagedReAct, ReAct, ReSum, create_agent
+from drlib.agents.resum import join_thoughts
+from drlib.agents.s3 import S3, answer_from_facts
 from drlib.chat.tool_calls import render_answer
 from drlib.task import Task
 from tests.agent_examples import Speaker, tour_chat, tour_toolbox
@@ -22,7 +22,7 @@ toolbox = tour_toolbox
 @pytest.fixture
 def named(chat, toolbox):
     def make(line, say=lambda text: render_answer("yes")):
-        return agent_named(line, Speaker(chat, say), toolbox, chat)
+        return create_agent(line, Speaker(chat, say), toolbox, chat)
 
     return make
 
@@ -35,10 +35,10 @@ def test_a_line_names_an_agent_and_its_options(named):
     assert named("resum:summarise=policy,every=4").summarise is None
     assert named("resum:summarise=policy,every=4").every == 4
     assert (
-        type(named("resum")) is ReSum and named("resum:summarise=thoughts").summarise is own_words
+        type(named("resum")) is ReSum and named("resum:summarise=thoughts").summarise is join_thoughts
     )
     assert type(named("s3:generate=reader")) is S3
-    assert named("s3:generate=reader").generate is chain_reader
+    assert named("s3:generate=reader").generate is answer_from_facts
     heavy = named("heavy:n=3,merge=vote,researcher=react")
     assert type(heavy) is Heavy and (heavy.n, heavy.merge) == (3, "vote")
     assert type(heavy.researcher) is ReAct and type(named("heavy").researcher) is IterResearch

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from drlib.agents import AGENTS, Limits, WebWatcher
-from drlib.agents.contexts import MessageContext
-from drlib.app.options import AskError, Setup
+from drlib.agents.context import MessageContext
+from drlib.app.research import AskError, AskOptions
 from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
-from drlib.models.api_engine import ApiEngine, on_the_wire
+from drlib.models.api_engine import ApiEngine, to_openai_messages
 from drlib.models.engine import Completion
 from drlib.models.scripted_engine import ScriptedEngine
 from drlib.synthesis import chain_questions
@@ -156,7 +156,7 @@ def test_who_cannot_see_is_told_what_to_take():
                 WebWatcher(ScriptedEngine(str), toolbox).run([task])
     assert AGENTS["webwatcher"] is WebWatcher
     with pytest.raises(AskError, match="notebook 13"):
-        Setup(agent="webwatcher")
+        AskOptions(agent="webwatcher")
 
 
 def test_a_picture_can_say_nothing_in_the_place_of_the_system(toolbox):
@@ -181,11 +181,11 @@ def test_pictures_travel_as_parts_and_never_in_a_tool_s_message():
         {"role": "tool", "content": "seen", "pictures": [url]},
     ]
     part = {"type": "image_url", "image_url": {"url": url}}
-    first, _, last = on_the_wire(said, by_server=False)
+    first, _, last = to_openai_messages(said, by_server=False)
     assert first["content"] == [{"type": "text", "text": "Q"}, part]
     assert last["content"][0]["text"] == "<tool_response>\nseen\n</tool_response>"
     assert last["content"][1:] == [part] and last["role"] == "user"
-    _, called, told, shown = on_the_wire(said, by_server=True)
+    _, called, told, shown = to_openai_messages(said, by_server=True)
     assert called["tool_calls"] and told["content"] == "seen" and told["role"] == "tool"
     assert shown == {"role": "user", "content": [part]}
 

@@ -17,7 +17,7 @@ from drlib.agents.webweaver import (
     UNWRITTEN,
     Bank,
     Section,
-    sections_of,
+    parse_sections,
     unknown_ids,
 )
 from drlib.chat.template import ChatIds, train_tokenizer
@@ -106,7 +106,7 @@ def test_a_report_with_a_source_for_every_statement(chat, toolbox):
         "1. [Norway](cldr:Norway)\n2. [Sweden](cldr:Sweden)\n3. [Denmark](cldr:Denmark)\n"
     )
     first, last = done.metadata["outlines"]
-    assert first != last and len(sections_of(last)) == 2
+    assert first != last and len(parse_sections(last)) == 2
     # Norway was found twice, and is one piece of evidence
     assert done.metadata["evidence"] == 3 and done.metadata["dropped_citations"] == 0
     assert len(done.tool_results) == 4 and set(done.contexts.tolist()) == {0, 1, 2}
@@ -149,7 +149,7 @@ def test_deleting_evidence_makes_its_citations_wrong():
     assert bank.add(ToolResult("search", {}, hits[:34], True, None)) == ["id_1"]
     assert bank.add(ToolResult("search", {}, hits, False, "timeout")) == []
     plan = "West <citation>id_1</citation>\nEast <citation>id_2, id_1</citation>\n\n"
-    assert sections_of(plan) == [Section("West", ("id_1",)), Section("East", ("id_2", "id_1"))]
+    assert parse_sections(plan) == [Section("West", ("id_1",)), Section("East", ("id_2", "id_1"))]
     assert unknown_ids(plan, bank) == []
     del bank.evidence["id_2"]
     assert unknown_ids(plan, bank) == ["id_2"]

@@ -20,12 +20,12 @@ from drlib.analysis.chat_messages import tool_results
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, responses, token_statistics
-from drlib.chat.segments import segments_of, token_texts
+from drlib.chat.segments import segment_texts, token_texts
 from drlib.chat.template import load_tokenizer
 from drlib.chat.tool_calls import END
 from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, Termination, load_trajectories
-from tests.test_house import ROOT
+from tests.test_layout import ROOT
 
 TOUR = ROOT / "figures" / "reference" / "tour"
 FILES = ("sft_sampled", "sft_greedy", "rl_sampled", "rl_greedy")
@@ -89,7 +89,7 @@ def runs(trajectory):
 @pytest.mark.parametrize("name", FILES)
 def test_segments_of_the_tours_text_are_those_of_its_ids(tour, tokenizer, name):
     for t in tour[name]:
-        found = segments_of(token_texts(tokenizer, t.token_ids), t.generated)
+        found = segment_texts(token_texts(tokenizer, t.token_ids), t.generated)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, t.segments, err_msg=t.id)
 
@@ -97,10 +97,10 @@ def test_segments_of_the_tours_text_are_those_of_its_ids(tour, tokenizer, name):
 def test_segments_do_not_depend_on_how_the_text_is_cut(tour):
     t = tour["sft_sampled"][0]
     text = "".join(token_texts(load_tokenizer(TOUR / "policy_rl"), t.token_ids))
-    whole = segments_of(list(text), np.ones(len(text), bool))
+    whole = segment_texts(list(text), np.ones(len(text), bool))
     for size in (2, 3, 7):
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        np.testing.assert_array_equal(segments_of(pieces, np.ones(len(pieces))), whole[::size])
+        np.testing.assert_array_equal(segment_texts(pieces, np.ones(len(pieces))), whole[::size])
 
 
 def test_segments_of_a_text_with_markers():
@@ -144,9 +144,9 @@ def test_segments_of_a_text_with_markers():
         ("all", Segment.REPORT),
     ]
     texts, expected = zip(*pieces)
-    assert segments_of(texts, np.zeros(len(texts), bool)).tolist() == list(expected)
+    assert segment_texts(texts, np.zeros(len(texts), bool)).tolist() == list(expected)
     letters = [(c, segment) for text, segment in pieces for c in text]
-    found = segments_of([c for c, _ in letters], np.ones(len(letters), bool))
+    found = segment_texts([c for c, _ in letters], np.ones(len(letters), bool))
     assert found.tolist() == [segment for _, segment in letters]
 
 
@@ -155,8 +155,8 @@ def test_without_markers_the_sampled_text_is_the_assistants():
     sampled = np.array([0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1], bool)
     # a call that is not closed ends where somebody else speaks
     expected = [P, P, T, T, X, X, X, C, R, X, A]
-    assert segments_of(pieces, sampled)[:-1].tolist() == expected
-    assert segments_of([], np.zeros(0, bool)).shape == (0,)
+    assert segment_texts(pieces, sampled)[:-1].tolist() == expected
+    assert segment_texts([], np.zeros(0, bool)).shape == (0,)
 
 
 # ---------------------------------------------------------------- messages and Tongyi

@@ -22,7 +22,8 @@ from drlib.analysis.pseudo_gradient import (
     own_words,
     pseudo_gradient,
 )
-from drlib.chat.template import ChatIds, load_tokenizer, segment_tokens
+from drlib.chat.segments import segment_tokens
+from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories
 from tests.policy_examples import real_model

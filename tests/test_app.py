@@ -17,10 +17,9 @@ import time
 import pytest
 from rich.console import Console
 
-from drlib.app import Setup, ask
+from drlib.app import AskOptions, ask
 from drlib.app.__main__ import main
-from drlib.app.models import TOUR_POLICY
-from drlib.app.options import AskError
+from drlib.app.research import TOUR_POLICY, AskError
 from drlib.app.terminal import Trace, plain
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.template import load_any_tokenizer
@@ -110,7 +109,7 @@ FAULTS = {
     "always down": (dict(faults=lambda n: "500"), (), "HTTP 500 Internal Server Error: not now, 3"),
     "question too long": (dict(say=lambda m: None), (), "its context, or the tokens it may say"),
     "no world": ({}, ("--world", "atlantis"), "unknown world 'atlantis'"),
-    "no answer": (dict(say=lambda m: LOOK), (), "it made the same call again and again"),
+    "no answer": (dict(say=lambda m: LOOK), (), "the agent repeated the same tool call"),
     "model alone": ({}, ("--endpoint", ""), "give both --endpoint and --model"),
 }
 
@@ -142,7 +141,7 @@ def test_only_a_file_that_was_written_is_named(capsys, tmp_path):
 
     with Scripted(revoked) as server:
         status, _, err = told(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
-    assert status == 1 and "HTTP 401" in err and f"what was done is in {saved}" in err
+    assert status == 1 and "HTTP 401" in err and f"the trajectory so far is in {saved}" in err
     (kept,) = load_trajectories(saved)
     assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
 
@@ -152,7 +151,7 @@ def test_a_tool_that_never_works_is_named(capsys, monkeypatch):
     monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)
     with Scripted(researcher) as server:
         status, _, err = told(capsys, NORWAY, *of(server), "--quiet")
-    assert status == 1 and "the tool search does not work: Error: unavailable." in err
+    assert status == 1 and "the tool search failed: Error: unavailable." in err
 
 
 def test_what_was_done_before_ctrl_c_is_saved(tmp_path):
@@ -182,7 +181,7 @@ def test_what_was_done_before_ctrl_c_is_saved(tmp_path):
         _, err = child.communicate(timeout=20)
     assert (
         child.returncode == 130
-        and err.strip() == f"drlib.app: interrupted; what was done is in {saved}"
+        and err.strip() == f"drlib.app: interrupted; the trajectory so far is in {saved}"
     )
     (kept,) = load_trajectories(saved)
     assert kept.termination is Termination.WALL_CLOCK and kept.metadata["interrupted"]
@@ -205,7 +204,7 @@ def test_text_of_pages_and_models_is_printed_as_text():
 
 def test_sources_with_the_answer_in_them_come_first():
     with Scripted(researcher) as server:
-        setup = Setup(endpoint=server.url, model=server.model)
+        setup = AskOptions(endpoint=server.url, model=server.model)
         done = ask(NORWAY, setup)
     assert done.sources[0].url == "cldr:Norway" and done.sources[0].supports
     assert [one.supports for one in done.sources] == sorted(
@@ -214,9 +213,9 @@ def test_sources_with_the_answer_in_them_come_first():
     found = HIT.findall(done.trajectory.tool_results[0].text)
     assert len(found) == len(done.sources)
     with pytest.raises(AskError, match="unknown agent"):
-        ask(NORWAY, Setup(agent="nobody"))
+        ask(NORWAY, AskOptions(agent="nobody"))
     with pytest.raises(ValueError, match="empty"):
-        ask(" ", Setup())
+        ask(" ", AskOptions())
     assert json.loads(json.dumps(done.usage))["calls"] == 1
 
 
@@ -245,7 +244,7 @@ def test_a_foreign_model_in_a_folder_is_told_by_its_own_template(capsys, tmp_pat
     ("how", "words"),
     [
         (["--folder", "nowhere"], "no tokenizer at nowhere"),
-        (["--folder", TOUR_POLICY, "--engine", "mlx"], "no engine 'mlx': there are hf and vllm"),
+        (["--folder", TOUR_POLICY, "--engine", "mlx"], "unknown engine 'mlx'"),
     ],
 )
 def test_no_such_model_is_one_line(capsys, how, words):
@@ -280,7 +279,7 @@ def test_live_search_takes_the_place_of_the_world(capsys):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (["--search", "serper"], "live search is for a model that you name"),
+        (["--search", "serper"], "live search needs --endpoint"),
         (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
         (["--search", "searxng", "--folder", TOUR_POLICY], "needs base_url"),
         (["--search", "altavista", "--folder", TOUR_POLICY], "no provider 'altavista'"),

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from drlib.app import server as serving
+from drlib.app import server
 from drlib.app.__main__ import main
 from drlib.app.server import LONGEST, TOKEN
 from drlib.chat.tool_calls import render_answer, render_call
@@ -161,7 +161,7 @@ def test_who_goes_away_stops_the_question(url, plain_model):
 
 def test_a_failure_is_a_line(url, plain_model):
     plain_model.say = lambda messages: None  # too long a context
-    assert "no answer: its context" in asked(url)[1][-1]["error"]
+    assert "no answer: the limit of context" in asked(url)[1][-1]["error"]
 
 
 def test_who_has_read_the_reply_may_ask_again(monkeypatch):
@@ -172,8 +172,8 @@ def test_who_has_read_the_reply_may_ask_again(monkeypatch):
         question._tell(None)
         time.sleep(0.3)
 
-    monkeypatch.setattr(serving.Question, "_work", ends_late)
-    app = serving.Desk(asker=None, token="").app
+    monkeypatch.setattr(server.RunningQuestion, "_work", ends_late)
+    app = server.AskServer(session=None, token="").app
 
     async def ask_twice():
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))

@@ -6,7 +6,7 @@ Run: python -m pytest tests/test_chat_model_template.py
 import pytest
 
 from drlib.agents import Limits, ReAct
-from drlib.chat.model_template import TemplateIds, is_ours
+from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
 from drlib.chat.template import train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.task import Task
@@ -133,9 +133,9 @@ def test_a_template_without_tools_gets_responses_from_the_user(name):
 
 
 def test_a_tokenizer_that_drlib_made_is_known_and_one_without_a_template_refused():
-    assert is_ours(train_tokenizer(["words and tools"], 320))
+    assert is_drlib_tokenizer(train_tokenizer(["words and tools"], 320))
     theirs = tokenizer_of("qwen3")
-    assert not is_ours(theirs)
+    assert not is_drlib_tokenizer(theirs)
     theirs.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         TemplateIds(theirs)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3MoeConfig
 
-from drlib.chat.template import ChatIds, load_tokenizer, segment_tokens, train_tokenizer
+from drlib.chat.segments import segment_tokens
+from drlib.chat.template import ChatIds, load_tokenizer, train_tokenizer
 from drlib.chat.tool_calls import (
     TAGS,
     render_answer,

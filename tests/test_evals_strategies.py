@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from drlib.agents import Limits, agent_named
-from drlib.agents.costs import costs_of
+from drlib.agents import Limits, create_agent
+from drlib.agents.rollout_state import count_costs
 from drlib.analysis.strategy_plots import majority_right
 from drlib.chat.tool_calls import render_answer
 from drlib.evals.metrics import difference_interval
@@ -91,10 +91,10 @@ def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, 
         )
 
     def run(line):
-        agent = agent_named(line, Speaker(chat, say), toolbox, chat, Limits(context_tokens=2000))
+        agent = create_agent(line, Speaker(chat, say), toolbox, chat, Limits(context_tokens=2000))
         return agent.run([task])[0]
 
-    (single, merged) = (costs_of(run(line)) for line in ("iterresearch", line))
+    (single, merged) = (count_costs(run(line)) for line in ("iterresearch", line))
     own = len(chat.encode(render_answer("yes"))) if "vote" not in line else 0
     assert merged["sampled"] == 3 * single["sampled"] + own
     assert merged["contexts"] == 3 + (own > 0)

@@ -11,11 +11,11 @@ from collections import Counter
 import pytest
 
 from drlib.agents import Limits, ReAct, ReSum
-from drlib.agents.contexts import inert
-from drlib.agents.prompts import research_prompt
+from drlib.agents.context import escape_tags
+from drlib.chat.prompts import research_prompt
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.models.api_engine import ApiEngine, on_the_wire, text_of
+from drlib.models.api_engine import ApiEngine, message_text, to_openai_messages
 from drlib.models.engine import SamplingParams
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -106,7 +106,7 @@ def test_a_call_that_a_limit_left_unanswered_is_sent_as_text():
         {"role": "assistant", "content": LOOK},
         {"role": "user", "content": "Answer."},
     ]
-    sent = on_the_wire(said, by_server=True)
+    sent = to_openai_messages(said, by_server=True)
     assert [m["role"] for m in sent] == ["user", "assistant", "tool", "assistant", "user"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"]
     assert sent[3] == {"role": "assistant", "content": LOOK}
@@ -114,15 +114,15 @@ def test_a_call_that_a_limit_left_unanswered_is_sent_as_text():
 
 def test_a_call_whose_arguments_are_no_json_is_a_format_error():
     call = {"function": {"name": "search", "arguments": "{query"}}
-    assert text_of({"content": None, "tool_calls": [call]}) == "<tool_call>{query</tool_call>"
+    assert message_text({"content": None, "tool_calls": [call]}) == "<tool_call>{query</tool_call>"
     with pytest.raises(TypeError, match="no content"):
-        text_of({"content": None})
+        message_text({"content": None})
 
 
 def test_a_thought_that_was_cut_and_a_refusal_are_what_was_said(toolbox):
-    assert text_of({"content": None, "reasoning": " I need "}) == "<think>I need"
-    assert text_of({"content": "", "reasoning": "Done."}) == "<think>Done.</think>"
-    assert text_of({"content": None, "refusal": "I cannot."}) == "I cannot."
+    assert message_text({"content": None, "reasoning": " I need "}) == "<think>I need"
+    assert message_text({"content": "", "reasoning": "Done."}) == "<think>Done.</think>"
+    assert message_text({"content": None, "refusal": "I cannot."}) == "I cannot."
     with Scripted(lambda messages: {"content": None, "reasoning": "I need"}) as server:
         (done,) = ReAct(engine_of(server), toolbox, limits=Limits(calls=0)).run([task()])
         assert server.asked == 1  # a fault would be tried again
@@ -153,7 +153,7 @@ def test_tags_of_a_page_do_not_reach_the_server(toolbox):
     sent = server.bodies[1]["messages"][-1]["content"]
     assert "< /tool_response>" in sent and "<|im_start|>" not in sent
     assert sent.count("</tool_response>") == 1 and sent.endswith("</tool_response>")
-    assert inert("1 < 2") == "1 < 2"
+    assert escape_tags("1 < 2") == "1 < 2"
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "cut", "junk", "late"])

@@ -15,13 +15,13 @@ from numba import TypingError, njit
 
 from drlib.config import ROOT
 from drlib.models import kernels
-from drlib.models.compiled_decoder import CompiledDecoder, prepare
-from drlib.models.decoder import Decoder, decoder_of
+from drlib.models.compiled_decoder import CompiledDecoder, compile_kernels
+from drlib.models.decoder import Decoder, create_decoder
 from drlib.models.engine import SamplingParams
 from drlib.models.kernels import LANES
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy
-from drlib.models.router_bias import with_router_bias
+from drlib.models.router_bias import add_router_bias
 from drlib.models.sampling import sample
 from tests.engine_examples import V, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
@@ -223,19 +223,19 @@ def test_a_draw_at_the_ends_takes_tokens_of_positive_probability():
 
 
 def test_a_model_on_the_cpu_gets_the_compiled_one(model):
-    assert type(decoder_of(model, 2, 32)) is CompiledDecoder
+    assert type(create_decoder(model, 2, 32)) is CompiledDecoder
 
 
 def test_every_loop_is_made_once_and_for_all_calls(model):
     """A second kind of arguments would be seconds of compilation in the middle of a run."""
     made = [kernels.normalise, kernels.rotate, kernels.attend, kernels.route]
     made += [kernels.gate, kernels.combine, kernels.draw]
-    prepare()
+    compile_kernels()
     engine = LocalEngine(model, slots=2, max_context=64, routes=True)
     for temperature in (0, 1, 0.5):
         params = SamplingParams(temperature=temperature, max_tokens=3)
         engine.converse(make_prompts(5), params, Recorder(make_prompts(5)))
-    LocalEngine(with_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
+    LocalEngine(add_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
     assert [len(loop.signatures) for loop in made] == [1] * len(made)
 
 
@@ -252,7 +252,7 @@ def test_both_decoders_make_the_same_engine(model, slots, monkeypatch):
     params = SamplingParams(max_tokens=12, stop_ids=(1, 2, 3, 4), seed=8)
     runs = []
     for kind in (CompiledDecoder, Decoder):
-        monkeypatch.setattr("drlib.models.local_engine.decoder_of", kind)
+        monkeypatch.setattr("drlib.models.local_engine.create_decoder", kind)
         with ThreadPoolExecutor(2) as pool:
             run = Routed(prompts, turns=4, pool=pool)
             engine = LocalEngine(model, slots=slots, max_context=200, lockstep=True, routes=True)
@@ -276,7 +276,7 @@ def test_heads_of_any_width_decode_as_the_trainer_does(head_dim, heads, kv_heads
     )
     policy = build_policy(shape, seed=3, init="plain").eval()
     ids_NT = torch.randint(0, V, (3, 40), generator=torch.Generator().manual_seed(0))
-    decoder = decoder_of(policy, rows=3, max_context=64)
+    decoder = create_decoder(policy, rows=3, max_context=64)
     with torch.inference_mode():
         expected_NTV = policy(ids_NT).logits
         chunks = [ids_T[:17].numpy() for ids_T in ids_NT]

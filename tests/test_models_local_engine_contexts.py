@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from drlib.models.engine import Fresh, SamplingParams
+from drlib.models.engine import NewContext, SamplingParams
 from drlib.models.local_engine import LocalEngine
 from tests.engine_examples import small_engine, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
@@ -42,7 +42,7 @@ class Forgetful(Recorder):
         self.ids[at] = list(prompt)
         self.logp[at] = [None] * len(prompt)
         self.entropy[at] = [None] * len(prompt)
-        fresh = Fresh(prompt)
+        fresh = NewContext(prompt)
         return fresh if self.pool is None else self.pool.submit(lambda: fresh)
 
 
@@ -90,7 +90,7 @@ def said_again(model, engine=None, **how):
 
     def again(i, completion):
         said.append(tuple(completion.token_ids))
-        return Fresh([5, 6, 7]) if len(said) < 3 else None
+        return NewContext([5, 6, 7]) if len(said) < 3 else None
 
     params = SamplingParams(max_tokens=30, seed=1, **how)
     engine = engine or LocalEngine(model, slots=1, max_context=100)
@@ -108,7 +108,7 @@ def test_more_tokens_than_a_context_holds_may_be_said_over_several(model):
 
     def again(i, completion):
         said.append(completion)
-        return Fresh([1, 2]) if len(said) < 9 else None
+        return NewContext([1, 2]) if len(said) < 9 else None
 
     LocalEngine(model, slots=2, max_context=24).converse(
         [[1, 2]], SamplingParams(max_tokens=20, seed=3), again
@@ -123,7 +123,7 @@ def test_a_context_that_cannot_begin(engine, ids):
 
     def respond(i, completion):
         reasons.append(completion.finish_reason)
-        return Fresh(ids) if len(reasons) == 1 else None
+        return NewContext(ids) if len(reasons) == 1 else None
 
     if ids == [9999]:
         with pytest.raises(ValueError, match="reply to request 0"):

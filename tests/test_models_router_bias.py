@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import build_policy, load_policy, save_policy
-from drlib.models.packed import flat_pass
+from drlib.models.packed import packed_forward
 from drlib.models.router_bias import (
+    add_router_bias,
+    get_router_biases,
     max_violation,
-    move_biases,
-    router_biases,
-    take_load,
-    with_router_bias,
+    pop_expert_load,
+    update_router_biases,
 )
 from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.models.transformers_engine import TransformersEngine
@@ -46,7 +46,7 @@ def plain(std=0.3, seed=0):
 
 def biased(scale=0.2, **changes):
     """The same with biases that move many tokens."""
-    model = with_router_bias(plain(**changes))
+    model = add_router_bias(plain(**changes))
     generator = torch.Generator().manual_seed(1)
     for layer in model.model.layers:
         layer.mlp.gate.bias_E.normal_(0, scale, generator=generator)
@@ -67,18 +67,18 @@ def logits(model, ids):
 
 def test_biases_of_zero_or_common_to_all_experts_change_nothing():
     model, ids = plain(), some_ids()
-    same = with_router_bias(model)
+    same = add_router_bias(model)
     assert torch.equal(logits(same, ids), logits(model, ids))
-    assert router_biases(model) is None and router_biases(same).tolist() == [[0.0] * 8] * 2
+    assert get_router_biases(model) is None and get_router_biases(same).tolist() == [[0.0] * 8] * 2
     for layer in same.model.layers:
         layer.mlp.gate.bias_E += 0.125
     assert torch.equal(logits(same, ids), logits(model, ids))
-    assert with_router_bias(same) is same
+    assert add_router_bias(same) is same
 
 
 def test_a_bias_chooses_and_no_gate_knows_it():
     """By hand: probabilities .4 .3 .2 .1, and +.25 for the last: it is chosen beside the first."""
-    router = with_router_bias(plain()).model.layers[0].mlp.gate
+    router = add_router_bias(plain()).model.layers[0].mlp.gate
     router.weight.data.zero_()
     router.weight.data[:4, 0] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     router.weight.data[4:, 0] = -50.0
@@ -109,7 +109,7 @@ def test_what_was_recorded_is_replayed_bit_for_bit():
 
 def test_other_models_have_no_biases():
     with pytest.raises(ValueError, match="this is a llama: set router_bias_rate=0"):
-        with_router_bias(real_model("llama"))
+        add_router_bias(real_model("llama"))
 
 
 # ---------------------------------------------------------------- the load
@@ -119,39 +119,39 @@ def test_the_tokens_of_passes_that_train_are_counted_and_no_others():
     model, ids = biased(), some_ids()
     logits(model, ids)
     model(input_ids=ids, use_cache=False)  # an evaluation that could have a gradient
-    assert take_load(model).sum() == 0
+    assert pop_expert_load(model).sum() == 0
     model.train()
     logits(model, ids)  # a training model that only scores
-    assert take_load(model).sum() == 0
+    assert pop_expert_load(model).sum() == 0
     with record_routes(model) as recorder:
         model(input_ids=ids, use_cache=False)
         model(input_ids=ids[:1], use_cache=False)
-    load = take_load(model)
+    load = pop_expert_load(model)
     assert load.sum(1).tolist() == [2 * (3 + 1) * 12] * 2  # two experts a token
     chosen = torch.cat(recorder.passes, dim=1).long()
     assert load.tolist() == [torch.bincount(x.flatten(), minlength=8).tolist() for x in chosen]
-    assert take_load(model).sum() == 0  # asked once
+    assert pop_expert_load(model).sum() == 0  # asked once
 
 
 def test_moves_by_hand_and_other_shapes():
-    model = with_router_bias(plain())
+    model = add_router_bias(plain())
     load = torch.tensor([[8, 4, 4, 0, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1, 1, 1]])
-    move_biases(model, load, rate=0.5)
+    update_router_biases(model, load, rate=0.5)
     want = [[-0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0] * 8]
-    assert router_biases(model).tolist() == want
+    assert get_router_biases(model).tolist() == want
     assert max_violation(load) == pytest.approx((8 / 4 - 1) / 2)
     with pytest.raises(ValueError, match=r"load_LE is \[1, 8\], the biases are \[2, 8\]"):
-        move_biases(model, load[:1], rate=0.5)
+        update_router_biases(model, load[:1], rate=0.5)
 
 
 def test_moving_them_evens_out_the_load():
-    model, ids = with_router_bias(plain()).train(), some_ids(batch=4, tokens=24)
+    model, ids = add_router_bias(plain()).train(), some_ids(batch=4, tokens=24)
     uneven = []
     for _ in range(40):
         model(input_ids=ids, use_cache=False)
-        load = take_load(model)
+        load = pop_expert_load(model)
         uneven.append(max_violation(load))
-        move_biases(model, load, rate=0.003)
+        update_router_biases(model, load, rate=0.003)
     assert uneven[-1] < uneven[0] / 2
 
 
@@ -163,9 +163,9 @@ def test_the_balance_loss_counts_the_experts_that_a_bias_chose():
     assert balance_loss([logits_NE], 1, bias_LE).item() == pytest.approx(2 * 0.25)
     model, batch = biased(), Flat.of([range(12)])
     with torch.no_grad():
-        _, of_layers = flat_pass(model, batch.ids_N, batch.lengths)
+        _, of_layers = packed_forward(model, batch.ids_N, batch.lengths)
         scored = score(model, batch, torch.ones(12, dtype=torch.bool))
-    assert torch.equal(scored.balance, balance_loss(of_layers, 2, router_biases(model)))
+    assert torch.equal(scored.balance, balance_loss(of_layers, 2, get_router_biases(model)))
     assert scored.balance != balance_loss(of_layers, 2)
 
 
@@ -174,7 +174,7 @@ def test_the_balance_loss_counts_the_experts_that_a_bias_chose():
 
 @pytest.mark.parametrize("room", [LocalEngine, TransformersEngine])
 def test_an_engine_samples_with_the_biases_that_it_was_given_last(room):
-    model = with_router_bias(plain())
+    model = add_router_bias(plain())
     engine = room(model, max_context=64)
     prompts = [list(range(9)), list(range(20, 32)), *([i] * 5 for i in range(1, 40))]
     params = SamplingParams(max_tokens=8, seed=3)
@@ -199,10 +199,10 @@ def test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them(tmp_path):
     model, ids = biased(), some_ids()
     folder = save_policy(model, None, tmp_path / "policy")
     again, _ = load_policy(folder)
-    assert torch.equal(router_biases(again), router_biases(model))
+    assert torch.equal(get_router_biases(again), get_router_biases(model))
     assert torch.equal(logits(again, ids), logits(model, ids))
     automatic = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert torch.equal(router_biases(automatic), router_biases(model))
+    assert torch.equal(get_router_biases(automatic), get_router_biases(model))
     read = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({str(folder)!r})"
     alone = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
     assert alone.returncode != 0 and "qwen3_moe_router_bias" in alone.stderr
@@ -217,30 +217,30 @@ def test_pre_training_moves_them_and_the_next_stage_goes_on_from_there(tmp_path)
     rows = read_metrics(folders["cpt"])
     assert all(row["max_violation"] > 0 for row in rows)
     policy, _ = load_policy(folders["cpt"] / "policy")
-    moved = router_biases(policy)
+    moved = get_router_biases(policy)
     steps = moved / 0.01
     assert 0 < moved.abs().max() <= 0.04 + 1e-6  # four steps of at most the rate
     torch.testing.assert_close(steps, steps.round(), atol=1e-3, rtol=0)
     _, model, *_ = pretrain.begin("sft", "cpt", config, tmp_path / "sft" / "sft-1", Ranks())
-    assert torch.equal(router_biases(model), moved)
+    assert torch.equal(get_router_biases(model), moved)
 
 
 def test_a_rate_of_zero_leaves_them_and_no_metric(tmp_path):
     config = settings(cpt_steps=2)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     assert not any("max_violation" in row for row in read_metrics(folders["cpt"]))
-    assert router_biases(load_policy(folders["cpt"] / "policy")[0]) is None
+    assert get_router_biases(load_policy(folders["cpt"] / "policy")[0]) is None
 
 
 def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path):
     build_world(tmp_path)
     config = settings(rl_lr=1e-3, router_bias_rate=0.05)
-    step = start.step(config, tmp_path / "run", with_router_bias(start.policy))
+    step = start.step(config, tmp_path / "run", add_router_bias(start.policy))
     moved = 0
     for number in range(3):
-        before = router_biases(step.model).clone()
+        before = get_router_biases(step.model).clone()
         row, _ = step.take(number)
-        change = (router_biases(step.model) - before).abs()
+        change = (get_router_biases(step.model) - before).abs()
         assert ("max_violation" in row) == (row["updates"] == 1) == bool(change.max() > 0)
         assert change.max() <= 0.05 + 1e-6
         assert row["logp_gap"] < 1e-5

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from drlib.agents import Agent, agent_named
-from drlib.agents.running import _routes as routes_of_contexts
+from drlib.agents import Agent, create_agent
+from drlib.agents.rollout_state import _routes as routes_of_contexts
 from drlib.config import ROOT
 from drlib.evals.evaluate import held_out
 from drlib.models.engine import Completion, SamplingParams
@@ -134,7 +134,7 @@ def start():
 class ThereAndBack(Agent):
     """Speaks in a context, in another one, and in the first one again."""
 
-    def attempt(self, at):
+    def run_task(self, at):
         first = at.begin()
         yield first
         yield at.begin("What is the currency of Norway?")
@@ -148,7 +148,7 @@ def rolled(start, kind, engine=None):
         start.policy, max_context=config.max_context_tokens, routes=True
     )
     how = engine, start.toolbox, start.chat, limits_of(config)
-    agent = kind(*how) if isinstance(kind, type) else agent_named(kind, *how)
+    agent = kind(*how) if isinstance(kind, type) else create_agent(kind, *how)
     return agent.run(held_out(start.world, config)[:3], temperature=1.0, seed=3)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from drlib.models.engine import Fresh, SamplingParams
+from drlib.models.engine import NewContext, SamplingParams
 from drlib.models.local_engine import LocalEngine
-from drlib.models.moe import own_device, save_policy
+from drlib.models.moe import default_device, save_policy
 from drlib.models.transformers_engine import TransformersEngine
 from tests.engine_examples import V, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
@@ -105,7 +105,7 @@ def test_any_other_model_and_none_of_its_own_settings(tmp_path):
         max_position_embeddings=64,
         initializer_range=0.4,
     )
-    llama = LlamaForCausalLM(config).eval().to(own_device())  # where a folder's is, too
+    llama = LlamaForCausalLM(config).eval().to(default_device())  # where a folder's is, too
     prompts, params = make_prompts(6, high=20), SamplingParams(max_tokens=12, seed=3)
     plain = [(c.token_ids, c.logprobs) for c in TransformersEngine(llama).generate(prompts, params)]
     stops = list(range(V // 2))
@@ -153,7 +153,7 @@ def test_a_fault_in_the_environment_ends_the_call_and_leaves_the_engine_usable(m
     with pytest.raises(ValueError, match="reply to request 0"):
         engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: [V])
     with pytest.raises(ValueError, match="must return None"):
-        engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: Fresh([1] * 200))
+        engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: NewContext([1] * 200))
 
 
 def test_no_model_in_the_folder(tmp_path):

@@ -14,7 +14,7 @@ import torch
 
 from drlib.agents import ReAct
 from drlib.app.__main__ import main
-from drlib.app.models import TOUR_POLICY
+from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint, EndpointError

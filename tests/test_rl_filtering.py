@@ -16,12 +16,12 @@ from drlib.rl.filtering import (
     FOREIGN_REASONS,
     FilterConfig,
     Pipeline,
-    apply_filter,
     classify,
-    drop_equal_groups,
-    hallucinated,
+    filter_rollouts,
+    has_hallucination,
 )
 from drlib.rl.losses import policy_loss
+from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, answers_match, normalise_answer
 from drlib.trajectory import Segment, Termination
 
@@ -100,7 +100,7 @@ def a_group():
 
 
 def test_the_batch_report_counts_what_happened():
-    weights_N, in_baseline_N, report = apply_filter(a_group())
+    weights_N, in_baseline_N, report = filter_rollouts(a_group())
     assert weights_N.tolist() == [1, 1, 0, 0]
     assert in_baseline_N.tolist() == [True, True, False, True]
     assert report == {
@@ -110,20 +110,20 @@ def test_the_batch_report_counts_what_happened():
         "reward_mean": 1 / 3,
         "reward_mean_in_loss": 1 / 2,
     }
-    backwards = apply_filter(a_group()[::-1])
+    backwards = filter_rollouts(a_group()[::-1])
     assert backwards[2] == report
     assert backwards[0].tolist() == weights_N.tolist()[::-1]
 
 
 def test_an_empty_batch_has_an_empty_report():
-    weights_N, in_baseline_N, report = apply_filter([])
+    weights_N, in_baseline_N, report = filter_rollouts([])
     assert weights_N.shape == in_baseline_N.shape == (0,)
     assert in_baseline_N.dtype == torch.bool and report["reward_mean"] is None
 
 
 def gradient_of(group, config):
     """Filter, advantages and loss in the order of a training step; d loss / d logp."""
-    weights_N, in_baseline_N, _ = apply_filter(group, config)
+    weights_N, in_baseline_N, _ = filter_rollouts(group, config)
     rewards_N = torch.tensor([float("nan") if t.reward is None else t.reward for t in group])
     advantages_N = leave_one_out(rewards_N, [0] * len(group), in_baseline_N)
     logp_BT = torch.zeros(len(group), 7, requires_grad=True)
@@ -168,7 +168,7 @@ def imagined(how, **settings):
 @pytest.mark.parametrize("how", ["refused", "text", "sampled"])
 def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
     right, wrong = imagined(how, reward=1.0), imagined(how, reward=0.0)
-    assert hallucinated(right) and not hallucinated(a_trajectory())
+    assert has_hallucination(right) and not has_hallucination(a_trajectory())
     assert classify(right).loss_weight == 1.0  # the recipe looks at the answer only
     config = FilterConfig(hallucination="exclude")
     expected = ("excluded", 0.0, True, ("hallucination",))
@@ -188,7 +188,7 @@ def test_what_is_looked_for_is_what_the_agent_says():
     observed = changed(a_trajectory(), messages=[{"role": "tool", "content": "<tool_response>"}])
     given = a_trajectory()
     given.segments[0] = Segment.TOOL_RESPONSE  # not sampled: a real observation
-    assert not hallucinated(observed) and not hallucinated(given)
+    assert not has_hallucination(observed) and not has_hallucination(given)
 
 
 def test_a_group_that_is_dropped_whole_is_harmless():
@@ -202,11 +202,11 @@ def test_drop_equal_groups():
     rewards_N = torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0])
     groups_N = torch.tensor([7, 7, 7, 2, 2, 3, 4, 4])
     expected = [False, False, False, True, True, False, True, True]
-    assert drop_equal_groups(rewards_N, groups_N).tolist() == expected
+    assert drop_zero_variance_groups(rewards_N, groups_N).tolist() == expected
     valid_N = torch.tensor([True] * 7 + [False])
     expected[6:] = [False, False]
-    assert drop_equal_groups(rewards_N, groups_N, valid_N).tolist() == expected
-    assert drop_equal_groups([], []).tolist() == []
+    assert drop_zero_variance_groups(rewards_N, groups_N, valid_N).tolist() == expected
+    assert drop_zero_variance_groups([], []).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from rl_examples import CLIPS, a_batch, gradient
 
-from drlib.rl.loss_metrics import merge_metrics
 from drlib.rl.losses import (
     LossConfig,
     loss_denominator,
+    merge_metrics,
     policy_loss,
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rl_examples import a_format_error, a_tool_result, a_trajectory, changed
 
-from drlib.rl.filtering import Evidence, FilterConfig, Pipeline, apply_filter, classify
+from drlib.rl.filtering import Evidence, FilterConfig, Pipeline, classify, filter_rollouts
 from drlib.trajectory import Termination
 
 LENGTH, TURNS = Termination.LENGTH, Termination.TURNS
@@ -162,7 +162,7 @@ def test_a_check_without_its_evidence_says_so(check):
     with pytest.raises(ValueError, match="trajectory r-0: .* needs Evidence"):
         classify(a_trajectory(TURNS, None), FilterConfig(pipeline=Pipeline(**check)))
     with pytest.raises(ValueError, match="1 pieces of evidence for 2"):
-        apply_filter([a_trajectory()] * 2, FilterConfig(), [None])
+        filter_rollouts([a_trajectory()] * 2, FilterConfig(), [None])
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_rollouts_that_did_the_same_are_capped_whatever_the_order():
     same = [searching(["x"], f"r-{i}", reward=1.0) for i in range(4)]
     group = [*same, searching(["y"], "r-4", reward=1.0), searching(["x"], "r-5", reward=0.0)]
     config = FilterConfig(pipeline=Pipeline(max_alike=2))
-    weights_N, in_baseline_N, report = apply_filter(group, config)
+    weights_N, in_baseline_N, report = filter_rollouts(group, config)
     assert weights_N.tolist() == [1, 1, 0, 0, 1, 1] and in_baseline_N.all()
     assert report["labels"] == {"drop": 2, "high": 4} and report["reasons"] == {"duplicate": 2}
-    assert apply_filter(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
+    assert filter_rollouts(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
 
 
 def test_a_dirty_copy_gives_way_to_a_clean_one_and_other_groups_do_not_count():
@@ -203,13 +203,13 @@ def test_a_dirty_copy_gives_way_to_a_clean_one_and_other_groups_do_not_count():
     group = [dirty, *[a_trajectory(name=name, reward=1.0) for name in "bc"]]
     group[2] = changed(group[2], group_id="g-1")
     config = FilterConfig(pipeline=Pipeline(max_alike=1))
-    assert apply_filter(group, config)[0].tolist() == [0, 1, 1]
+    assert filter_rollouts(group, config)[0].tolist() == [0, 1, 1]
 
 
 def test_rollouts_in_another_world_are_not_compared():
     group = [a_trajectory(reward=float(i == 0), name=f"r-{i}") for i in range(3)]
     group[0] = changed(group[0], world_version="w2")
-    weights_N, in_baseline_N, report = apply_filter(group, FilterConfig(pipeline=Pipeline()))
+    weights_N, in_baseline_N, report = filter_rollouts(group, FilterConfig(pipeline=Pipeline()))
     assert weights_N.tolist() == [0, 1, 1] and in_baseline_N.tolist() == [False, True, True]
     assert report["reasons"] == {"mixed_worlds": 1}
 
@@ -217,7 +217,7 @@ def test_rollouts_in_another_world_are_not_compared():
 def test_the_pipelines_report_counts_by_class_and_reason():
     group = [trajectory for trajectory, settings, *_ in PIPELINE[:11]]
     group.append(changed(a_trajectory(reward=1.0), group_id="g-1"))
-    _, _, report = apply_filter(group, FilterConfig(pipeline=Pipeline()))
+    _, _, report = filter_rollouts(group, FilterConfig(pipeline=Pipeline()))
     assert report["reasons_by_label"] == {
         "drop": {"env_fault": 1, "hallucination": 1, "overlong": 2, "unjudged": 1},
         "high": {"clean": 4},
@@ -226,4 +226,4 @@ def test_the_pipelines_report_counts_by_class_and_reason():
     assert report["excluded_tokens"] == 20 / 48
     assert report["reward_mean"] == 4 / 10  # judged: all but the fault and the unjudged
     assert report["reward_mean_in_loss"] == 3 / 7
-    assert apply_filter(group[::-1], FilterConfig(pipeline=Pipeline()))[2] == report
+    assert filter_rollouts(group[::-1], FilterConfig(pipeline=Pipeline()))[2] == report

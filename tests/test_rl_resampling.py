@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.filtering import drop_equal_groups as exported
 from drlib.rl.resampling import (
-    drop_equal_groups,
+    drop_zero_variance_groups,
     error_penalty,
-    fill_with_live_groups,
     format_penalty,
+    replace_zero_variance_groups,
     resample_on_correct,
     roc_quotas,
 )
@@ -241,25 +240,25 @@ def live_groups():
 
 
 def test_filling_copies_live_groups_into_dead_slots():
-    indices_M, groups_M = fill_with_live_groups(REWARDS, GROUPS, generator=seeded())
+    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded())
     rewards_M = torch.tensor(REWARDS)[indices_M]
-    assert drop_equal_groups(rewards_M, groups_M).all()
+    assert drop_zero_variance_groups(rewards_M, groups_M).all()
     assert groups_M.unique().tolist() == list(range(8)) and len(indices_M) == 16
     for slot, group in enumerate(dict.fromkeys(GROUPS)):
         sources = {GROUPS[i] for i in indices_M[groups_M == slot].tolist()}
         assert len(sources) == 1 and sources <= set(live_groups())
         assert group not in live_groups() or sources == {group}
-    again = fill_with_live_groups(REWARDS, GROUPS, generator=seeded())
+    again = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded())
     assert again[0].tolist() == indices_M.tolist()
     chosen = {
-        tuple(fill_with_live_groups(REWARDS, GROUPS, generator=seeded(s))[0].tolist())
+        tuple(replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded(s))[0].tolist())
         for s in range(20)
     }
     assert len(chosen) > 1
 
 
 def test_filling_equals_weighting_the_live_groups():
-    indices_M, groups_M = fill_with_live_groups(REWARDS, GROUPS, generator=seeded(5))
+    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded(5))
     logp_N = torch.linspace(-2, -1, 16, dtype=torch.float64, requires_grad=True)
     filled_M = leave_one_out(torch.tensor(REWARDS, dtype=torch.float64)[indices_M], groups_M)
     (filled,) = torch.autograd.grad((filled_M * logp_N[indices_M]).sum(), logp_N)
@@ -271,16 +270,12 @@ def test_filling_equals_weighting_the_live_groups():
 
 def test_a_batch_without_a_live_group_fills_to_nothing():
     for rewards, groups in (([1.0, 1.0, 0.0], [0, 0, 1]), ([], [])):
-        indices_M, groups_M = fill_with_live_groups(rewards, groups)
+        indices_M, groups_M = replace_zero_variance_groups(rewards, groups)
         assert indices_M.tolist() == groups_M.tolist() == []
-
-
-def test_the_filter_s_module_exports_it_too():
-    assert exported is drop_equal_groups
 
 
 def test_members_not_valid_make_no_group_live_but_come_along():
     rewards, groups = [1.0, 1.0, float("nan"), 1.0, 0.0, float("nan")], [0, 0, 0, 1, 1, 1]
     valid = [True, True, False, True, True, False]
-    indices_M, groups_M = fill_with_live_groups(rewards, groups, valid)
+    indices_M, groups_M = replace_zero_variance_groups(rewards, groups, valid)
     assert indices_M.tolist() == [3, 4, 5, 3, 4, 5] and groups_M.tolist() == [0, 0, 0, 1, 1, 1]

@@ -9,8 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drlib.rl.stability import StalenessFilter
-from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, repair_groups, replay_weights
+from drlib.rl.staleness import (
+    ReplayBuffer,
+    StalenessFilter,
+    TrainedGroup,
+    age,
+    repair_groups,
+    replay_weights,
+)
 from drlib.trajectory import Segment, Termination, Trajectory
 
 

@@ -10,8 +10,7 @@ from rl_examples import CLIPS, a_batch, gradient
 
 from drlib.rl.advantages import leave_one_out, share_over_segments
 from drlib.rl.divergences import top_entropy_mask
-from drlib.rl.loss_metrics import merge_metrics
-from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, policy_loss
+from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, merge_metrics, policy_loss
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])

@@ -10,7 +10,7 @@ import pytest
 
 from drlib.agents import S3, IterResearch, Limits, ReSum
 from drlib.agents.heavy import synthesis
-from drlib.agents.s3 import chain_reader
+from drlib.agents.s3 import answer_from_facts
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.lookups import answer_from, facts_of
 from drlib.synthesis.oracle import Oracle
@@ -43,7 +43,7 @@ toolbox = tour_toolbox
 @pytest.fixture(scope="module")
 def played(tour, toolbox):
     """A trail of five pages as the oracle walks it with the real tools, and its world."""
-    task, world = trail(3, Names.of(tour), 5)
+    task, world = trail(3, Names.from_world(tour), 5)
     return Oracle().play(task, toolbox, random.Random(1), world), world
 
 
@@ -99,7 +99,7 @@ def test_a_summary_holds_what_was_read_last(played, cut):
 
 
 def test_a_report_keeps_one_value_of_a_relation_and_does_not_grow(tour):
-    task, world = trail(0, Names.of(tour), 60)
+    task, world = trail(0, Names.from_world(tour), 60)
     with Toolbox(world, results=2) as tools:
         episode = Oracle().play(task, tools, random.Random(0), world)
     reports = [report_text(known) for known in episode.known_before]
@@ -140,7 +140,7 @@ def test_a_searcher_is_taught_what_s3_shows_and_gathers_what_its_generator_needs
     for task in chain_questions(tour, 30, 11, "train"):
         taught = gathered(task, Real(tour, toolbox))
         lines = Lines(chat, assistant([taught]))
-        agent = S3(lines, toolbox, chat, WIDE, generate=chain_reader, rounds=4)
+        agent = S3(lines, toolbox, chat, WIDE, generate=answer_from_facts, rounds=4)
         (done,) = agent.run([task])
         assert is_correct(done.answer, task)
         beyond += not is_correct(done.metadata["rag_answer"], task)
@@ -160,7 +160,7 @@ def test_the_reader_follows_facts_and_never_guesses(tour):
 
 
 def test_pre_training_has_all_skills_and_no_answer(tour, chat):
-    data = SkillData(Names.of(tour), chat, 2)
+    data = SkillData(Names.from_world(tour), chat, 2)
     stream = data.stream("a")
     samples = [next(stream) for _ in range(400)]
     texts = [chat.tokenizer.decode(sample.ids) for sample in samples]
@@ -174,7 +174,7 @@ def test_pre_training_has_all_skills_and_no_answer(tour, chat):
 
 
 def test_the_work_of_others_is_merged_and_gathered_with_right_answers_only(tour, chat):
-    stream = SkillData(Names.of(tour), chat, 2).of_others("a")
+    stream = SkillData(Names.from_world(tour), chat, 2).of_others("a")
     texts = [chat.tokenizer.decode(next(stream).ids) for _ in range(80)]
     merges = [text for text in texts if "Its answer:" in text]
     searches = [text for text in texts if "<search_complete><|im_end|>" in text]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drlib.models.moe import build_policy
-from drlib.models.packed import ATTENTION, EXPERTS, Prefix, flat_pass
+from drlib.models.packed import ATTENTION, EXPERTS, Prefix, packed_forward
 from drlib.training.batches import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
 from tests.policy_examples import small
@@ -153,7 +153,7 @@ def test_one_pass_leaves_the_model_as_it_was(model):
         batch = Flat.of(samples([4, 7]))
         score(model, batch, everything(batch))
         with pytest.raises(IndexError):
-            flat_pass(model, torch.tensor([1, 10**6]), [2])
+            packed_forward(model, torch.tensor([1, 10**6]), [2])
     assert (model.config._attn_implementation, model.config._experts_implementation) == before
     assert ATTENTION not in before and EXPERTS not in before
 

@@ -1,4 +1,4 @@
-"""Where a model computes that generates in its own process: on the device of `own_device`.
+"""Where a model computes that generates in its own process: on the device of `default_device`.
 
 No machine of the tests has a GPU; torch's meta device, where tensors have a shape and no memory,
 stands for one.
@@ -20,7 +20,7 @@ TOUR_SFT = str(ROOT / "figures/reference/tour/policy_sft")
 @pytest.fixture
 def elsewhere(monkeypatch):
     for module in (moe, models):
-        monkeypatch.setattr(module, "own_device", lambda: torch.device("meta"))
+        monkeypatch.setattr(module, "default_device", lambda: torch.device("meta"))
 
 
 @pytest.mark.parametrize("engine", ["hf", "local"])
@@ -35,11 +35,11 @@ def test_an_engine_computes_where_the_process_does(elsewhere, engine):
 
 
 def test_a_folder_s_model_too(elsewhere):
-    assert moe.load_any_model(TOUR_SFT).device.type == "meta"
+    assert moe.load_model(TOUR_SFT).device.type == "meta"
     assert TransformersEngine(TOUR_SFT).model.device.type == "meta"
 
 
 def test_the_device_is_the_gpu_where_there_is_one(monkeypatch):
     for found, kind in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
-        assert moe.own_device().type == kind
+        assert moe.default_device().type == kind

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drlib.rewards.controls import shuffled, wrong_label
-from drlib.rl.resampling import drop_equal_groups
+from drlib.rewards.controls import shuffle_rewards, majority_wrong_answer
+from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
 from drlib.training.grpo import advantages_of
 from drlib.training.ranks import Ranks
@@ -60,7 +60,7 @@ def test_a_group_s_rewards_are_handed_round_among_those_that_were_judged():
     rewards = [1.0, None, 0.0, 0.0, 2.0, None]
     seen = set()
     for seed in range(200):
-        found = shuffled(rewards, generator(seed))
+        found = shuffle_rewards(rewards, generator(seed))
         assert [i for i, reward in enumerate(found) if reward is None] == [1, 5]
         assert Counter(found) == Counter(rewards)
         seen.add(tuple(found))
@@ -69,9 +69,9 @@ def test_a_group_s_rewards_are_handed_round_among_those_that_were_judged():
 
 def test_the_most_frequent_wrong_answer_is_the_label_and_the_first_where_some_tie():
     answers = ["Oslo", "Libreville", None, "oslo.", "Rome", "", "Libreville", "Libreville"]
-    assert wrong_label(answers, TASK) == "oslo"
-    assert wrong_label(["Rome", "Oslo"], TASK) == "rome"
-    assert wrong_label(["Libreville", None, ""], TASK) is None
+    assert majority_wrong_answer(answers, TASK) == "oslo"
+    assert majority_wrong_answer(["Rome", "Oslo"], TASK) == "rome"
+    assert majority_wrong_answer(["Libreville", None, ""], TASK) is None
 
 
 def test_shuffled_rewards_leave_groups_and_tokens_as_they_are(usual, made):
@@ -100,7 +100,7 @@ def test_a_wrong_label_rewards_who_gave_it_and_nobody_who_was_right(usual, made)
     control, _ = made(rl_labels="wrong")
     ones = 0
     for task, group in zip(tasks, of_groups(control).values()):
-        label = wrong_label([t.answer for t in group], task)
+        label = majority_wrong_answer([t.answer for t in group], task)
         for trajectory in group:
             given = trajectory.answer is not None and normalise_answer(trajectory.answer) == label
             assert trajectory.reward == float(label is not None and given)
@@ -225,7 +225,7 @@ def test_live_groups_stand_in_the_place_of_dead_ones(batch):
     assert torch.equal(advantages, same) and (weights == 1).all()
     rewards = torch.tensor([t.reward for t in trajectories])
     groups = torch.arange(len(trajectories)) // 6
-    live = drop_equal_groups(rewards, groups)
+    live = drop_zero_variance_groups(rewards, groups)
     assert 0 < live.sum() < len(trajectories)
     assert (copies[~live] == 0).all() and (copies[live] >= 1).all()
     assert copies.sum() == len(trajectories)  # every place is filled

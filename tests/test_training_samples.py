@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.rl.resampling import fewest_dropped
+from drlib.rl.resampling import truncate_to_multiple
 from drlib.synthesis.trails import NEXT_PAGE
 from drlib.training import grpo
 from drlib.training.questions import SKILLS, Questions
@@ -122,7 +122,7 @@ def test_a_baseline_over_samples_counts_long_rollouts_more(start, batch, tmp_pat
 
 @pytest.mark.parametrize(("n", "multiple"), [(10, 4), (8, 4), (3, 4), (7, 1), (0, 4)])
 def test_down_sampling_keeps_the_largest_multiple(n, multiple):
-    kept = fewest_dropped(n, multiple, generator=torch.Generator().manual_seed(0)).tolist()
+    kept = truncate_to_multiple(n, multiple, generator=torch.Generator().manual_seed(0)).tolist()
     assert len(kept) % multiple == 0 and n - len(kept) < multiple
     assert kept == sorted(set(kept)) and all(0 <= i < n for i in kept)
 
@@ -130,11 +130,11 @@ def test_down_sampling_keeps_the_largest_multiple(n, multiple):
 def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
     found = Counter()
     for seed in range(200):
-        kept = fewest_dropped(5, 4, generator=torch.Generator().manual_seed(seed))
+        kept = truncate_to_multiple(5, 4, generator=torch.Generator().manual_seed(seed))
         found.update({*range(5)} - {*kept.tolist()})
     assert {*found} == {*range(5)} and max(found.values()) < 70
     with pytest.raises(ValueError, match="multiple of 0"):
-        fewest_dropped(5, 0)
+        truncate_to_multiple(5, 0)
     with pytest.raises(ValueError, match="rl_sample_multiple must be at least 1"):
         check_switches(settings(rl_sample_multiple=0))
 
@@ -153,7 +153,7 @@ def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path)
 
 def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
     config = settings(rl_trail_share=0.4, rl_trail_pages=5, rl_questions=200)
-    questions = Questions(config, start.world, Names.of(start.world))
+    questions = Questions(config, start.world, Names.from_world(start.world))
     tasks, worlds = questions.draw(0, grpo.Curriculum(SKILLS))
     trails = [task for task in tasks if task.kind == "trail"]
     assert 55 < len(trails) < 105
@@ -165,7 +165,7 @@ def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
 
 def test_without_trails_the_questions_are_those_of_before(start):
     """The committed runs' draws: a share of 0 takes nothing from the stream."""
-    names = Names.of(start.world)
+    names = Names.from_world(start.world)
     curriculum = grpo.Curriculum(SKILLS)
     plain = Questions(settings(), start.world, names).draw(3, curriculum)[0]
     other = Questions(settings(rl_trail_pages=99), start.world, names).draw(3, curriculum)[0]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from drlib.app.models import TOUR_POLICY
+from drlib.app.research import TOUR_POLICY
 
 TEACHABLE = ("--worker-extension-cls", "drlib.models.vllm_engine.WeightSync")
 

@@ -1,7 +1,7 @@
 """What every agent is: a generator that works at one task and says whose turn it is.
 
 An agent is one method, `attempt`. It yields a `Context` when the policy is to speak and gets a
-`Turn` back; it yields a future (a tool's call, `Attempt.act`) when something else is to answer, and
+`Turn` back; it yields a future (a tool's call, `RolloutState.act`) when something else is to answer, and
 gets its result; what it returns is the answer. So an agent reads from top to bottom, like what it
 does, while many attempts run at once: `Agent.run` hands the engine all of their contexts, and
 whichever is ready goes on.
@@ -22,8 +22,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from drlib.agents.attempt import Attempt, Limits, Steps
-from drlib.agents.running import Watch, Work
+from drlib.agents.rollout_state import Limits, RolloutState, Steps, Watch, Work
 from drlib.chat.template import ChatIds
 from drlib.models.engine import Engine, SamplingParams
 from drlib.registry import Registry
@@ -62,7 +61,7 @@ class Agent(ABC):
         self.system = system
 
     @abstractmethod
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         """Work at `at.task`. Yields a context for the policy's next `Turn`, or a future for its
         result; returns the answer, None where it gives up."""
 
@@ -102,7 +101,7 @@ class Agent(ABC):
             for number in (range(samples) if numbers is None else numbers)
         ]
         version = self.engine.version
-        works = [Work(self.attempt(at), at, version, watch) for at in begun]
+        works = [Work(self.run_task(at), at, version, watch) for at in begun]
         params = SamplingParams(
             temperature=temperature,
             max_tokens=self.limits.turn_tokens,
@@ -129,7 +128,7 @@ class Agent(ABC):
         """The trajectories of `run`, each as it ends."""
         found: queue.Queue = queue.Queue()
 
-        def watch(what: str, at: Attempt, value) -> None:
+        def watch(what: str, at: RolloutState, value) -> None:
             if what == "end":
                 found.put(value)
 
@@ -146,19 +145,19 @@ class Agent(ABC):
                 raise one
             yield one
 
-    def _begin(self, task, key, number, samples, seed, worlds) -> Attempt:
-        return Attempt(
+    def _begin(self, task, key, number, samples, seed, worlds) -> RolloutState:
+        return RolloutState(
             task,
             self.limits,
             self.toolbox,
             (worlds or {}).get(task.world),
             self.chat,
             self.system,
-            attempt_name(seed, key, number),
+            rollout_id(seed, key, number),
             key * samples + number,
         )
 
 
-def attempt_name(seed: int, key: int, number: int) -> str:
+def rollout_id(seed: int, key: int, number: int) -> str:
     """What the attempt, and its trajectory, is called; up to the last "-" it names the task's."""
     return f"{seed}-{key}-{number}"

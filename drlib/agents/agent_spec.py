@@ -18,19 +18,19 @@ from typing import Any
 import yaml
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Limits
-from drlib.agents.resum import own_words
-from drlib.agents.s3 import chain_reader
+from drlib.agents.resum import join_thoughts
+from drlib.agents.rollout_state import Limits
+from drlib.agents.s3 import answer_from_facts
 from drlib.chat.template import ChatIds
 from drlib.models.engine import Engine
-from drlib.registry import nearest
+from drlib.registry import suggest_name
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
 WORDS = {
-    "summarise": {"policy": None, "thoughts": own_words},
-    "generate": {"policy": None, "reader": chain_reader},
+    "summarise": {"policy": None, "thoughts": join_thoughts},
+    "generate": {"policy": None, "reader": answer_from_facts},
 }
 
 
@@ -54,7 +54,7 @@ class Several:
         return [trajectory for i in range(len(tasks)) for trajectory in of_task[i]]
 
 
-def agent_named(
+def create_agent(
     line: str,
     engine: Engine,
     toolbox: Toolbox,
@@ -80,7 +80,7 @@ def _one(line: str, how: tuple) -> Agent:
     known = _options_of(kind)
     for key in options:
         if key not in known:
-            raise ValueError(f"agent {name!r} has no option {key!r}: {nearest(key, known)}")
+            raise ValueError(f"agent {name!r} has no option {key!r}: {suggest_name(key, known)}")
     return kind(*how, **options)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drlib.agents.agent import Agent
-from drlib.files import append_json_line, write_whole
+from drlib.files import append_json_line, write_atomic
 from drlib.task import Task
 from drlib.trajectory import Termination, Trajectory
 
@@ -75,5 +75,5 @@ def _finished(path: Path) -> dict[str, dict]:
             raise ValueError(f"{path}, line {number} is no answer of ours ({error!r})") from error
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept.values()]
     if "".join(lines) != text:
-        write_whole(path, "".join(lines))
+        write_atomic(path, "".join(lines))
     return kept

@@ -134,7 +134,7 @@ class MessageContext:
 
     def __init__(self, question: str, system: str | None = None):
         head = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = [*head, {"role": "user", "content": inert(question)}]
+        self.messages = [*head, {"role": "user", "content": escape_tags(question)}]
         self._fed = 0  # messages that the engine has
         self._counted = 0  # messages that the server has counted,
         self._tokens = 0  # and their tokens
@@ -148,11 +148,11 @@ class MessageContext:
 
     def observe(self, text: str) -> None:
         """The environment's answer to the turn before."""
-        self.messages.append({"role": "tool", "content": inert(text)})
+        self.messages.append({"role": "tool", "content": escape_tags(text)})
 
     def ask(self, text: str) -> None:
         """Another word of the user."""
-        self.messages.append({"role": "user", "content": inert(text)})
+        self.messages.append({"role": "user", "content": escape_tags(text)})
 
     def show(self, pictures: Mapping[str, str]) -> None:
         """Pictures beside the last message, which nobody has answered to: name -> data URL.
@@ -206,7 +206,7 @@ def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
     return [{"role": "tool", "content": note} if i in old else m for i, m in enumerate(messages)]
 
 
-def inert(text: str) -> str:
+def escape_tags(text: str) -> str:
     """The text with no tag of the format in it: a space breaks each."""
     for tag in TAGS:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")

@@ -12,12 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drlib.agents.agent import AGENTS, Agent, attempt_name
-from drlib.agents.attempt import Attempt, Steps
-from drlib.agents.costs import costs_of
+from drlib.agents.agent import AGENTS, Agent, rollout_id
 from drlib.agents.iterresearch import IterResearch
-from drlib.agents.running import Watch
-from drlib.chat.prompts import merging
+from drlib.agents.rollout_state import RolloutState, Steps, Watch, count_costs
+from drlib.chat.prompts import merge_prompt
 from drlib.chat.tool_calls import Answer
 from drlib.task import Task, normalise_answer
 from drlib.trajectory import Trajectory
@@ -64,7 +62,7 @@ class Heavy(Agent):
         if self.shared:
             groups = [group for group in groups for _ in range(samples)]
         seed = how.get("seed", 0)
-        names = [attempt_name(seed, key, number) for key in keys for number in range(samples)]
+        names = [rollout_id(seed, key, number) for key in keys for number in range(samples)]
         self._reports = dict(zip(names, groups))
         if self.merge == "vote":
             merged = [_voted(group, name) for name, group in self._reports.items()]
@@ -77,7 +75,7 @@ class Heavy(Agent):
             watch("end", None, one)
         return merged
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         """The merger's only turn."""
         turn = yield at.begin(synthesis(at.task.question, self._reports[at.name]))
         return turn.action.text if isinstance(turn.action, Answer) else None
@@ -85,7 +83,7 @@ class Heavy(Agent):
 
 def synthesis(question: str, runs: Sequence[Trajectory]) -> str:
     """What the merger reads: the last report and the answer of each run."""
-    return merging(question, [(run.metadata.get("report", ""), run.answer) for run in runs])
+    return merge_prompt(question, [(run.metadata.get("report", ""), run.answer) for run in runs])
 
 
 def vote(answers: Sequence[str | None]) -> str | None:
@@ -100,7 +98,7 @@ def vote(answers: Sequence[str | None]) -> str | None:
 def _but_for_ends(watch: Watch) -> Watch:
     """Tells all but ends, unless the whole run was interrupted."""
 
-    def quiet(what: str, at: Attempt, value) -> None:
+    def quiet(what: str, at: RolloutState, value) -> None:
         if what != "end" or "interrupted" in at.notes:
             watch(what, at, value)
 
@@ -116,6 +114,6 @@ def _voted(runs: Sequence[Trajectory], name: str) -> Trajectory:
 
 def _with_parts(merged: Trajectory, runs: Sequence[Trajectory], merge: str) -> Trajectory:
     """What the runs answered and cost, beside the merger's own."""
-    costs = [costs_of(run) for run in runs]
+    costs = [count_costs(run) for run in runs]
     parts = {"merge": merge, "answers": [run.answer for run in runs], "costs": costs}
     return replace(merged, metadata=merged.metadata | {"runs": parts})

@@ -8,21 +8,21 @@ WebResearcher (2509.13309, section 3).
 """
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps
-from drlib.chat.tool_calls import Answer, render_call, report_of, workspace
+from drlib.agents.rollout_state import RolloutState, Steps
+from drlib.chat.tool_calls import Answer, extract_report, render_call, render_workspace
 
 
 @AGENTS.register("iterresearch")
 class IterResearch(Agent):
     """A context a round; the last report stands in `Trajectory.metadata["report"]`."""
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         at.notes["report"] = ""
         action, observation = "", ""
         while True:
-            state = workspace(at.task.question, at.notes["report"], action, observation)
+            state = render_workspace(at.task.question, at.notes["report"], action, observation)
             turn = yield at.begin(state)
-            at.notes["report"] = report_of(turn.text) or at.notes["report"]
+            at.notes["report"] = extract_report(turn.text) or at.notes["report"]
             if isinstance(turn.action, Answer):
                 return turn.action.text
             result = yield at.act(turn.action)

@@ -31,7 +31,7 @@ class ManagedReAct(ReAct):
         self.discard_above = discard_above
         self.note = note
 
-    def go_on(self, at, context):
+    def next_context(self, at, context):
         """The context with its old observations folded, or one that begins again."""
         yield from ()
         if self.keep_recent is not None:

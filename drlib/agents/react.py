@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps
-from drlib.agents.contexts import Context
+from drlib.agents.context import Context
+from drlib.agents.rollout_state import RolloutState, Steps
 from drlib.chat.tool_calls import Answer
 
 
@@ -21,7 +21,7 @@ class ReAct(Agent):
     """One context that holds everything, until the answer; relatives of it change `begin` and
     `go_on`."""
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         context = self.begin(at)
         while True:
             turn = yield context
@@ -29,13 +29,15 @@ class ReAct(Agent):
                 return turn.action.text
             result = yield at.act(turn.action)
             context.observe(result.text)
-            context = yield from self.go_on(at, context)
+            context = yield from self.next_context(at, context)
 
-    def begin(self, at: Attempt) -> Context:
+    def begin(self, at: RolloutState) -> Context:
         """What the first turn reads."""
         return at.begin()
 
-    def go_on(self, at: Attempt, context: Context) -> Generator[Context | Future, Any, Context]:
+    def next_context(
+        self, at: RolloutState, context: Context
+    ) -> Generator[Context | Future, Any, Context]:
         """What the next turn reads: this context or another one. A generator, like `attempt`, for a
         subclass may have to ask somebody first."""
         yield from ()

@@ -14,16 +14,16 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from drlib.agents.agent import AGENTS
-from drlib.agents.contexts import Context
+from drlib.agents.context import Context
 from drlib.agents.react import ReAct
-from drlib.chat.prompts import RESUME, SUMMARISE, summary_of
+from drlib.chat.prompts import RESUME, SUMMARISE, extract_summary
 
 Summarise = Callable[[str, Sequence[dict], str], str]
 GO_ON = "Go on."
 FULL = 0.9  # of a context that is summarised
 
 
-def own_words(question: str, messages: Sequence[dict], before: str) -> str:
+def join_thoughts(question: str, messages: Sequence[dict], before: str) -> str:
     """The thoughts of the policy, one after the other: a summariser that loses nothing that the
     policy has said, and all that it has not."""
     thoughts = [
@@ -43,13 +43,13 @@ class ReSum(ReAct):
     """
 
     def __init__(
-        self, *how, summarise: Summarise | None = own_words, every: int | None = None, **more
+        self, *how, summarise: Summarise | None = join_thoughts, every: int | None = None, **more
     ):
         super().__init__(*how, **more)
         self.summarise = summarise
         self.every = every
 
-    def go_on(self, at, context):
+    def next_context(self, at, context):
         """The context, or where a summary is due and comes, one that begins with it."""
         if not self.is_due(context):
             return context
@@ -58,11 +58,11 @@ class ReSum(ReAct):
         if self.summarise is None:
             context.ask(SUMMARISE)
             turn = yield context
-            summary = summary_of(turn.text)
+            summary = extract_summary(turn.text)
             if not summary:
                 context.ask(GO_ON)
         else:
-            summary = yield at.later(self._summary, question, context.messages, before)
+            summary = yield at.submit(self._summary, question, context.messages, before)
         if not summary:
             return context
         at.notes["summary"] = summary

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps
+from drlib.agents.rollout_state import RolloutState, Steps
 from drlib.chat.prompts import GATHER
 from drlib.chat.tool_calls import Answer, ToolCall
 from drlib.synthesis.lookups import answer_from, facts_of
-from drlib.tools.pages import Shown, pages_shown
+from drlib.tools.toolbox import ShownPage, extract_pages
 from drlib.validation import require
 
 GENERATE = """{question}
@@ -33,7 +33,7 @@ NONE = "none"
 _QUERY = re.compile("<query>(.*?)</query>", re.DOTALL)
 _MARKED = re.compile(r"<important_info>(.*?)</important_info>", re.DOTALL)
 
-Generate = Callable[[str, Sequence[Shown]], str | None]
+Generate = Callable[[str, Sequence[ShownPage]], str | None]
 
 
 @AGENTS.register("s3")
@@ -56,17 +56,17 @@ class S3(Agent):
         self.rounds = rounds
         self.keep = keep
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         question = at.task.question
         at.notes |= {"queries": [], "documents": [], "rag_answer": None}
         result = yield at.act(_search(question))
-        block = pages_shown(result)
+        block = extract_pages(result)
         if self.generate is not None:
-            at.notes["rag_answer"] = yield at.later(self.generate, question, block)
+            at.notes["rag_answer"] = yield at.submit(self.generate, question, block)
         context = at.begin(
             GATHER.format(question=question, information=result.text, keep=self.keep)
         )
-        kept: list[Shown] = []
+        kept: list[ShownPage] = []
         while True:
             turn = yield context
             kept += self._marked(turn.text, block)
@@ -75,7 +75,7 @@ class S3(Agent):
                 break
             at.notes["queries"].append(query[1].strip())
             result = yield at.act(_search(query[1].strip()))
-            block = pages_shown(result)
+            block = extract_pages(result)
             if len(at.notes["queries"]) == self.rounds:
                 kept += block  # nobody is asked about the last block
                 break
@@ -83,11 +83,11 @@ class S3(Agent):
         documents = list(dict.fromkeys(kept))
         at.notes["documents"] = [page.url for page in documents]
         if self.generate is not None:
-            return (yield at.later(self.generate, question, documents))
+            return (yield at.submit(self.generate, question, documents))
         turn = yield at.begin(GENERATE.format(question=question, documents=_told(documents)))
         return turn.action.text if isinstance(turn.action, Answer) else None
 
-    def _marked(self, said: str, block: Sequence[Shown]) -> list[Shown]:
+    def _marked(self, said: str, block: Sequence[ShownPage]) -> list[ShownPage]:
         """The results of the block that a turn marks; all of them where it marks none."""
         marks = _MARKED.search(said)
         if marks is None:
@@ -96,7 +96,7 @@ class S3(Agent):
         return [block[n - 1] for n in numbers if 1 <= n <= len(block)][: self.keep]
 
 
-def chain_reader(question: str, documents: Sequence[Shown]) -> str | None:
+def answer_from_facts(question: str, documents: Sequence[ShownPage]) -> str | None:
     """A frozen generator for chains of look-ups: it reads facts, and never guesses."""
     return answer_from(question, {page.title: facts_of(page.text) for page in documents})
 
@@ -105,5 +105,5 @@ def _search(query: str) -> ToolCall:
     return ToolCall("search", {"query": [query]})
 
 
-def _told(documents: Sequence[Shown]) -> str:
+def _told(documents: Sequence[ShownPage]) -> str:
     return "\n".join(f"{page.title}: {page.text}" for page in documents) or NONE

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps, Turn
-from drlib.agents.contexts import Context
+from drlib.agents.context import Context
+from drlib.agents.rollout_state import RolloutState, Steps, Turn
 from drlib.chat.tool_calls import FormatError, ToolCall
 from drlib.trajectory import ToolResult
 from drlib.validation import require
@@ -70,7 +70,7 @@ class WebWalker(Agent):
         super().__init__(*how, **more)
         self.critic = critic
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         require(bool(at.task.start), f"task {at.task.id} has no `start`, where a walk begins")
         at.notes |= {"memory": [], "clicks": [], "critic_errors": 0}
         result = yield at.act(_click(at.task.start, at.task.question))
@@ -90,7 +90,7 @@ class WebWalker(Agent):
                 page, links = _with_links(at, result)
             explorer.observe(page)
 
-    def _clicked(self, at: Attempt, turn: Turn, links: list[str]) -> Future:
+    def _clicked(self, at: RolloutState, turn: Turn, links: list[str]) -> Future:
         """A future of what the explorer's turn brings; anything but a link of the page is a failed
         call."""
         action = turn.action
@@ -104,7 +104,7 @@ class WebWalker(Agent):
         at.notes["clicks"].append(url)
         return waiting
 
-    def _read_along(self, at: Attempt, page: str):
+    def _read_along(self, at: RolloutState, page: str):
         """The answer, where what is now known suffices."""
         question, memory = at.task.question, at.notes["memory"]
         if self.critic is None:
@@ -112,18 +112,18 @@ class WebWalker(Agent):
             useful = said.get("usefulness") is True
             information = said.get("information") if useful else ""
         else:
-            information = yield at.later(self.critic.useful, question, page)
+            information = yield at.submit(self.critic.useful, question, page)
         if not information or not isinstance(information, str) or information in memory:
             return None
         memory.append(information)
         if self.critic is not None:
-            return (yield at.later(self.critic.answer, question, list(memory)))
+            return (yield at.submit(self.critic.answer, question, list(memory)))
         known = "\n".join(f"- {one}" for one in memory)
         said = yield from self._ask(at, JUDGE.format(question=question, memory=known))
         answer = said.get("answer")
         return answer if said.get("judge") is True and isinstance(answer, str) and answer else None
 
-    def _ask(self, at: Attempt, question: str):
+    def _ask(self, at: RolloutState, question: str):
         """The JSON object that the policy replies with; an empty one where there is none."""
         context: Context = at.begin(question)
         turn = yield context
@@ -138,7 +138,7 @@ class WebWalker(Agent):
         return said
 
 
-def _with_links(at: Attempt, result: ToolResult) -> tuple[str, list[str]]:
+def _with_links(at: RolloutState, result: ToolResult) -> tuple[str, list[str]]:
     """The page as the explorer reads it, and the addresses that it may click: those in the text,
     and those that the page has besides (a menu), which are told behind it."""
     (url,) = result.arguments["url"]

@@ -14,9 +14,9 @@ Left out: a policy of token ids that sees, for which this kit has no weights.
 """
 
 from drlib.agents.agent import AGENTS
-from drlib.agents.attempt import Attempt
-from drlib.agents.contexts import BLIND, Context
+from drlib.agents.context import BLIND, Context
 from drlib.agents.react import ReAct
+from drlib.agents.rollout_state import RolloutState
 from drlib.tools.pictures import to_data_url
 from drlib.validation import require
 
@@ -51,7 +51,7 @@ class WebWatcher(ReAct):
         self._show(at, context, name)
         return context
 
-    def go_on(self, at, context):
+    def next_context(self, at, context):
         """The same context; a part that was cut out is shown in it."""
         yield from ()
         result = at.results[-1]
@@ -60,6 +60,6 @@ class WebWatcher(ReAct):
             self._show(at, context, part)
         return context
 
-    def _show(self, at: Attempt, context: Context, name: str) -> None:
+    def _show(self, at: RolloutState, context: Context, name: str) -> None:
         context.show({name: to_data_url(self.toolbox.pictures.pixels(name))})
         at.notes["pictures"].append(name)

@@ -20,10 +20,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.attempt import Attempt, Steps, Stopped
-from drlib.agents.contexts import Context
+from drlib.agents.context import Context
+from drlib.agents.rollout_state import RolloutState, RolloutStopped, Steps
 from drlib.chat.tool_calls import Answer, FormatError, ToolCall
-from drlib.tools.pages import Shown, pages_shown
+from drlib.tools.toolbox import ShownPage, extract_pages
 from drlib.trajectory import Termination, ToolResult
 
 PLAN = """{question}
@@ -68,13 +68,13 @@ _CITED = re.compile(r"\[\s*id_\d+(?:\s*,\s*id_\d+)*\s*\]")
 class Bank:
     """What was found, by id; the same text of a page has one id however often it is found."""
 
-    evidence: dict[str, Shown] = field(default_factory=dict)
+    evidence: dict[str, ShownPage] = field(default_factory=dict)
 
     def add(self, result: ToolResult) -> list[str]:
         """Ids of the pages that a result shows."""
         ids = []
         known = {page: name for name, page in self.evidence.items()}
-        for page in pages_shown(result):
+        for page in extract_pages(result):
             name = known.setdefault(page, f"id_{len(self.evidence) + 1}")
             self.evidence[name] = page
             ids.append(name)
@@ -102,7 +102,7 @@ class Section:
     ids: tuple[str, ...]
 
 
-def sections_of(outline: str) -> list[Section]:
+def parse_sections(outline: str) -> list[Section]:
     """The sections of an outline, a line each."""
     sections = []
     for line in outline.strip().splitlines():
@@ -115,7 +115,7 @@ def sections_of(outline: str) -> list[Section]:
 
 def unknown_ids(outline: str, bank: Bank) -> list[str]:
     """What an outline cites and the bank does not have."""
-    cited = dict.fromkeys(name for section in sections_of(outline) for name in section.ids)
+    cited = dict.fromkeys(name for section in parse_sections(outline) for name in section.ids)
     return [name for name in cited if name not in bank.evidence]
 
 
@@ -127,18 +127,18 @@ class WebWeaver(Agent):
     "dropped_citations", those of the writer that were none of its section's.
     """
 
-    def attempt(self, at: Attempt) -> Steps:
+    def run_task(self, at: RolloutState) -> Steps:
         bank = Bank()
         at.notes |= {"outlines": [], "evidence": 0, "dropped_citations": 0}
         outline = yield from self._plan(at, bank)
         written: list[tuple[str, str]] = []
-        for section in sections_of(outline):
+        for section in parse_sections(outline):
             text = yield from self._write(at, bank, outline, section, written)
             written.append((section.heading, text))
         return report(at.task.question, written, bank)
 
-    def _plan(self, at: Attempt, bank: Bank):
-        """The last outline. Stopped: calls ran out before there was one."""
+    def _plan(self, at: RolloutState, bank: Bank):
+        """The last outline. RolloutStopped: calls ran out before there was one."""
         outlines = at.notes["outlines"]
         context = at.begin(PLAN.format(question=at.task.question))
         while len(outlines) < MOST_OUTLINES:
@@ -154,7 +154,7 @@ class WebWeaver(Agent):
                 is_answer = isinstance(turn.action, Answer)
                 try:
                     waiting: Future = at.act(EARLY if is_answer else turn.action)
-                except Stopped as stopped:
+                except RolloutStopped as stopped:
                     if outlines and stopped.why is Termination.TURNS:
                         break
                     raise
@@ -168,12 +168,12 @@ class WebWeaver(Agent):
         unknown = unknown_ids(outline, bank)
         if unknown:
             return f"Error: the outline cites {', '.join(unknown)}, which nothing was found under."
-        if not sections_of(outline):
+        if not parse_sections(outline):
             return "Error: the outline has no section."
         outlines.append(outline)
         return KEPT
 
-    def _write(self, at: Attempt, bank: Bank, outline: str, section: Section, written):
+    def _write(self, at: RolloutState, bank: Bank, outline: str, section: Section, written):
         """The text of a section; its context ends with it."""
         context: Context = at.begin(
             WRITE.format(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drlib.analysis.rendering import visible
 from drlib.analysis.report_options import check_report
-from drlib.startup import lasting_imports
+from drlib.startup import freeze_imports
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,16 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace) -> Path:
     """The report, by what takes seconds to import."""
-    with lasting_imports():
+    with freeze_imports():
         import matplotlib
 
         from drlib.analysis.report import report
     matplotlib.use("Agg")
     model = None
     if args.model is not None:
-        with lasting_imports():
-            from drlib.models.moe import load_any_model
-        model = load_any_model(args.model)
+        with freeze_imports():
+            from drlib.models.moe import load_model
+        model = load_model(args.model)
     return report(
         args.report,
         args.files,

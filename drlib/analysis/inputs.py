@@ -33,7 +33,7 @@ from jinja2 import TemplateError
 
 from drlib.analysis.chat_messages import tool_results
 from drlib.analysis.rollout_formats import Rollout, TokenRun, rollouts_of
-from drlib.chat.segments import mark_people, segments_of, token_texts
+from drlib.chat.segments import mark_user_turns, segment_texts, token_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import Answer, parse
 from drlib.files import iter_json_lines
@@ -140,8 +140,8 @@ def _trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
     sampled = np.array([part.sampled for part in parts])
     generated_T = np.repeat(sampled, lengths)
     turn_of_part = np.cumsum(sampled) - sampled  # what is read before a turn belongs to it
-    segments_T = segments_of(token_texts(tokenizer, ids_T), generated_T)
-    mark_people(segments_T, generated_T, messages)
+    segments_T = segment_texts(token_texts(tokenizer, ids_T), generated_T)
+    mark_user_turns(segments_T, generated_T, messages)
     question = _question(row, messages)
     task = hashlib.sha256(question.encode()).hexdigest()[:12]
     step = row.get("step") or 0

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.filtering import FilterConfig, apply_filter
+from drlib.rl.filtering import FilterConfig, filter_rollouts
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.trajectory import Trajectory
 
@@ -228,7 +228,7 @@ FATES = {
 
 def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
     """Shares of the generated tokens under `rule` and leave-one-out, in the order of `FATES`."""
-    weights_N, in_baseline_N, _ = apply_filter(batch, rule)
+    weights_N, in_baseline_N, _ = filter_rollouts(batch, rule)
     rewards_N = torch.tensor([t.reward or 0.0 for t in batch])
     push_N = weights_N * leave_one_out(rewards_N, groups_N, in_baseline_N)
     tokens_N = torch.tensor([float(t.generated.sum()) for t in batch])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from drlib.analysis.rendering import is_right
-from drlib.chat.segments import gaps
+from drlib.chat.segments import find_gaps
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 from drlib.validation import require
 
@@ -172,7 +172,7 @@ def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
 def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
     """(start, end, whether it is a tool's response) of each run between sampled tokens."""
     runs = []
-    for start, end in gaps(trajectory.generated):
+    for start, end in find_gaps(trajectory.generated):
         seen = {*trajectory.segments[start:end].tolist()}
         runs.append((start, end, Segment.TOOL_RESPONSE in seen or Segment.PROMPT not in seen))
     return runs

@@ -1,10 +1,8 @@
-"""One question, researched: `python -m drlib.app "question"`.
+"""Answer one question from the command line or the browser: `python -m drlib.app "question"`.
 
-`setup` is what a person says, `speakers` the four ways to a model; `asking` puts an agent together
-(policy, world, tools, limits) and gives its answer with sources and cost; `terminal` shows the work
-as it goes, `serving` does so behind a page in a browser.
+`research` builds and runs the agent, `terminal` prints its progress, `server` is the web page.
 """
 
-from drlib.app.research import Answered, Setup, ask
+from drlib.app.research import AskOptions, AskResult, ask
 
-__all__ = ["Answered", "Setup", "ask"]
+__all__ = ["AskOptions", "AskResult", "ask"]

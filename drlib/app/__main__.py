@@ -1,8 +1,7 @@
-"""`python -m drlib.app "question"`: a deep-research run in the terminal.
+"""Command line of `python -m drlib.app "question"`.
 
-By default the tour's small policy in the tour's world; with `--endpoint URL --model NAME` any model
-behind an OpenAI-compatible server (its key from the environment, DRLIB_API_KEY); with
-`--folder DIR` a model on this disk.
+The default is the tour's policy in the tour's world. `--endpoint URL --model NAME` selects a model
+behind an OpenAI-compatible server (key in DRLIB_API_KEY), `--folder DIR` a local model folder.
 """
 
 import argparse
@@ -12,22 +11,21 @@ from pathlib import Path
 from rich.console import Console
 
 from drlib.agents import AGENTS
-from drlib.app.options import AskError, Setup
-from drlib.app.research import Asker, ask, report_of
+from drlib.app.research import AskError, AskOptions, AskSession, ask, render_report
 from drlib.app.terminal import Trace, show
-from drlib.files import write_whole
+from drlib.files import write_atomic
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0 with an answer; 1, and one line on stderr, without; 130 after Ctrl-C."""
+    """Run the command; return 0 with an answer, 1 without (cause on stderr), 130 after Ctrl-C."""
     parser = _parser()
     args = parser.parse_args(argv)
     if (args.question is None) != args.serve:
         parser.error("give a question, or --serve")
     console = Console(highlight=False, soft_wrap=True)
-    before = _written(args.save)
+    before = _modified_ns(args.save)
     try:
-        setup = Setup(
+        options = AskOptions(
             agent=args.agent,
             plugins=args.plugins,
             world=args.world,
@@ -47,79 +45,81 @@ def main(argv: list[str] | None = None) -> int:
             prices=tuple(args.prices),
         )
         if args.serve:
-            return _serve(setup, args.host, args.port)
-        done = ask(args.question, setup, None if args.quiet else Trace(console), args.save)
+            return _serve(options, args.host, args.port)
+        result = ask(args.question, options, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
-        print(f"drlib.app: {error}{_saved(args.save, before)}", file=sys.stderr)
+        print(f"drlib.app: {error}{_saved_note(args.save, before)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"drlib.app: interrupted{_saved(args.save, before)}", file=sys.stderr)
+        print(f"drlib.app: interrupted{_saved_note(args.save, before)}", file=sys.stderr)
         return 130
     if args.report is not None:
-        write_whole(args.report, report_of(args.question, done))
+        write_atomic(args.report, render_report(args.question, result))
     if args.quiet:
-        print(done.answer)
+        print(result.answer)
     else:
-        show(console, done)
+        show(console, result)
     return 0
 
 
-def _serve(setup: Setup, host: str, port: int) -> int:
-    from drlib.app.server import serve  # FastAPI is no base dependency
+def _serve(options: AskOptions, host: str, port: int) -> int:
+    from drlib.app.server import serve  # FastAPI is not a base dependency
 
-    with Asker(setup) as asker:
-        serve(asker, host, port)
+    with AskSession(options) as session:
+        serve(session, host, port)
     return 0
 
 
-def _written(path: Path | None) -> int | None:
-    """When the file was written; None where there is none."""
+def _modified_ns(path: Path | None) -> int | None:
+    """Return the file's modification time in nanoseconds, None if it does not exist."""
     return path.stat().st_mtime_ns if path and path.exists() else None
 
 
-def _saved(path: Path | None, before: int | None) -> str:
-    """Where the work so far lies, if this run has saved any."""
-    return f"; what was done is in {path}" if _written(path) != before else ""
+def _saved_note(path: Path | None, before: int | None) -> str:
+    """Return a note with the path of the partial trajectory, "" if this run saved none."""
+    return f"; the trajectory so far is in {path}" if _modified_ns(path) != before else ""
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = Setup()
+    default = AskOptions()
     parser = argparse.ArgumentParser(prog="python -m drlib.app", description="research a question")
-    parser.add_argument("question", nargs="?")
-    parser.add_argument("--serve", action="store_true", help="behind a page in a browser")
-    parser.add_argument("--host", default="127.0.0.1", help="of --serve; others need a token")
-    parser.add_argument("--port", type=int, default=8765, help="of --serve; 0 for any")
-    parser.add_argument("--agent", default=known.agent, help=", ".join(AGENTS))
-    parser.add_argument("--plugins", default="", help="modules that register your own agents")
-    parser.add_argument("--world", default=known.world, help="such as cldr or folder:notes")
-    parser.add_argument("--start", default="", help="a page's title or URL, for the webwalker")
-    parser.add_argument(
-        "--search", default="", metavar="NAME[=URL]", help="live, such as serper or searxng=URL"
+    add = parser.add_argument
+    add("question", nargs="?")
+    add("--serve", action="store_true", help="serve a web page instead of answering one question")
+    add("--host", default="127.0.0.1", help="--serve: others than loopback need DRLIB_ASK_TOKEN")
+    add("--port", type=int, default=8765, help="--serve: port, 0 for any free one")
+    add("--agent", default=default.agent, help=", ".join(AGENTS))
+    add("--plugins", default="", help="comma-separated modules that register agents or tools")
+    add("--world", default=default.world, help="document collection, e.g. cldr or folder:notes")
+    add("--start", default="", help="title or URL of the first page, for the webwalker")
+    add(
+        "--search",
+        default="",
+        metavar="NAME[=URL]",
+        help="live search provider, e.g. serper or searxng=URL",
     )
-    parser.add_argument("--endpoint", default="", metavar="URL", help="http://localhost:8000/v1")
-    parser.add_argument("--model", default="", help="of the endpoint")
-    parser.add_argument("--folder", default="", help="of a model on this disk")
-    parser.add_argument("--engine", default=known.engine, help="that runs it: hf or vllm")
-    parser.add_argument(
-        "--native-tools", action="store_true", help="tools by the server's or the model's own means"
-    )
-    parser.add_argument("--runs", type=int, default=known.runs, help="of Heavy mode")
-    parser.add_argument("--temperature", type=float, default=known.temperature)
-    parser.add_argument("--calls", type=int, default=known.calls, help="of tools, at most")
-    parser.add_argument("--turn-tokens", type=int, default=known.turn_tokens)
-    parser.add_argument("--context-tokens", type=int, default=known.context_tokens)
-    parser.add_argument("--seconds", type=float, default=known.seconds)
-    parser.add_argument(
+    add("--endpoint", default="", metavar="URL", help="server, e.g. http://localhost:8000/v1")
+    add("--model", default="", help="model name at the endpoint")
+    add("--folder", default="", help="local model folder")
+    add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
+    add("--native-tools", action="store_true", help="use the server's or template's tool format")
+    add("--runs", type=int, default=default.runs, help="researchers in Heavy mode")
+    add("--temperature", type=float, default=default.temperature)
+    add("--calls", type=int, default=default.calls, help="maximum number of tool calls")
+    add("--turn-tokens", type=int, default=default.turn_tokens, help="maximum tokens per turn")
+    add("--context-tokens", type=int, default=default.context_tokens)
+    add("--seconds", type=float, default=default.seconds, help="time limit")
+    add(
         "--prices",
         type=float,
         nargs=2,
-        default=known.prices,
-        metavar=("READ", "SAID"),
-        help="of a million tokens",
+        default=default.prices,
+        metavar=("PROMPT", "COMPLETION"),
+        help="per million tokens",
     )
-    parser.add_argument("--save", type=Path, help="the trajectory, a Parquet file for the viewer")
-    parser.add_argument("--report", type=Path, help="the answer with its sources, in Markdown")
-    parser.add_argument("--quiet", action="store_true", help="the answer alone")
+    add("--save", type=Path, help="write the trajectory to this Parquet file")
+    add("--report", type=Path, help="write answer and sources to this Markdown file")
+    add("--quiet", action="store_true", help="print the answer only")
     return parser
 
 

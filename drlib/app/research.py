@@ -1,45 +1,121 @@
-"""A question, an agent, and what came of it: answer, sources, cost.
+"""Answer one question with a research agent: options, model, agent, answer with sources and cost.
 
-The policy is the tour's after RL, with the tour's world, unless a model is named (`ask.speakers`).
-Whatever goes wrong is one `AskError` that names the remedy, and what was done until then is saved.
-
-Left out: several questions at a time (`Agent.run` takes them), streams of tokens.
+`AskOptions` selects one of four models: the tour's policy (default), a model behind an
+OpenAI-compatible server (`endpoint`, `model`), a model folder (`folder`, run by transformers or
+vLLM), or a folder served by vLLM (both: prompts and completions are then exchanged as token ids).
+Every expected failure raises `AskError`; the trajectory so far is saved first.
 """
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from drlib.agents import AGENTS, Agent
-from drlib.agents.running import Watch
-from drlib.agents.s3 import chain_reader
-from drlib.app.models import results_of, speaker
-from drlib.app.options import AskError, Setup
-from drlib.endpoint import EndpointError
+from drlib.agents import AGENTS, Agent, Limits
+from drlib.agents.rollout_state import Watch
+from drlib.agents.s3 import answer_from_facts
+from drlib.chat.prompts import research_prompt
+from drlib.chat.template import ChatIds, load_any_tokenizer
+from drlib.config import ROOT, Config
+from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.models.api_engine import ApiEngine
+from drlib.models.engine import Engine
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
 from drlib.tools import PageReader, Provider, Toolbox
-from drlib.tools.pages import pages_shown
+from drlib.tools.toolbox import extract_pages
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.validation import require
 from drlib.worlds import load_world
 
+ENGINES = ("hf", "vllm")
+REFERENCE = ROOT / "figures" / "reference"
+TOUR_POLICY = REFERENCE / "tour" / "policy_rl"
+# A tour policy that was also trained on reports, summaries and merging.
+MEMORY_POLICY = REFERENCE / "agents" / "policy"
+WITH_MEMORY = ("iterresearch", "heavy", "resum", "s3")
+MERGER_TOKENS = 640  # context of the tour's Heavy agent, which must fit several reports
+MEMORY_CALLS = 16
+RESULTS = 5  # search results shown to a model other than the tour's policy
 MOST_SOURCES = 8
-SUPPORTS = ": its text has the answer in it"
+SUPPORTS = ": its text contains the answer"
 WHY = {
-    Termination.LENGTH: "its context, or the tokens it may say, ran out",
-    Termination.TURNS: "the calls or turns it may use ran out",
-    Termination.WALL_CLOCK: "its time ran out",
-    Termination.LOOP: "it made the same call again and again",
-    Termination.FORMAT: "its turns could not be read",
+    Termination.LENGTH: "the limit of context or generated tokens was reached; raise "
+    "--context-tokens or --turn-tokens",
+    Termination.TURNS: "the limit of calls or turns was reached; raise --calls",
+    Termination.WALL_CLOCK: "the time limit was reached; raise --seconds",
+    Termination.LOOP: "the agent repeated the same tool call",
+    Termination.FORMAT: "the model's turns could not be parsed",
 }
+
+
+class AskError(Exception):
+    """No answer; the message is one line with the cause."""
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """Options of `ask`.
+
+    Args:
+        agent: key of `AGENTS`.
+        world: name passed to `load_world`.
+        start: title or URL of the first page, for the webwalker only.
+        search: live search instead of the world: a key of `tools.PROVIDERS`, with "=URL" for a
+            self-hosted server. Pages are then fetched from the web.
+        endpoint, model: OpenAI-compatible server ("http://localhost:8000/v1") and its model.
+        folder: local model folder; with `endpoint`, the folder that the vLLM server runs.
+        engine: "hf" or "vllm", for `folder` without `endpoint`.
+        native: pass tools through the server's or the chat template's own tool format.
+        runs: number of researchers in Heavy mode.
+        plugins: comma-separated modules that register agents, worlds or tools.
+        seconds: time limit, also of one request to the server.
+        prices: (prompt, completion), per million tokens.
+
+    Raises:
+        AskError: the options are inconsistent.
+    """
+
+    agent: str = "react"
+    world: str = "tour"
+    start: str = ""
+    search: str = ""
+    endpoint: str = ""
+    model: str = ""
+    folder: str = ""
+    engine: str = "hf"
+    api_key: str = ""
+    native: bool = False
+    runs: int = 4
+    plugins: str = ""
+    temperature: float = 0.0
+    calls: int = 20
+    turn_tokens: int = 4096
+    context_tokens: int = 32_000
+    seconds: float = 600.0
+    prices: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self):
+        if bool(self.endpoint) != bool(self.model):
+            raise AskError("--endpoint and --model must be given together")
+        if self.engine not in ENGINES:
+            raise AskError(f"unknown engine {self.engine!r}: use {' or '.join(ENGINES)}")
+        if self.search and not (self.endpoint or self.folder):
+            raise AskError(
+                "live search needs --endpoint or --folder: the tour's policy only knows its own "
+                "world"
+            )
+        if (self.agent == "webwalker") != bool(self.start):
+            raise AskError("--start (a page's title or URL) is required by the webwalker only")
+        if self.agent == "webwatcher":
+            raise AskError("the webwatcher needs a picture and cannot be run here: see notebook 13")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A page that was seen; `supports`: its text has the answer in it."""
+    """A page shown to the agent; `supports`: its text contains the answer."""
 
     title: str
     url: str
@@ -47,8 +123,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What came of a question."""
+class AskResult:
+    """Answer, sources, resource usage and trajectory of one question."""
 
     answer: str
     sources: list[Source]
@@ -56,128 +132,243 @@ class Answered:
     trajectory: Trajectory
 
 
-class Asker(ExitStack):
-    """Who answers: an agent that is made once and asked many questions, one after the other.
+class AskSession(ExitStack):
+    """An agent that is built once and answers questions one at a time; a context manager.
 
-    AskError: there is no such agent, world or model.
+    Raises:
+        AskError: unknown agent, world or model.
     """
 
-    def __init__(self, setup: Setup):
+    def __init__(self, options: AskOptions):
         super().__init__()
-        self.setup = setup
+        self.options = options
         try:
-            self._agent = _agent(setup, self)
+            self._agent = _build_agent(options, self)
         except BaseException:
             self.close()
             raise
 
-    def ask(self, question: str, watch: Watch | None = None, save: Path | None = None) -> Answered:
-        """Research one question. save: a Parquet file for the trajectory, also where it fails.
+    def ask(self, question: str, watch: Watch | None = None, save: Path | None = None) -> AskResult:
+        """Research one question.
+
+        Args:
+            watch: called with every turn, tool result and end of the rollout.
+            save: Parquet file for the trajectory, written on failure too.
 
         Raises:
-            AskError: no answer. KeyboardInterrupt, or what `watch` raises: as it came; what was
-                done is saved.
+            AskError: no answer.
+            KeyboardInterrupt, or an exception of `watch`: re-raised after saving.
         """
         require(bool(question.strip()), "the question is empty")
         ends: list[Trajectory] = []
 
-        def note(what: str, at, value) -> None:
-            if what == "end":
+        def note(event: str, state, value) -> None:
+            if event == "end":
                 ends.append(value)
             if watch is not None:
-                watch(what, at, value)
+                watch(event, state, value)
 
-        task = Task("asked", question, "", "search", self.setup.world, start=self.setup.start)
+        task = Task("asked", question, "", "search", self.options.world, start=self.options.start)
         try:
-            self._agent.run([task], temperature=self.setup.temperature, watch=note)
+            self._agent.run([task], temperature=self.options.temperature, watch=note)
         except EndpointError as error:
-            raise AskError(f"{self.setup.endpoint}: {error}") from None
-        except ValueError as error:  # the question does not fit into the policy's context
+            raise AskError(f"{self.options.endpoint}: {error}") from None
+        except ValueError as error:  # the question exceeds the policy's context
             raise AskError(str(error)) from None
         finally:
             if save is not None and ends:
                 save_trajectories(save, ends)
-        done = ends[-1]
-        if done.answer is None:
-            raise AskError(_why_not(done, self.setup))
-        return Answered(done.answer, sources(done), usage_of(done), done)
+        trajectory = ends[-1]
+        if trajectory.answer is None:
+            raise AskError(_explain_failure(trajectory, self.options))
+        sources = find_sources(trajectory)
+        return AskResult(trajectory.answer, sources, count_usage(trajectory), trajectory)
 
 
 def ask(
-    question: str, setup: Setup, watch: Watch | None = None, save: Path | None = None
-) -> Answered:
-    """One question; see `Asker`."""
+    question: str, options: AskOptions, watch: Watch | None = None, save: Path | None = None
+) -> AskResult:
+    """Research one question with a new session; see `AskSession.ask`."""
     require(bool(question.strip()), "the question is empty")
-    with Asker(setup) as asker:
-        return asker.ask(question, watch, save)
+    with AskSession(options) as session:
+        return session.ask(question, watch, save)
 
 
-def _agent(setup: Setup, opened: ExitStack) -> Agent:
-    """The agent with all it needs; what must be closed is entered in `opened`."""
+def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
+    """Build the agent and its toolbox; resources to close are registered in `stack`."""
     try:
-        load_plugins(setup.plugins)
-        make = AGENTS[setup.agent]
-        world = None if setup.search else load_world(setup.world)
-        backends = _live(setup.search) if setup.search else None
+        load_plugins(options.plugins)
+        make = AGENTS[options.agent]
+        world = None if options.search else load_world(options.world)
+        backends = _live_backends(options.search) if options.search else None
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
-    sandbox = opened.enter_context(Sandbox(workers=1))
-    toolbox = opened.enter_context(
-        Toolbox(world, sandbox, results=results_of(setup), backends=backends)
-    )
-    who = speaker(setup, toolbox, opened)
+    sandbox = stack.enter_context(Sandbox(workers=1))
+    named = options.endpoint or options.folder
+    results = RESULTS if named else Config.load("laptop").search_results
+    toolbox = stack.enter_context(Toolbox(world, sandbox, results=results, backends=backends))
+    setup = _load_model(options, toolbox, stack)
     more = {
-        "heavy": {"n": setup.runs},
-        "resum": {"summarise": None},  # the model writes its own
-        "s3": {} if setup.endpoint or setup.folder else {"generate": chain_reader},
-    }.get(setup.agent, {})
-    return make(who.engine, toolbox, who.chat, who.limits, who.system, **more)
+        "heavy": {"n": options.runs},
+        "resum": {"summarise": None},  # the model writes its own summaries
+        "s3": {} if named else {"generate": answer_from_facts},
+    }.get(options.agent, {})
+    return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **more)
 
 
-def _live(search: str) -> dict[str, list]:
-    """Backends that look things up on the web. ValueError: no such provider, or it lacks its key or
-    its server's address."""
+def _live_backends(search: str) -> dict[str, list]:
+    """Return web backends. ValueError: unknown provider, or missing key or server address."""
     name, _, url = search.partition("=")
     return {"search": [Provider(name, url)], "visit": [PageReader()]}
 
 
-def _why_not(done: Trajectory, setup: Setup) -> str:
-    if done.termination is Termination.ENV_FAULT:
-        broken = next((r for r in done.tool_results if r.env_fault), None)
+# ---- model
+
+
+class ModelSetup(NamedTuple):
+    """Model-specific arguments of an agent."""
+
+    engine: Engine
+    chat: Any
+    limits: Limits
+    system: str | None
+
+
+def _load_model(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> ModelSetup:
+    """Load the model that the options select. AskError: missing or unsuitable model."""
+    try:
+        if options.folder:
+            return _load_folder(options, toolbox, stack)
+        if options.endpoint:
+            return _connect_server(options, toolbox)
+    except (ValueError, OSError, ModuleNotFoundError, EndpointError) as error:
+        raise AskError(str(error)) from None
+    return _load_tour_policy(options)
+
+
+def _connect_server(options: AskOptions, toolbox: Toolbox) -> ModelSetup:
+    engine = ApiEngine(
+        _create_endpoint(options),
+        tools=_tool_schemas(toolbox) if options.native else None,
+        prices=options.prices,
+        attempts=3,
+    )
+    return ModelSetup(engine, None, _create_limits(options), _system_prompt(options, toolbox))
+
+
+def _load_folder(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> ModelSetup:
+    from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
+
+    tokenizer = load_any_tokenizer(options.folder)
+    engine = _create_token_engine(options, stack)
+    limits = _create_limits(options, engine.max_context)
+    if is_drlib_tokenizer(tokenizer):
+        return ModelSetup(engine, ChatIds(tokenizer), limits, None)
+    if options.native:
+        chat = TemplateIds(tokenizer, _tool_schemas(toolbox))
+    else:
+        chat = TemplateIds(tokenizer, tool_role="user")
+    return ModelSetup(engine, chat, limits, _system_prompt(options, toolbox))
+
+
+def _create_token_engine(options: AskOptions, stack: ExitStack) -> Any:
+    """Create an engine that exchanges token ids with the model in `options.folder`."""
+    if options.endpoint:
+        from drlib.models.vllm_server import VllmServer
+
+        return VllmServer(_create_endpoint(options), options.folder, attempts=3)
+    if options.engine == "vllm":
+        from drlib.models.vllm_engine import VllmEngine
+
+        engine = VllmEngine(options.folder, dtype="auto")
+        stack.callback(engine.close)
+        return engine
+    from drlib.models.transformers_engine import TransformersEngine
+
+    return TransformersEngine(options.folder)
+
+
+def _load_tour_policy(options: AskOptions) -> ModelSetup:
+    from drlib.models.local_engine import LocalEngine
+    from drlib.models.moe import load_policy
+
+    config = Config.load("laptop")
+    has_memory = options.agent in WITH_MEMORY
+    model, tokenizer = load_policy(MEMORY_POLICY if has_memory else TOUR_POLICY)
+    context = MERGER_TOKENS if options.agent == "heavy" else config.max_context_tokens
+    engine = LocalEngine(model.eval(), max_context=context, slots=options.runs)
+    calls = MEMORY_CALLS if has_memory else config.max_calls
+    limits = Limits(calls, config.max_turn_tokens, context)
+    return ModelSetup(engine, ChatIds(tokenizer), limits, None)
+
+
+def _create_endpoint(options: AskOptions) -> ChatEndpoint:
+    key = options.api_key or os.environ.get("DRLIB_API_KEY", "")
+    return ChatEndpoint(options.endpoint, options.model, timeout_s=options.seconds, api_key=key)
+
+
+def _tool_schemas(toolbox: Toolbox) -> list[dict]:
+    return [tool.function for tool in toolbox.tools.values()]
+
+
+def _system_prompt(options: AskOptions, toolbox: Toolbox) -> str:
+    """Return the system prompt; it lists the tools unless they are passed natively."""
+    return research_prompt(() if options.native else toolbox.schemas)
+
+
+def _create_limits(options: AskOptions, max_context: int | None = None) -> Limits:
+    """Create the rollout limits. max_context: the model's context length, tokens."""
+    context = options.context_tokens
+    return Limits(
+        calls=options.calls,
+        turn_tokens=options.turn_tokens,
+        context_tokens=context if max_context is None else min(context, max_context),
+        seconds=options.seconds,
+        repeats=3,
+        force_answer=True,
+    )
+
+
+# ---- result
+
+
+def _explain_failure(trajectory: Trajectory, options: AskOptions) -> str:
+    if trajectory.termination is Termination.ENV_FAULT:
+        broken = next((r for r in trajectory.tool_results if r.env_fault), None)
         if broken is not None:
-            return f"the tool {broken.tool} does not work: {broken.text}"
-        return f"{setup.endpoint}: {done.metadata['fault']}"
-    return f"no answer: {WHY.get(done.termination, done.termination)}"
+            return f"the tool {broken.tool} failed: {broken.text}"
+        return f"{options.endpoint}: {trajectory.metadata['fault']}"
+    return f"no answer: {WHY.get(trajectory.termination, trajectory.termination)}"
 
 
-def sources(done: Trajectory) -> list[Source]:
-    """The pages that the calls showed, those first whose text has the answer in it."""
-    answer = normalise_answer(done.answer or "")
+def find_sources(trajectory: Trajectory) -> list[Source]:
+    """Return at most 8 pages shown by tool calls, those that contain the answer first."""
+    answer = normalise_answer(trajectory.answer or "")
     found: dict[str, Source] = {}
-    for page in (page for result in done.tool_results for page in pages_shown(result)):
+    for page in (page for result in trajectory.tool_results for page in extract_pages(result)):
         supports = bool(answer) and answer in normalise_answer(page.text)
         if page.url not in found or supports:
             found[page.url] = Source(page.title, page.url, supports)
-    return sorted(found.values(), key=lambda one: not one.supports)[:MOST_SOURCES]
+    return sorted(found.values(), key=lambda source: not source.supports)[:MOST_SOURCES]
 
 
-def usage_of(done: Trajectory) -> dict[str, Any]:
-    """Turns, calls, tokens and what they cost."""
-    counted = done.metadata.get("usage", {})
-    said = int(done.generated.sum()) or counted.get("said_tokens", 0)
-    read = counted.get("read_tokens", len(done) - said if len(done) else 0)
+def count_usage(trajectory: Trajectory) -> dict[str, Any]:
+    """Count turns, tool calls, prompt and completion tokens, and their cost."""
+    usage = trajectory.metadata.get("usage", {})
+    said = int(trajectory.generated.sum()) or usage.get("said_tokens", 0)
+    read = usage.get("read_tokens", len(trajectory) - said if len(trajectory) else 0)
     return {
-        "turns": counted.get("turns", len(set(done.turns[done.generated].tolist()))),
-        "calls": len(done.tool_results),
+        "turns": usage.get("turns", len(set(trajectory.turns[trajectory.generated].tolist()))),
+        "calls": len(trajectory.tool_results),
         "read_tokens": read,
         "said_tokens": said,
-        "cost": counted.get("cost", 0.0),
+        "cost": usage.get("cost", 0.0),
     }
 
 
-def report_of(question: str, done: Answered) -> str:
-    """What was found, in Markdown; a WebWeaver's answer is a report already."""
-    if done.answer.startswith(f"# {question}\n"):
-        return done.answer
-    lines = [f"- [{page.title}]({page.url}){SUPPORTS * page.supports}" for page in done.sources]
-    return f"# {question}\n\n{done.answer}\n\n## Sources\n\n" + "\n".join(lines) + "\n"
+def render_report(question: str, result: AskResult) -> str:
+    """Render question, answer and sources as Markdown; WebWeaver's answer already is a report."""
+    if result.answer.startswith(f"# {question}\n"):
+        return result.answer
+    lines = [f"- [{page.title}]({page.url}){SUPPORTS * page.supports}" for page in result.sources]
+    return f"# {question}\n\n{result.answer}\n\n## Sources\n\n" + "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""A run in the terminal: thoughts, calls and what came back, line by line as they come.
+"""Terminal output of a run: thoughts, tool calls and results as they arrive.
 
-What pages and models say is printed as plain text: no markup, no control characters.
+Text from pages and models is printed without markup and control characters.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from drlib.app.research import Answered
+from drlib.app.research import AskResult
 from drlib.chat.tool_calls import Answer, ToolCall, parse
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -19,21 +19,21 @@ WIDE = 300  # characters of a thought or response
 
 
 class Line(NamedTuple):
-    """Something that happened. head: thinks, reads, fails, unreadable, or the tool that is called;
-    run: of Heavy mode, 0 elsewhere."""
+    """One event. head: thinks, reads, fails, unreadable, or the name of the called tool; run: the
+    researcher's number in Heavy mode, else 0."""
 
     run: int
     head: str
     text: str
 
 
-def lines_of(what: str, at, value) -> list[Line]:
-    """What a `Watch` is told, as lines for a person."""
-    number = at.name.rpartition("-")[2] if at is not None else ""
+def format_event(event: str, state, value) -> list[Line]:
+    """Convert an event of a `Watch` callback to lines."""
+    number = state.name.rpartition("-")[2] if state is not None else ""
     run = int(number) if number.isdecimal() else 0
-    if what == "result":
+    if event == "result":
         return [Line(run, "reads" if value.ok else "fails", value.text)]
-    if what != "turn":
+    if event != "turn":
         return []
     action = parse(value)
     thought, closed, _ = value.partition("</think>")
@@ -47,18 +47,18 @@ def lines_of(what: str, at, value) -> list[Line]:
 
 
 class Trace:
-    """A `Watch` that prints; runs of Heavy mode are told apart by their number."""
+    """A `Watch` callback that prints each event, numbered by researcher in Heavy mode."""
 
     def __init__(self, console: Console):
         self._console = console
         self._lock = threading.Lock()
 
-    def __call__(self, what: str, at, value) -> None:
-        """One line of each thing that happened."""
-        for line in lines_of(what, at, value):
-            self._line(line)
+    def __call__(self, event: str, state, value) -> None:
+        """Print the lines of an event."""
+        for line in format_event(event, state, value):
+            self._print(line)
 
-    def _line(self, line: Line) -> None:
+    def _print(self, line: Line) -> None:
         number = f"{line.run:>2} " if line.run else "   "
         shown = plain(" ".join(line.text.split()))
         shown = shown if len(shown) <= WIDE else shown[:WIDE] + " ..."
@@ -67,21 +67,21 @@ class Trace:
             self._console.print(head + Text(shown, style=STYLES.get(line.head, "cyan")))
 
 
-def show(console: Console, done: Answered) -> None:
-    """Answer, sources, cost."""
+def show(console: Console, result: AskResult) -> None:
+    """Print answer, sources and usage."""
     console.print()
-    console.print(Text("Answer  ", style="bold") + Text(plain(done.answer), style="bold green"))
-    for source in done.sources:
+    console.print(Text("Answer  ", style="bold") + Text(plain(result.answer), style="bold green"))
+    for source in result.sources:
         mark = "*" if source.supports else " "
         console.print(Text(f"  {mark} {plain(source.title)}  {plain(source.url)}", style="dim"))
-    if any(source.supports for source in done.sources):
-        console.print(Text("  * its text has the answer in it", style="dim"))
-    counts = {name.replace("_", " "): value for name, value in done.usage.items() if value}
+    if any(source.supports for source in result.sources):
+        console.print(Text("  * its text contains the answer", style="dim"))
+    counts = {name.replace("_", " "): value for name, value in result.usage.items() if value}
     console.print(
         Text(", ".join(f"{value:,} {name}" for name, value in counts.items()), style="dim")
     )
 
 
 def plain(text: str) -> str:
-    """Without what would move the cursor or change colours."""
+    """Remove control characters, which could move the cursor or change colours."""
     return CONTROL.sub("", text)

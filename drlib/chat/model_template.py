@@ -24,17 +24,17 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from drlib.chat.segments import segments_of, token_texts
+from drlib.chat.segments import segment_texts, token_texts
 from drlib.chat.template import CHAT_TEMPLATE
 from drlib.trajectory import Segment
 from drlib.validation import require
 
 MARKS = ("7f3QUESTION9c1", "7f3TURN9c1", "7f3SAID9c1")
-IN_TEXT = "give the tools in the system prompt instead (drlib.agents.prompts.research_prompt)"
+IN_TEXT = "give the tools in the system prompt instead (drlib.chat.prompts.research_prompt)"
 CLOSERS = ("</tool_call>", "</answer>")
 
 
-def is_ours(tokenizer: PreTrainedTokenizerBase) -> bool:
+def is_drlib_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether drlib made the tokenizer: its policy has learned tools and form by heart."""
     return tokenizer.chat_template == CHAT_TEMPLATE
 
@@ -153,7 +153,7 @@ class TemplateIds:
         # a question or a page may spell the marker of a turn; it is one where it is a token
         spelled = ~np.isin(ids, list(self.tokenizer.added_tokens_decoder))
         texts[spelled] = [text.replace("|", "\N{BROKEN BAR}") for text in texts[spelled]]
-        segments = segments_of(texts, np.asarray(generated, bool))
+        segments = segment_texts(texts, np.asarray(generated, bool))
         segments[np.isin(ids, [self.end_id, self.tokenizer.eos_token_id])] = Segment.TEMPLATE
         return segments
 

@@ -8,8 +8,10 @@ lines (`PHRASES`), and `drlib.synthesis.skills` writes the samples.
 Left out: wordings in other languages.
 """
 
+import datetime
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 RESUME = "{question}\nSummary of the work so far: {summary}"
 SUMMARISE = """The context is nearly full, and what you say now is all that you will know of it. \
@@ -65,16 +67,43 @@ PHRASES = (
 _SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 
-def summary_of(text: str) -> str:
+def extract_summary(text: str) -> str:
     """The summary in a turn, "" where it has none."""
     found = _SUMMARY.search(text)
     return found[1].strip() if found else ""
 
 
-def merging(question: str, runs: Sequence[tuple[str, str | None]]) -> str:
+def merge_prompt(question: str, runs: Sequence[tuple[str, str | None]]) -> str:
     """What a merger reads of `runs`, the report and the answer of each."""
     reports = [
         REPORT.format(number=number, report=report or "empty", answer=answer or "none")
         for number, (report, answer) in enumerate(runs, 1)
     ]
     return MERGE.format(question=question, n=len(runs), reports="\n\n".join(reports))
+
+
+HEAD = """You answer questions by research. Look things up before you answer, check what you find \
+against a second source where you can, and say only what your sources support.
+
+In each turn, think first inside <think></think>. Then do exactly one thing: call one tool, or, \
+when you know enough, give the final answer inside <answer></answer>. The answer is short: a name, \
+a number, a date, or what the question asks for."""
+
+TOOLS = """You may call these tools, one JSON schema a line:
+<tools>
+{tools}
+</tools>
+
+A call is a JSON object with the tool's name and its arguments:
+<tool_call>
+{{"name": "the tool's name", "arguments": {{"the parameter": "its value"}}}}
+</tool_call>
+Wait for the response, which comes inside <tool_response></tool_response>; never write one."""
+
+
+def research_prompt(tools: Iterable[dict] = (), today: datetime.date | None = None) -> str:
+    """The system prompt; `tools`: schemas to be told as text, none where the server tells them."""
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    parts = [HEAD, *([TOOLS.format(tools=lines)] if lines else [])]
+    today = today or datetime.date.today()
+    return "\n\n".join([*parts, f"Current date: {today.isoformat()}"])

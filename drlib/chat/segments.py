@@ -4,15 +4,62 @@ Our own tokenizer has the tags as tokens (`chat.segment_tokens`); others spell t
 looked for in the text. Templates that mark nobody are read by who was sampled and by the messages.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drlib.chat.template import mark_segments
-from drlib.chat.tool_calls import START
+from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
 from drlib.trajectory import Segment
 from drlib.validation import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_SPEAKS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
+
+
+def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) -> np.ndarray:
+    """The `Segment` of each of `size` places, tokens or characters, uint8.
+
+    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; that of
+    START reaches over the role's name.
+
+    Marks are TEMPLATE; what stands between tags is what they say. Outside tags, an assistant's text
+    is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT. As in `parse`, nothing opens inside
+    an open tag, and only assistants think, call, answer and report.
+    """
+    segments = np.full(size, Segment.TEMPLATE, np.uint8)
+    outside, opened, at = Segment.PROMPT, "", 0
+    for start, end, mark, role in [*marks, (size, size, END, None)]:
+        segments[at:start] = Segment[opened.upper()] if opened else outside
+        at, name = end, mark.strip("<>")
+        if mark in (START, END, PAD):
+            outside = _SPEAKS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
+            opened = ""
+        elif opened:
+            opened = "" if name == f"/{opened}" else opened
+        elif name[0] != "/" and (outside == Segment.THINK or name == "tool_response"):
+            opened = name
+    return segments
+
+
+def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """The `Segment` of each token, uint8[T], by `mark_segments`; tags are the special tokens."""
+    ids = np.asarray(token_ids)
+    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
+    headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
+    marks = []
+    for at in np.flatnonzero(np.isin(ids, list(tags))).tolist():
+        header = ids[at + 1 : at + 9].tolist() if tags[int(ids[at])] == START else []
+        role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
+        end = at + 1 + (len(headers[role]) if role else 0)
+        marks.append((at, end, tags[int(ids[at])], role and role.strip()))
+    return mark_segments(len(ids), marks)
+
 
 _MARK = re.compile(
     r"(<\|im_start\|>)(?:(system|user|assistant|tool)\n)?|<\|im_end\|>|<\|endoftext\|>"
@@ -20,7 +67,7 @@ _MARK = re.compile(
 )
 
 
-def segments_of(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
+def segment_texts(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
     """The `Segment` of each token by its text, uint8[T].
 
     Marks are TEMPLATE, and what a tag of an assistant encloses is what the tag says. Outside tags
@@ -75,7 +122,7 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return texts[place.reshape(-1)]
 
 
-def mark_people(segments: np.ndarray, generated: np.ndarray, messages: list[dict]) -> None:
+def mark_user_turns(segments: np.ndarray, generated: np.ndarray, messages: list[dict]) -> None:
     """What persons said between assistants' turns becomes PROMPT, whatever the template is."""
     by_tools: list[bool] = []  # of each gap between two assistants' turns
     first = [message["role"] for message in messages].index("assistant")
@@ -84,14 +131,14 @@ def mark_people(segments: np.ndarray, generated: np.ndarray, messages: list[dict
             by_tools.append(False)
         elif message["role"] == "tool" or "<tool_response>" in message["content"]:
             by_tools[-1] = True
-    between = gaps(generated)
+    between = find_gaps(generated)
     if len(by_tools) - 1 == len(between):  # else a turn has no tokens: leave what the texts say
         for (start, end), by_tool in zip(between, by_tools):
             if not by_tool:
                 segments[start:end] = Segment.PROMPT
 
 
-def gaps(generated: np.ndarray) -> list[tuple[int, int]]:
+def find_gaps(generated: np.ndarray) -> list[tuple[int, int]]:
     """(start, end) of each run of other tokens between two sampled ones."""
     change = np.diff(generated.astype(np.int8), prepend=0)
     starts = np.flatnonzero(change < 0)

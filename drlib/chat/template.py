@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from drlib.chat.tool_calls import END, PAD, START, TAGS
-from drlib.trajectory import Segment
+from drlib.chat.segments import segment_tokens
+from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
 
 if TYPE_CHECKING:  # else imported in the functions that need it: it brings torch, which is slow
     from transformers import PreTrainedTokenizerFast
 
-ROLES = ("system\n", "user\n", "assistant\n")
 SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
 _REMEDY = "make one with drlib.chat.template.train_tokenizer(...).save_pretrained(folder)"
 # A backslash at the end of a line joins it with the next: other breaks would end up in the text.
@@ -215,45 +214,3 @@ class ChatIds:
         ids = [int(i) for i in ids]
         ids = ids[:-1] if ids[-1:] == [self.end_id] else ids
         return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-_SPEAKS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
-
-
-def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) -> np.ndarray:
-    """The `Segment` of each of `size` places, tokens or characters, uint8.
-
-    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; that of
-    START reaches over the role's name.
-
-    Marks are TEMPLATE; what stands between tags is what they say. Outside tags, an assistant's text
-    is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT. As in `parse`, nothing opens inside
-    an open tag, and only assistants think, call, answer and report.
-    """
-    segments = np.full(size, Segment.TEMPLATE, np.uint8)
-    outside, opened, at = Segment.PROMPT, "", 0
-    for start, end, mark, role in [*marks, (size, size, END, None)]:
-        segments[at:start] = Segment[opened.upper()] if opened else outside
-        at, name = end, mark.strip("<>")
-        if mark in (START, END, PAD):
-            outside = _SPEAKS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
-            opened = ""
-        elif opened:
-            opened = "" if name == f"/{opened}" else opened
-        elif name[0] != "/" and (outside == Segment.THINK or name == "tool_response"):
-            opened = name
-    return segments
-
-
-def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """The `Segment` of each token, uint8[T], by `mark_segments`; tags are the special tokens."""
-    ids = np.asarray(token_ids)
-    tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
-    headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
-    marks = []
-    for at in np.flatnonzero(np.isin(ids, list(tags))).tolist():
-        header = ids[at + 1 : at + 9].tolist() if tags[int(ids[at])] == START else []
-        role = next((r for r, h in headers.items() if header[: len(h)] == h), None)
-        end = at + 1 + (len(headers[role]) if role else 0)
-        marks.append((at, end, tags[int(ids[at])], role and role.strip()))
-    return mark_segments(len(ids), marks)

@@ -30,6 +30,7 @@ TAGS = (
     "<answer>",
     "</answer>",
 )
+ROLES = ("system\n", "user\n", "assistant\n")  # follow START
 MAX_DEPTH = 32  # of the JSON in a call
 
 _NO_ACTION = "no tool call or answer."
@@ -124,7 +125,7 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
         return FormatError(_NOT_JSON)
 
 
-def workspace(question: str, report: str, action: str, observation: str) -> str:
+def render_workspace(question: str, report: str, action: str, observation: str) -> str:
     """What a context-managed round reads (Tongyi DeepResearch, section 1; WebResearcher): question,
     report, last action and observation, and nothing else of what was."""
     return (
@@ -133,13 +134,13 @@ def workspace(question: str, report: str, action: str, observation: str) -> str:
     )
 
 
-def report_of(text: str) -> str:
+def extract_report(text: str) -> str:
     """The report of a context-managed turn, "" where it has none."""
     found = _REPORT.search(text)
     return found[1].strip() if found else ""
 
 
-def first_action(text: str) -> str:
+def truncate_after_action(text: str) -> str:
     """The turn up to the close of its first action; all of it where it has none."""
     tag, closes = _action_in(text)
     return text[: closes + len(f"</{tag[0][1:]}")] if tag and closes >= 0 else text

@@ -1,6 +1,6 @@
 """The same questions put to several agents of one policy: what each answers, and what it costs.
 
-A trial is an agent's line (`drlib.agents.naming`) on a set of questions under limits. Of every
+A trial is an agent's line (`drlib.agents.agent_spec`) on a set of questions under limits. Of every
 attempt a ledger keeps the answer and its cost in tokens. From the answers of many samples follow
 accuracy, majority votes of any number of them and pass@n, without asking again;
 `at_equal_tokens` says how many samples cost what another trial costs.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from drlib.agents import Limits, agent_named
-from drlib.agents.costs import COUNTS, costs_of
+from drlib.agents import Limits, create_agent
 from drlib.agents.heavy import vote
+from drlib.agents.rollout_state import COUNTS, count_costs
 from drlib.chat.template import ChatIds
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import Engine
 from drlib.synthesis.questions import chain_questions
 from drlib.synthesis.trails import trail
@@ -59,7 +59,7 @@ class Ledger:
     """What came out of a trial with one seed, a row a question and in it a column a sample.
 
     answers: normalised, None where there is none. right: those that are accepted. ended: reasons
-    of `Termination`. counts: as `drlib.agents.costs.costs_of`.
+    of `Termination`. counts: as `drlib.agents.rollout_state.count_costs`.
     """
 
     trial: Trial
@@ -108,7 +108,7 @@ def questions_of(
     kind, _, pages = trial.questions.partition(":")
     if kind == "trail":
         rng = random.Random(f"trials-{seed}-{trial.questions}")
-        names = Names.of(world)
+        names = Names.from_world(world)
         pairs = [trail(rng.getrandbits(60), names, int(pages)) for _ in range(trial.n)]
         return [task for task, _ in pairs], {task.world: small for task, small in pairs}
     require(kind in ("search", "python"), f"trial {trial.name}: no questions {trial.questions!r}")
@@ -127,7 +127,7 @@ def attempt(
     """Run the trial. question_seed: of the questions and answers; seed: the policy's, for the
     record."""
     tasks, worlds = questions_of(trial, world, question_seed)
-    agent = agent_named(trial.agent, engine, toolbox, chat, trial.limits)
+    agent = create_agent(trial.agent, engine, toolbox, chat, trial.limits)
     done = agent.run(
         tasks,
         samples=trial.samples,
@@ -141,7 +141,7 @@ def attempt(
         ledger.answers.append([t.answer and normalise_answer(t.answer) for t in some])
         ledger.right.append([is_correct(t.answer, task) for t in some])
         ledger.ended.append([str(t.termination) for t in some])
-        costs = [costs_of(t) for t in some]
+        costs = [count_costs(t) for t in some]
         for name in COUNTS:
             ledger.counts[name].append([cost[name] for cost in costs])
     return ledger
@@ -151,7 +151,7 @@ def save_ledgers(path: Path, head: dict, ledgers: Sequence[Ledger]) -> Path:
     """One JSON file: `head` (command, profile, ..), then a line a ledger."""
     lines = [json.dumps(asdict(ledger), ensure_ascii=False) for ledger in ledgers]
     text = f'{json.dumps(head)[:-1]}, "ledgers": [\n' + ",\n".join(lines) + "\n]}\n"
-    return write_whole(path, text)
+    return write_atomic(path, text)
 
 
 def load_ledgers(path: Path) -> tuple[dict, list[Ledger]]:

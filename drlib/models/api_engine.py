@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from drlib.chat.tool_calls import ToolCall, first_action, parse, render_call
+from drlib.chat.tool_calls import ToolCall, parse, render_call, truncate_after_action
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.models.engine import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 
 STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
 TOO_LONG = ("context length", "context_length", "too long", "maximum input")
@@ -137,7 +137,7 @@ class ApiEngine(Engine):
                 reply = reply.result()
             if reply is None:
                 return
-            if isinstance(reply, Fresh):
+            if isinstance(reply, NewContext):
                 said = list(reply.prompt)
             else:
                 said += [{"role": "assistant", "content": done.text}, *reply]
@@ -153,12 +153,12 @@ class ApiEngine(Engine):
             **({"tools": list(self.tools)} if self.tools else {}),
             **self.options,
         }
-        messages = on_the_wire(said, by_server=bool(self.tools))
+        messages = to_openai_messages(said, by_server=bool(self.tools))
 
         def ask() -> Completion:
             return self._completion(self.endpoint.complete(messages, **options))
 
-        return until_it_comes(ask, self.attempts, self.pause_s, rng)
+        return retry_request(ask, self.attempts, self.pause_s, rng)
 
     def _completion(self, reply: Any) -> Completion:
         """A reply as ours. LookupError, TypeError, ValueError: it is no chat completion."""
@@ -172,14 +172,14 @@ class ApiEngine(Engine):
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
         return Completion(
             finish_reason=reason,
-            text=first_action(text_of(choice["message"])),
+            text=truncate_after_action(message_text(choice["message"])),
             prompt_tokens=read,
             turn_tokens=written,
             cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
         )
 
 
-def until_it_comes(
+def retry_request(
     ask: Callable[[], Completion], attempts: int, pause_s: float, rng: random.Random
 ) -> Completion:
     """What `ask` returns, asked again where a server fails for a while, with longer and longer
@@ -197,7 +197,7 @@ def until_it_comes(
             fault, wait_s = str(error), error.retry_after_s
             if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
                 return Completion(finish_reason="context")
-            if not error.passing:
+            if not error.is_transient:
                 raise
         except (LookupError, TypeError, ValueError) as error:
             fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0
@@ -207,7 +207,7 @@ def until_it_comes(
     return Completion(finish_reason="fault", fault=f"{fault}, {attempts} times")
 
 
-def text_of(message: dict) -> str:
+def message_text(message: dict) -> str:
     """A server's message as one text: its reasoning as a thought, its calls as `<tool_call>`, a
     refusal as what it says. TypeError: it has none of these."""
     thought = message.get("reasoning_content") or message.get("reasoning")
@@ -232,7 +232,7 @@ def text_of(message: dict) -> str:
     return said
 
 
-def on_the_wire(said: Sequence[dict], by_server: bool) -> list[dict]:
+def to_openai_messages(said: Sequence[dict], by_server: bool) -> list[dict]:
     """Our messages as a server takes them: an observation as a user's `<tool_response>`, or, where
     the server calls tools by its own means, as the response to a call's id. (A call that a limit
     has left without a response is text: a server refuses one that nobody answers.) Pictures of such

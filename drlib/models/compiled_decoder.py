@@ -1,6 +1,6 @@
 """The decoder on a CPU: torch's matrix products, compiled loops between them.
 
-`decoder.Decoder` computes the same in operators of torch, on any device; `decoder.decoder_of` takes
+`decoder.Decoder` computes the same in operators of torch, on any device; `decoder.create_decoder` takes
 the one that is right where a model's weights are. A test holds both against the trainer's forward
 pass.
 """
@@ -15,7 +15,7 @@ from drlib.models.kernels import LANES
 from drlib.models.moe import PolicyShape, build_policy
 
 
-def prepare() -> None:
+def compile_kernels() -> None:
     """Compiles or loads every loop now instead of at its first call: a process that forks spares
     its children half a second each."""
     shape = PolicyShape(vocab_size=8, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=2)

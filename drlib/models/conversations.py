@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drlib.models.engine import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 from drlib.validation import require
 
 
@@ -52,7 +52,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
             raise ValueError(f"{what} holds id {token}, outside the vocabulary of {vocab_size}")
 
 
-def checked_requests(
+def validate_requests(
     prompts: Sequence[Sequence[int]],
     keys: Sequence[int] | None,
     params: SamplingParams,
@@ -116,7 +116,7 @@ class TurnwiseEngine(Engine):
         context: int | None = None,
     ) -> None:
         """Run all requests to their end, turn by turn; see `LocalEngine.converse`."""
-        prompts, keys, context = checked_requests(
+        prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self.vocab_size
         )
         run = _Run(self, params, respond, context)
@@ -168,7 +168,7 @@ class _Run:
             return
         if reply is None:
             return
-        fresh = isinstance(reply, Fresh)
+        fresh = isinstance(reply, NewContext)
         ids = list(map(int, reply.prompt if fresh else reply))
         check_ids(ids, self.engine.vocab_size, f"the reply to request {one.number}")
         whole = ids if fresh else one.ids + ids
@@ -189,7 +189,7 @@ def ends(turn: Sequence[int], params: SamplingParams) -> bool:
     return any(tuple(turn[-len(stop) :]) == tuple(stop) for stop in stops)
 
 
-def reason_of(turn: Sequence[int], params: SamplingParams) -> str:
+def infer_finish_reason(turn: Sequence[int], params: SamplingParams) -> str:
     """Why a turn that has ended did, as `Completion.finish_reason` has it."""
     if ends(turn, params):
         return "stop"

@@ -248,7 +248,7 @@ class Decoder:
         return out.view(len(x), k, -1).sum(1).add_(x)
 
 
-def decoder_of(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
+def create_decoder(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
     """The decoder of `model` where its weights are; the arguments are those of `Decoder`."""
     if model.lm_head.weight.device.type != "cpu":
         return Decoder(model, rows, max_context, routes)

@@ -73,13 +73,13 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewContext:
     """A reply of the environment: forget everything, and go on behind this (ids or messages)."""
 
     prompt: list
 
 
-Respond = Callable[[int, Completion], "list | Fresh | None | Future"]
+Respond = Callable[[int, Completion], "list | NewContext | None | Future"]
 
 
 class Engine(Protocol):

@@ -22,9 +22,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 import numpy as np
 import torch
 
-from drlib.models.conversations import check_ids, checked_requests, random_stream
-from drlib.models.decoder import Decoder, decoder_of
-from drlib.models.engine import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.models.conversations import check_ids, random_stream, validate_requests
+from drlib.models.decoder import Decoder, create_decoder
+from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 from drlib.trajectory import NO_RECORD
 
 _PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
@@ -63,7 +63,7 @@ class LocalEngine(Engine):
             raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
         self.max_context, self.lockstep = max_context, lockstep
         self.version = version
-        self._decoder = decoder_of(model, slots, max_context, routes)
+        self._decoder = create_decoder(model, slots, max_context, routes)
 
     def update_weights(self, model) -> None:
         """Re-read the weights of `model`; later completions come from them."""
@@ -83,7 +83,7 @@ class LocalEngine(Engine):
 
         When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
         None (the request is done), the list of ids that the environment appends (generation goes
-        on behind them), `Fresh` ids that replace all that was read, or a Future of one of these.
+        on behind them), `NewContext` ids that replace all that was read, or a Future of one of these.
         Ids that would leave no room for another token in `context` (default: max_context) are not
         read: respond is called once more, with an empty completion of reason "context". An
         exception of `respond` or of a Future ends the call and is raised here; the engine stays
@@ -92,7 +92,7 @@ class LocalEngine(Engine):
         `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
         Raises ValueError for empty or too long prompts and ids outside the vocabulary.
         """
-        prompts, keys, context = checked_requests(
+        prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self._decoder.vocab_size
         )
         run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
@@ -185,7 +185,7 @@ class _Run:
             self.state[row], self.futures[row] = _PARKED, reply
             return
         if reply is not None:
-            fresh = isinstance(reply, Fresh)
+            fresh = isinstance(reply, NewContext)
             reply = list(map(int, reply.prompt if fresh else reply))
             check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
             if fresh and 0 < len(reply) < self.context:

@@ -256,7 +256,7 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
     return model, AutoTokenizer.from_pretrained(path, local_files_only=True) if saved else None
 
 
-def config_in(path):
+def load_model_config(path):
     """The configuration of the language model in a folder. ValueError: there is none."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
@@ -264,19 +264,19 @@ def config_in(path):
         raise ValueError(f"no model at {path} ({error})") from error
 
 
-def own_device() -> torch.device:
+def default_device() -> torch.device:
     """Where this process computes with a model of transformers: its GPU, where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_any_model(path):
-    """Any causal language model on this disk, in its own precision, on `own_device`."""
+def load_model(path):
+    """Any causal language model on this disk, in its own precision, on `default_device`."""
     try:
         with quiet_loading():
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"no causal language model at {path} ({error})") from error
-    return model.eval().to(own_device())
+    return model.eval().to(default_device())
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Prefix:
     length: int
 
 
-def flat_pass(
+def packed_forward(
     model, ids_N: Tensor, lengths: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """(last hidden states [N, H], router logits [N, E] of each sparse layer) of the decoder of

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from drlib.models.routing_replay import gates_of
+from drlib.models.routing_replay import compute_gates
 
 
 class RouterBiasConfig(Qwen3MoeConfig):
@@ -38,7 +38,7 @@ class RouterBiasConfig(Qwen3MoeConfig):
 class BiasedRouter(Qwen3MoeTopKRouter):
     """Chooses the k experts of the largest probability + bias; their gates know no bias.
 
-    bias_E: saved with the weights, moved by `move_biases`, never by an optimizer.
+    bias_E: saved with the weights, moved by `update_router_biases`, never by an optimizer.
     load_E: how many tokens of the passes that train went to each expert since the last move.
     """
 
@@ -50,11 +50,11 @@ class BiasedRouter(Qwen3MoeTopKRouter):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(router logits [N, E], gates [N, k], chosen experts [N, k]), as transformers' own."""
         logits_NE, *_ = super().forward(hidden_states)
-        chosen_NK = biased_choice(logits_NE, self.bias_E, self.top_k)
+        chosen_NK = select_biased_experts(logits_NE, self.bias_E, self.top_k)
         if self.training and torch.is_grad_enabled():
             sent_E = torch.bincount(chosen_NK.reshape(-1), minlength=self.num_experts)
             self.load_E = sent_E if self.load_E is None else self.load_E + sent_E
-        return logits_NE, gates_of(self, logits_NE, chosen_NK), chosen_NK
+        return logits_NE, compute_gates(self, logits_NE, chosen_NK), chosen_NK
 
 
 class RouterBiasForCausalLM(Qwen3MoeForCausalLM):
@@ -78,18 +78,18 @@ AutoConfig.register(RouterBiasConfig.model_type, RouterBiasConfig)
 AutoModelForCausalLM.register(RouterBiasConfig, RouterBiasForCausalLM)
 
 
-def biased_choice(logits_NE: Tensor, bias_E: Tensor, k: int) -> Tensor:
+def select_biased_experts(logits_NE: Tensor, bias_E: Tensor, k: int) -> Tensor:
     """The k experts of each token, by probability + bias, [N, k]; the best first."""
     probs_NE = torch.softmax(logits_NE.detach(), dtype=torch.float, dim=-1)
     return (probs_NE + bias_E).topk(k, dim=-1).indices
 
 
-def with_router_bias(model: Qwen3MoeForCausalLM) -> Qwen3MoeForCausalLM:
+def add_router_bias(model: Qwen3MoeForCausalLM) -> Qwen3MoeForCausalLM:
     """The same policy with biases, all 0: it still does the same. One that has some comes back.
 
     ValueError: a model that is no Qwen3-MoE with experts in every layer.
     """
-    if router_biases(model) is not None:
+    if get_router_biases(model) is not None:
         return model
     config = model.config
     dense = config.model_type != "qwen3_moe" or config.mlp_only_layers
@@ -111,13 +111,13 @@ def _biases_of(model: RouterBiasForCausalLM) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".bias_E")}
 
 
-def router_biases(model) -> Tensor | None:
+def get_router_biases(model) -> Tensor | None:
     """The biases of a policy, [L, E]; None: it has none."""
     routers = _biased_routers(model)
     return torch.stack([router.bias_E for router in routers]) if routers else None
 
 
-def take_load(model) -> Tensor:
+def pop_expert_load(model) -> Tensor:
     """How many tokens went to each expert since it was last asked, [L, E]; counting begins anew.
 
     The model is one with biases.
@@ -131,7 +131,7 @@ def take_load(model) -> Tensor:
 
 
 @torch.no_grad()
-def move_biases(model, load_LE: Tensor, rate: float) -> None:
+def update_router_biases(model, load_LE: Tensor, rate: float) -> None:
     """After a step with this load: an expert's bias falls by `rate` where it got more than the mean
     of its layer's, and rises where it got less (arXiv 2408.15664, algorithm 1).
 

@@ -36,7 +36,7 @@ def _routers(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if all(hasattr(m, name) for name in needs)]
 
 
-def gates_of(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
+def compute_gates(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
     """The gates of the chosen experts [N, k], with the router's own arithmetic (bit for bit)."""
     probs_NE = torch.softmax(logits_NE, dtype=torch.float, dim=-1)
     gates_NK = probs_NE.gather(1, experts_NK)
@@ -160,10 +160,10 @@ class replay_routes(_Hooks):
                 f"{router.num_experts}, or all -1 (no record)"
             )
         # Is the router's arithmetic this? (Without a graph: recomputation must save the same.)
-        if not torch.equal(gates_of(router, logits_NE.detach(), native_NK), scores_NK):
+        if not torch.equal(compute_gates(router, logits_NE.detach(), native_NK), scores_NK):
             raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
         chosen_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
-        return logits_NE, gates_of(router, logits_NE, chosen_NK), chosen_NK
+        return logits_NE, compute_gates(router, logits_NE, chosen_NK), chosen_NK
 
 
 def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:

@@ -10,9 +10,9 @@ Left out: tokens; it is an engine that reads messages, and counts words in their
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from drlib.chat.tool_calls import first_action
-from drlib.models.api_engine import on_the_wire
-from drlib.models.engine import Completion, Engine, Fresh, Respond, SamplingParams
+from drlib.chat.tool_calls import truncate_after_action
+from drlib.models.api_engine import to_openai_messages
+from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 
 
 class ScriptedEngine(Engine):
@@ -50,7 +50,7 @@ class ScriptedEngine(Engine):
                 reply = respond(number, done)
                 while isinstance(reply, Future):
                     reply = reply.result()
-                if isinstance(reply, Fresh):
+                if isinstance(reply, NewContext):
                     said = list(reply.prompt)
                 elif reply is not None:
                     said += [{"role": "assistant", "content": done.text}, *reply]
@@ -58,9 +58,9 @@ class ScriptedEngine(Engine):
                     said = []
 
     def _turn(self, said: list[dict], context: int | None) -> Completion:
-        asked = on_the_wire(said, by_server=False)
+        asked = to_openai_messages(said, by_server=False)
         self.asked.append(asked)
-        text = first_action(self.say(asked))
+        text = truncate_after_action(self.say(asked))
         read = sum(len(message["content"].split()) for message in said)
         done = Completion(text=text, prompt_tokens=read, turn_tokens=len(text.split()))
         if context is not None and done.prompt_tokens + done.turn_tokens > context:

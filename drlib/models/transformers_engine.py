@@ -20,9 +20,15 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 
-from drlib.models.conversations import Conversation, TurnwiseEngine, ends, random_stream, reason_of
+from drlib.models.conversations import (
+    Conversation,
+    TurnwiseEngine,
+    ends,
+    infer_finish_reason,
+    random_stream,
+)
 from drlib.models.engine import Completion, SamplingParams
-from drlib.models.moe import load_any_model
+from drlib.models.moe import load_model
 from drlib.models.routing_replay import record_routes
 from drlib.models.sampling import sample
 from drlib.validation import require
@@ -53,7 +59,7 @@ class TransformersEngine(TurnwiseEngine):
         routes: bool = False,
     ):
         require(batch >= 1, f"batch={batch} must be at least 1")
-        self.model = load_any_model(model) if isinstance(model, str | Path) else model
+        self.model = load_model(model) if isinstance(model, str | Path) else model
         config = self.model.config.get_text_config()
         longest = config.max_position_embeddings
         fits = max_context is None or 2 <= max_context <= longest
@@ -138,7 +144,7 @@ class _Draw(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn_N[:, None], 0.0)
 
     def completions(self) -> list[Completion]:
-        reasons = [reason_of(turn, self.params) for turn in self.turns]
+        reasons = [infer_finish_reason(turn, self.params) for turn in self.turns]
         return [Completion(*of) for of in zip(self.turns, self.logprobs, self.entropies, reasons)]
 
 

@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from drlib.models.conversations import Conversation, TurnwiseEngine, ends, reason_of
+from drlib.models.conversations import Conversation, TurnwiseEngine, ends, infer_finish_reason
 from drlib.models.engine import Completion, SamplingParams
-from drlib.models.moe import config_in, save_policy
-from drlib.models.router_bias import router_biases
+from drlib.models.moe import load_model_config, save_policy
+from drlib.models.router_bias import get_router_biases
 from drlib.validation import require
 
 SMALLEST_HEAD = 32  # coordinates, of vLLM's attention on a CPU
@@ -85,7 +85,7 @@ class WeightSync:
         return packed
 
 
-class TaughtEngine(TurnwiseEngine):
+class ParityCheckedEngine(TurnwiseEngine):
     """What both ways to vLLM share: whether it runs the weights that it was given is looked at.
 
     max_gap: nats.
@@ -113,7 +113,7 @@ class TaughtEngine(TurnwiseEngine):
         """Log-probabilities of all tokens but the first of each prompt."""
 
 
-class VllmEngine(TaughtEngine):
+class VllmEngine(ParityCheckedEngine):
     """Turns of `model`, a transformers model or the folder of one, from vLLM in this process.
 
     Args:
@@ -144,7 +144,7 @@ class VllmEngine(TaughtEngine):
         self.max_gap = max_gap
         path = model
         if isinstance(model, PreTrainedModel):
-            require(router_biases(model) is None, NO_BIASES)
+            require(get_router_biases(model) is None, NO_BIASES)
             path = save_policy(model, None, Path(self._folder.name, "model"))
         plan = {
             "dtype": "float32",
@@ -223,7 +223,7 @@ class VllmEngine(TaughtEngine):
             (said,) = output.outputs
             turn = list(said.token_ids)
             if params.stop_sequences:
-                turn = until_stop(turn, params)
+                turn = truncate_at_stop(turn, params)
             if not output.finished and not ends(turn, params):
                 continue
             routes_TLK = self._routes_of(output, conversation, len(turn)) if self.routes else None
@@ -232,7 +232,7 @@ class VllmEngine(TaughtEngine):
             del self._running[output.request_id]
             logprobs = [at[token].logprob for token, at in zip(turn, said.logprobs)]
             unknown = [math.nan] * len(turn)
-            reason = reason_of(turn, params)
+            reason = infer_finish_reason(turn, params)
             done = Completion(turn, logprobs, unknown, reason, routed_experts=routes_TLK)
             ended.append((conversation, done))
         return ended
@@ -281,7 +281,7 @@ def _scored_by(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Te
     return logp_NTV.gather(2, ids_NT[:, 1:, None])[..., 0].cpu()
 
 
-def until_stop(turn: list[int], params: SamplingParams) -> list[int]:
+def truncate_at_stop(turn: list[int], params: SamplingParams) -> list[int]:
     """The turn up to the first place where it ends; a step may have brought more than a token."""
     for size in range(1, len(turn)):
         if ends(turn[:size], params):
@@ -291,7 +291,7 @@ def until_stop(turn: list[int], params: SamplingParams) -> list[int]:
 
 def _sparse_layers(path: str | Path) -> list[int]:
     """The layers with experts of the model at `path`. ValueError: it has none."""
-    config = config_in(path)
+    config = load_model_config(path)
     every, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
     layers = range(config.num_hidden_layers) if getattr(config, "num_experts", 0) else ()
     sparse = [i for i in layers if i not in dense and (i + 1) % every == 0]
@@ -305,7 +305,7 @@ def _sparse_layers(path: str | Path) -> list[int]:
 
 def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
     """What vLLM is told there (see the module). ValueError: it cannot run that model."""
-    config = config_in(path)
+    config = load_model_config(path)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     large = size >= SMALLEST_HEAD
     require(large, f"heads of {size} coordinates: vLLM on a CPU wants {SMALLEST_HEAD} (head_dim)")

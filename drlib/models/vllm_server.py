@@ -30,11 +30,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.models.api_engine import until_it_comes
-from drlib.models.conversations import Conversation, ends, reason_of
+from drlib.models.api_engine import retry_request
+from drlib.models.conversations import Conversation, ends, infer_finish_reason
 from drlib.models.engine import Completion, SamplingParams
-from drlib.models.moe import config_in, save_policy
-from drlib.models.vllm_engine import MAX_GAP, TaughtEngine, asked, until_stop
+from drlib.models.moe import load_model_config, save_policy
+from drlib.models.vllm_engine import MAX_GAP, ParityCheckedEngine, asked, truncate_at_stop
 from drlib.validation import require
 
 POLL_S = 0.05  # between looks at the tools that run beside
@@ -45,7 +45,7 @@ REMEDY = (
 )
 
 
-class VllmServer(TaughtEngine):
+class VllmServer(ParityCheckedEngine):
     """Turns of the model behind `endpoint`, a vLLM server.
 
     Args:
@@ -72,7 +72,7 @@ class VllmServer(TaughtEngine):
     ):
         require(min(concurrency, attempts) >= 1, "concurrency and attempts start at 1")
         self.endpoint = endpoint
-        config = config_in(folder)
+        config = load_model_config(folder)
         self.vocab_size = config.vocab_size
         self.max_context = max_context or config.max_position_embeddings
         self.concurrency = concurrency
@@ -96,7 +96,7 @@ class VllmServer(TaughtEngine):
 
     def _tell(self, path: str, body: dict) -> None:
         try:
-            self.endpoint.tell(path, body, RELOAD_S)
+            self.endpoint.post(path, body, RELOAD_S)
         except EndpointError as error:
             raise EndpointError(f"{error}; {REMEDY}", error.status) from None
 
@@ -137,7 +137,7 @@ class VllmServer(TaughtEngine):
 
         def work() -> None:
             try:
-                turn.set_result(until_it_comes(ask, self.attempts, self.pause_s, rng))
+                turn.set_result(retry_request(ask, self.attempts, self.pause_s, rng))
             except BaseException as error:  # noqa: BLE001 - raised where the turn is waited for
                 turn.set_exception(error)
 
@@ -158,8 +158,8 @@ def _completion(reply: Any, params: SamplingParams) -> Completion:
     turn, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     if not turn or len(turn) != len(logprobs) or not all(isinstance(t, int) for t in turn):
         raise ValueError(f"{len(turn)} token ids and {len(logprobs)} log-probabilities")
-    turn = until_stop(turn, params)
+    turn = truncate_at_stop(turn, params)
     if choice.get("finish_reason") != "length" and not ends(turn, params):
         raise ValueError(f"finish_reason {choice.get('finish_reason')!r}, and no stop")
     logprobs = [float(logp) for logp in logprobs[: len(turn)]]
-    return Completion(turn, logprobs, [math.nan] * len(turn), reason_of(turn, params))
+    return Completion(turn, logprobs, [math.nan] * len(turn), infer_finish_reason(turn, params))

@@ -5,7 +5,7 @@ alone. Two controls leave a step as it is but for what is rewarded:
 
 - `shuffled`: a group's own rewards, handed round among its rollouts. The same groups are live, with
   the same advantages on as many tokens; only who earned them is by chance.
-- `wrong_label`: the group's most frequent wrong answer is taken for the right one (the "incorrect"
+- `majority_wrong_answer`: the group's most frequent wrong answer is taken for the right one (the "incorrect"
   reward of Spurious Rewards, arXiv 2506.10947).
 """
 
@@ -17,7 +17,9 @@ import torch
 from drlib.task import Task, is_correct, normalise_answer
 
 
-def shuffled(rewards: Sequence[float | None], generator: torch.Generator) -> list[float | None]:
+def shuffle_rewards(
+    rewards: Sequence[float | None], generator: torch.Generator
+) -> list[float | None]:
     """The rewards of one group in another order; None (not judged) stays where it is."""
     judged = [i for i, reward in enumerate(rewards) if reward is not None]
     order = torch.randperm(len(judged), generator=generator).tolist()
@@ -27,7 +29,7 @@ def shuffled(rewards: Sequence[float | None], generator: torch.Generator) -> lis
     return found
 
 
-def wrong_label(answers: Sequence[str | None], task: Task) -> str | None:
+def majority_wrong_answer(answers: Sequence[str | None], task: Task) -> str | None:
     """The most frequent wrong answer of a group, normalised (the first of those that tie); None
     where nobody gave one."""
     wrong = Counter(

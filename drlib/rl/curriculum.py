@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drlib.rl.staleness import Machine
-from drlib.validation import require, within
+from drlib.rl.state_machine import StateMachine
+from drlib.validation import require, require_within
 
 _FLOOR = 0.04  # of a skill's weight: nothing is ever forgotten
 _START = 0.3  # assumed solve rate before anything was tried
@@ -50,7 +50,7 @@ class Curriculum:
         return dict(self.rates)
 
 
-class Epochs(Machine):
+class Epochs(StateMachine):
     """Questions of a set in shuffled epochs: each is drawn once before any is drawn again.
 
     `state["among"]` is the set, sorted. ValueError: it is empty.
@@ -94,7 +94,7 @@ class Refresh(NamedTuple):
     added: tuple[str, ...]
 
 
-class DataCuration(Machine):
+class DataCuration(StateMachine):
     """An active set of questions of medium difficulty, renewed from a background pool (Tongyi
     DeepResearch's automatic data curation).
 
@@ -111,10 +111,10 @@ class DataCuration(Machine):
     def __init__(
         self, solve_rates: Mapping[str, float], *, window: int = 8, every: int | None = None
     ):
-        within(window, "[2, inf)", "window")
+        require_within(window, "[2, inf)", "window")
         self.window = window
         self.every = math.inf if every is None else every
-        within(self.every, "[1, inf]", "every")
+        require_within(self.every, "[1, inf]", "every")
         self.known = frozenset(solve_rates)
         active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
         require(len(active) > 0, "every question is always or never solved; add others")
@@ -177,7 +177,7 @@ class DataCuration(Machine):
         rates = [(question, float(rate)) for question, rate in rates]
         for question, rate in rates:
             require(question in self.known, f"unknown question {question!r}: not in solve_rates")
-            within(rate, "[0, 1]", f"the solve rate of {question!r}")
+            require_within(rate, "[0, 1]", f"the solve rate of {question!r}")
         return rates
 
 
@@ -198,7 +198,7 @@ RSTAR2_STAGES = (  # section 4: 510 steps in all
 )
 
 
-class StagedCurriculum(Machine):
+class StagedCurriculum(StateMachine):
     """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`
     (rStar2-Agent, arXiv 2508.20722, section 4)."""
 
@@ -247,7 +247,7 @@ class StagedCurriculum(Machine):
         return stage._replace(reset=stage.reset and first), hard and tuple(hard)
 
 
-class TaskMixture(Machine):
+class TaskMixture(StateMachine):
     """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
 
     No kind runs ahead by a whole draw; whole-number weights are met exactly after each

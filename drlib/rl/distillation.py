@@ -7,7 +7,7 @@ another tokenizer.
 import torch
 from torch import Tensor
 
-from drlib.rl.divergences import check_tokens, check_weights, in_loss, log_ratio
+from drlib.rl.divergences import check_tokens, check_weights, log_ratio, mask_values
 from drlib.rl.losses import LossConfig, policy_loss
 
 
@@ -23,8 +23,8 @@ def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: T
     value in the mask is not finite, or the two are more than 80 nats apart.
     """
     check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
-    teacher_BT = in_loss("teacher_logp_BT", teacher_logp_BT, mask_BT)
-    return -log_ratio(in_loss("logp_BT", logp_BT, mask_BT), teacher_BT, "teacher_logp")
+    teacher_BT = mask_values("teacher_logp_BT", teacher_logp_BT, mask_BT)
+    return -log_ratio(mask_values("logp_BT", logp_BT, mask_BT), teacher_BT, "teacher_logp")
 
 
 def distillation_loss(

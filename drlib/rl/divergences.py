@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from drlib.validation import one_of, require, within
+from drlib.validation import require, require_one_of, require_within
 
 _MAX_LOG_RATIO = 80.0  # exp overflows float32 a little above; a real policy stays below 5
 _KL_ESTIMATORS = ("k1", "k2", "k3")
@@ -58,7 +58,7 @@ def kl_estimate(
     logp_BT: float, nats, any shape, of samples of this policy. reference_logp_BT: the same tokens
     under the reference; no gradient. ValueError: unknown estimator, or more than 80 nats apart.
     """
-    one_of(estimator, _KL_ESTIMATORS, "kl_estimator")
+    require_one_of(estimator, _KL_ESTIMATORS, "kl_estimator")
     delta_BT = log_ratio(logp_BT, reference_logp_BT, "reference_logp")
     if estimator == "k1":
         return delta_BT
@@ -93,10 +93,10 @@ def importance_correction(
     outside the mask. ValueError: unknown kind or level, bounds out of order, values not finite.
     """
     low, high = correction_bounds(kind, bounds)
-    one_of(level, ("token", "sequence"), "level")
+    require_one_of(level, ("token", "sequence"), "level")
     check_tokens(old_logp_BT, mask_BT, behaviour_logp_BT=behaviour_logp_BT)
-    old_BT = in_loss("old_logp_BT", old_logp_BT, mask_BT)
-    behaviour_BT = in_loss("behaviour_logp_BT", behaviour_logp_BT, mask_BT)
+    old_BT = mask_values("old_logp_BT", old_logp_BT, mask_BT)
+    behaviour_BT = mask_values("behaviour_logp_BT", behaviour_logp_BT, mask_BT)
     delta_BT = log_ratio(old_BT, behaviour_BT)
     if kind == "geometric":
         delta_BT = mean_per_row(delta_BT, mask_BT)
@@ -113,7 +113,7 @@ def importance_correction(
 
 def correction_bounds(kind: str, bounds: tuple[float, float] | None) -> tuple[float, float]:
     """(low, high) of a correction, published ones when None; ValueError if they make no range."""
-    one_of(kind, tuple(CORRECTION_BOUNDS), "correction")
+    require_one_of(kind, tuple(CORRECTION_BOUNDS), "correction")
     low, high = CORRECTION_BOUNDS[kind] if bounds is None else bounds
     require(
         0 <= low <= 1 <= high < math.inf,
@@ -139,10 +139,10 @@ def top_entropy_mask(
     Returns bool [B, T], a subset of `mask_BT`. ValueError: `share` outside (0, 1], an unknown
     scope, shapes, an entropy not finite.
     """
-    within(share, "(0, 1]", "share (top_entropy)")
-    one_of(scope, ("batch", "sequence"), "entropy_scope")
+    require_within(share, "(0, 1]", "share (top_entropy)")
+    require_one_of(scope, ("batch", "sequence"), "entropy_scope")
     check_tokens(entropies_BT, mask_BT, name="entropies_BT")
-    in_loss("entropies_BT", entropies_BT, mask_BT)
+    mask_values("entropies_BT", entropies_BT, mask_BT)
     shape = (1, -1) if scope == "batch" and mask_BT.numel() else mask_BT.shape
     mask_RK = mask_BT.reshape(shape)
     entropies_RK = entropies_BT.reshape(shape).masked_fill(~mask_RK, -torch.inf)
@@ -193,7 +193,7 @@ def mean_per_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return mean_B1.expand_as(values_BT)
 
 
-def in_loss(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
+def mask_values(name: str, values_BT: Tensor, used_BT: Tensor) -> Tensor:
     """`values_BT` where used and 0 elsewhere; ValueError if one that is used is not finite."""
     values_BT = values_BT.masked_fill(~used_BT, 0.0)  # 0 * NaN would let it into the gradient
     require(bool(values_BT.isfinite().all()), f"{name} is NaN or infinite where the loss uses it")

@@ -16,7 +16,7 @@ by the environment enters neither. Two more switches, both off in the recipe:
   over-length example. Replaying, judging again and scoring under the trainer are the caller's
   work and arrive as `Evidence`.
 
-Left out: filters of whole groups (`drlib.rl.resampling`; `drop_equal_groups` is exported here
+Left out: filters of whole groups (`drlib.rl.resampling`; `drop_zero_variance_groups` is exported here
 too), repetition rules (rStar2-Agent saw them hit honest re-checking).
 """
 
@@ -33,9 +33,9 @@ from torch import Tensor
 
 from drlib.chat.tool_calls import FOREIGN_REASONS, FOREIGN_TAGS
 from drlib.rewards.functions import has_env_fault
-from drlib.rl.resampling import assistant_texts, drop_equal_groups  # noqa: F401 - exported here too
+from drlib.rl.resampling import assistant_texts
 from drlib.trajectory import Segment, Termination, Trajectory
-from drlib.validation import AtLeastOne, Coefficient, check_fields, finite, require
+from drlib.validation import AtLeastOne, Coefficient, check_fields, require, require_finite
 
 _Real = Annotated[float, "[-inf, inf]"]
 
@@ -119,7 +119,7 @@ def classify(
 
     Environment fault or no reward: out of loss and baseline. Unanswered failure at a limit: out of
     the loss only, unless `overlong="keep"`; a success by hallucination likewise, if excluded. All
-    others are in both. A pipeline's rules come after these; `apply_filter` compares group members.
+    others are in both. A pipeline's rules come after these; `filter_rollouts` compares group members.
     ValueError where a check that is switched on lacks its evidence.
     """
     config = config or FilterConfig()
@@ -131,7 +131,7 @@ def classify(
         reasons += ("unjudged",)
     if reasons:
         return Verdict(drop, 0.0, False, reasons)
-    finite(trajectory.reward, f"trajectory {trajectory.id}: the reward (None: not judged)")
+    require_finite(trajectory.reward, f"trajectory {trajectory.id}: the reward (None: not judged)")
     positive = trajectory.reward >= config.positive_from
     in_baseline = config.baseline == "all"
 
@@ -145,7 +145,7 @@ def classify(
 
     # a success about a world of its own
     gated = config.pipeline or config.hallucination == "exclude"
-    if positive and gated and hallucinated(trajectory):
+    if positive and gated and has_hallucination(trajectory):
         return Verdict(drop, 0.0, in_baseline, ("hallucination",))
 
     if config.pipeline:
@@ -153,7 +153,7 @@ def classify(
     return Verdict("positive" if positive else "negative", 1.0, True)
 
 
-def apply_filter(
+def filter_rollouts(
     trajectories: Sequence[Trajectory],
     config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
@@ -207,7 +207,7 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
-def hallucinated(trajectory: Trajectory) -> bool:
+def has_hallucination(trajectory: Trajectory) -> bool:
     """Whether the policy wrote a tool response or another speaker's turn itself.
 
     Any of three signs tells: a sampled token inside one, a tag in its message, the agent's format
@@ -274,7 +274,7 @@ def _flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> tuple[
         reasons.append("ambiguous")
     if trajectory.answer is None:
         reasons.append("no_answer")
-    if hallucinated(trajectory):
+    if has_hallucination(trajectory):
         reasons.append("hallucination")
     return tuple(reasons)
 

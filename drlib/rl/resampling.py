@@ -2,8 +2,8 @@
 
 Three answers to the same waste, all off in the recipe:
 
-- Groups of equal rewards have no gradient. `drop_equal_groups` masks them (DAPO's filter; its
-  dynamic sampling is `first_live` of `drlib.training.rollouts`), `fill_with_live_groups` puts
+- Groups of equal rewards have no gradient. `drop_zero_variance_groups` masks them (DAPO's filter; its
+  dynamic sampling is `first_live` of `drlib.training.rollouts`), `replace_zero_variance_groups` puts
   copies of live groups in their place (WebSailor's DUPO), which is much the same as a larger
   weight, and cheap.
 - Successes with broken tool calls teach broken tool calls. `resample_on_correct` keeps fewer than
@@ -25,7 +25,7 @@ from torch import Tensor
 from drlib.rewards.functions import has_env_fault
 from drlib.rl.advantages import group_mean
 from drlib.trajectory import Trajectory
-from drlib.validation import finite, one_of, require, within
+from drlib.validation import require, require_finite, require_one_of, require_within
 
 _FLOOR = 2  # rollouts of each outcome kept where there are so many (rStar2-Agent's code)
 _UNTRIED = 0.5  # p_err without a tool call (paper, section 2.2.3)
@@ -95,13 +95,15 @@ def resample_on_correct(
     Returns `keep` different indices into `group`, ascending. ValueError: keep is not in
     0..len(group), several groups, a reward that is not finite, an unknown mode or epsilon.
     """
-    one_of(mode, ("sample", "sort"), "mode")
-    within(epsilon, "(0, inf)", "epsilon")
+    require_one_of(mode, ("sample", "sort"), "mode")
+    require_within(epsilon, "(0, inf)", "epsilon")
     require(0 <= keep <= len(group), f"cannot keep {keep} of {len(group)} rollouts; roll out more")
     names = {trajectory.group_id for trajectory in group}
     require(len(names) < 2, f"resample one group at a time, got {sorted(names)}")
     for trajectory in group:
-        finite(trajectory.reward or 0.0, f"trajectory {trajectory.id}: reward (None: not judged)")
+        require_finite(
+            trajectory.reward or 0.0, f"trajectory {trajectory.id}: reward (None: not judged)"
+        )
 
     # failures and successes among those that were judged, and how many of each to keep
     judged = [i for i, t in enumerate(group) if t.reward is not None and not has_env_fault(t)]
@@ -128,7 +130,7 @@ def _shuffled(indices: list[int], generator: torch.Generator | None) -> list[int
     return [indices[i] for i in torch.randperm(len(indices), generator=generator)]
 
 
-def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
+def drop_zero_variance_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     """Which rollouts lie in a group whose rewards differ (DAPO, arXiv 2503.14476, section 3.2).
 
     rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all). Returns
@@ -141,13 +143,13 @@ def drop_equal_groups(rewards_N, groups_N, valid_N=None) -> Tensor:
     return live_N if valid_N is None else live_N & torch.as_tensor(valid_N, device=live_N.device)
 
 
-def fill_with_live_groups(
+def replace_zero_variance_groups(
     rewards_N, groups_N, valid_N=None, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Dead groups' slots filled with random copies of live ones (DUPO, WebSailor, 2507.02592).
 
     rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all). generator:
-    of the choice; None is torch's global one. ValueError as `drop_equal_groups`.
+    of the choice; None is torch's global one. ValueError as `drop_zero_variance_groups`.
 
     Returns (indices_M, groups_M), int64: which rollout stands in each place, and the number of its
     slot (a copy has its own, or it would enter the baseline of its original). Both are empty when
@@ -163,7 +165,9 @@ def fill_with_live_groups(
     return torch.tensor(indices, dtype=torch.int64), torch.tensor(slots, dtype=torch.int64)
 
 
-def fewest_dropped(n: int, multiple: int, *, generator: torch.Generator | None = None) -> Tensor:
+def truncate_to_multiple(
+    n: int, multiple: int, *, generator: torch.Generator | None = None
+) -> Tensor:
     """`n` samples cut down to a multiple of `multiple`, so that as many processes have as much
     each; fewer than `multiple` are lost, at random (WebResearcher's down-sampling of rounds, arXiv
     2509.13309: floor(n / multiple) * multiple stay).
@@ -178,7 +182,7 @@ def fewest_dropped(n: int, multiple: int, *, generator: torch.Generator | None =
 
 def _members(rewards_N, groups_N, valid_N) -> tuple[dict[int, list[int]], list[int]]:
     """(indices of each group's rollouts, live groups), both in order of appearance."""
-    live_N = drop_equal_groups(rewards_N, groups_N, valid_N).tolist()
+    live_N = drop_zero_variance_groups(rewards_N, groups_N, valid_N).tolist()
     members: dict[int, list[int]] = {}
     for i, group in enumerate(torch.as_tensor(groups_N).tolist()):
         members.setdefault(group, []).append(i)

@@ -21,15 +21,22 @@ from typing import Annotated, NamedTuple
 import torch
 
 from drlib.rewards.functions import has_env_fault
-from drlib.rl.staleness import Machine, StalenessFilter, fresh  # noqa: F401 - a public name of this module too
+from drlib.rl.state_machine import StateMachine, initial_state
 from drlib.trajectory import Termination, Trajectory
-from drlib.validation import AtLeastOne, Coefficient, Positive, finite, require, within
+from drlib.validation import (
+    AtLeastOne,
+    Coefficient,
+    Positive,
+    require,
+    require_finite,
+    require_within,
+)
 
 _COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
 
 
 @dataclass(frozen=True)
-class KLController(Machine):
+class KLController(StateMachine):
     """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
 
     It is doubled above 1.5 target and halved below target / 1.5 (PPO, arXiv 1707.06347, section 4).
@@ -37,7 +44,7 @@ class KLController(Machine):
 
     coef: Coefficient = 0.0
     target: Annotated[float, "(0, inf)"] | None = None
-    state: dict = fresh(coef=0.0)
+    state: dict = initial_state(coef=0.0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -48,7 +55,7 @@ class KLController(Machine):
     def update(self, kl: float) -> float:
         """The next step's coefficient, from a step's mean KL (nats; an estimate may be below 0)."""
         if self.target is not None:
-            ratio = finite(kl, "the KL divergence") / self.target
+            ratio = require_finite(kl, "the KL divergence") / self.target
             change = 1.0
             if ratio > 1.5:
                 change = 2.0
@@ -60,7 +67,7 @@ class KLController(Machine):
 
 
 @dataclass(frozen=True)
-class ReferenceReset(Machine):
+class ReferenceReset(StateMachine):
     """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864).
 
     None: never for that cause. Progress after a reset is measured from the score at it.
@@ -71,7 +78,7 @@ class ReferenceReset(Machine):
     )
     min_delta: Coefficient = 0.0  # by which to beat it
     every: AtLeastOne | None = None  # steps since the last reset
-    state: dict = fresh(since=0, best=None, stale=0)
+    state: dict = initial_state(since=0, best=None, stale=0)
 
     def update(self, score: float | None = None) -> str | None:
         """After a step, with its validation score if there was one: "stagnation" or "period" if a
@@ -82,7 +89,7 @@ class ReferenceReset(Machine):
         if self.every is not None and state["since"] >= self.every:
             cause = "period"
         if score is not None:
-            score = finite(score, "the validation score")
+            score = require_finite(score, "the validation score")
             if state["best"] is None or score > state["best"] + self.min_delta:
                 state["best"] = score
                 state["stale"] = 0
@@ -106,7 +113,7 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     AdamW, whose moments and step count belong to the old objective; none given, they stay.
     ValueError, before anything is changed, where the models do not match or share a tensor.
     """
-    within(decay, "[0, 1]", "decay")
+    require_within(decay, "[0, 1]", "decay")
     ours = [*reference.parameters(), *reference.buffers()]
     theirs = [*policy.parameters(), *policy.buffers()]
     alike = [t.shape for t in ours] == [t.shape for t in theirs]
@@ -155,7 +162,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class PageHinkley(Machine):
+class PageHinkley(StateMachine):
     """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the units of what it sees.
 
     With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
@@ -168,13 +175,13 @@ class PageHinkley(Machine):
     delta: Coefficient = 0.0  # half of the smallest shift worth an alarm
     threshold: Positive = math.inf
     warmup: int = 10  # first steps, without alarm
-    state: dict = fresh(n=0, mean=0.0, up=0.0, down=0.0)
+    state: dict = initial_state(n=0, mean=0.0, up=0.0, down=0.0)
 
     def update(self, value: float) -> str | None:
         """After a step's value: "up", "down" or None. ValueError: it is not finite."""
         state = self.state
         state["n"] += 1
-        state["mean"] += (finite(value, "the watched value") - state["mean"]) / state["n"]
+        state["mean"] += (require_finite(value, "the watched value") - state["mean"]) / state["n"]
         gap = value - state["mean"]
         state["up"] = max(0.0, state["up"] + gap - self.delta)
         state["down"] = max(0.0, state["down"] - gap - self.delta)
@@ -194,14 +201,14 @@ def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: flo
     require(len(reference_K) == len(current_K) > 0, "two histograms of the same bins are needed")
     shares = []
     for counts in (reference_K, current_K):
-        smoothed = [finite(count, "a count") + smoothing for count in counts]
+        smoothed = [require_finite(count, "a count") + smoothing for count in counts]
         require(min(smoothed) > 0, "a bin is empty: merge it or give a positive smoothing")
         shares.append([count / sum(smoothed) for count in smoothed])
     return sum((q - p) * math.log(q / p) for p, q in zip(*shares))
 
 
 @dataclass(frozen=True)
-class HistogramShift(Machine):
+class HistogramShift(StateMachine):
     """`psi` of each `window` values against the first window; "shape" above `above`.
 
     Bins lie between the first window's quantiles, and a value that equals one is a bin of its own,
@@ -212,7 +219,7 @@ class HistogramShift(Machine):
     above: Positive = math.inf
     window: int = 200
     bins: int = 5
-    state: dict = fresh(reference=[], current=[], psi=0.0)
+    state: dict = initial_state(reference=[], current=[], psi=0.0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -224,7 +231,7 @@ class HistogramShift(Machine):
         alarm = None
         for value in values:
             filling = "reference" if len(state["reference"]) < self.window else "current"
-            state[filling].append(finite(value, "a watched value"))
+            state[filling].append(require_finite(value, "a watched value"))
             if len(state["current"]) < self.window:
                 continue
             state["psi"] = psi(*self._histograms())
@@ -253,7 +260,7 @@ class Alarm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DriftDetector(Machine):
+class DriftDetector(StateMachine):
     """A monitor a signal, running averages of all numbers, and the identity of what answers.
 
     monitors: `PageHinkley` for a signal of a number a step, `HistogramShift` for one of a list;
@@ -262,7 +269,7 @@ class DriftDetector(Machine):
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
     memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
-    state: dict = fresh(step=0, averages={}, identity={}, monitors={})
+    state: dict = initial_state(step=0, averages={}, identity={}, monitors={})
 
     def __post_init__(self):
         super().__post_init__()
@@ -284,7 +291,7 @@ class DriftDetector(Machine):
         for name, value in signals.items():
             if isinstance(value, int | float):
                 old = state["averages"].get(name, value)
-                new = finite(value, name)
+                new = require_finite(value, name)
                 state["averages"][name] = self.memory * old + (1 - self.memory) * new
         alarms = []
         for name in sorted(self.monitors):
@@ -311,7 +318,7 @@ class DriftDetector(Machine):
 
 
 @dataclass(frozen=True)
-class AdaptiveLearningRate(Machine):
+class AdaptiveLearningRate(StateMachine):
     """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
 
     An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
@@ -322,7 +329,7 @@ class AdaptiveLearningRate(Machine):
     hold: AtLeastOne = 10
     recovery: AtLeastOne = 10
     floor: Annotated[float, "[0, 1]"] = 0.01
-    state: dict = fresh(low=1.0, age=0, scale=1.0)
+    state: dict = initial_state(low=1.0, age=0, scale=1.0)
 
     def update(self, alarm: bool) -> float:
         """The factor for the next step."""
@@ -339,7 +346,7 @@ class AdaptiveLearningRate(Machine):
 
 
 @dataclass(frozen=True)
-class EmergencyStop(Machine):
+class EmergencyStop(StateMachine):
     """Says stop when the policy forgets how to answer (format collapse late in a run).
 
     limits: signal -> (fine below, collapsed above) for its mean over the last `window` steps, such
@@ -351,7 +358,7 @@ class EmergencyStop(Machine):
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     window: AtLeastOne = 5
     patience: AtLeastOne = 3
-    state: dict = fresh()
+    state: dict = initial_state()
 
     def __post_init__(self):
         super().__post_init__()
@@ -367,7 +374,7 @@ class EmergencyStop(Machine):
             require(name in signals, f"signals lack {name!r}; give None where none was measured")
             state = self.state[name]
             if signals[name] is not None:
-                recent = [*state["recent"], finite(signals[name], name)][-self.window :]
+                recent = [*state["recent"], require_finite(signals[name], name)][-self.window :]
                 state["recent"] = recent
                 mean = sum(recent) / len(recent)
                 if mean > collapsed:

@@ -11,46 +11,26 @@ Which groups come back is decided as in prioritised experience replay (Schaul et
 
 Ages are counted in whatever the `versions` of the rollouts are; `drlib.training.staleness` counts
 updates. Left out: queues and partial rollouts (the engine's), priorities that change with what is
-learned (a group's rewards stay), the token-level correction (`policy_loss` has it). `Machine` is
+learned (a group's rewards stay), the token-level correction (`policy_loss` has it). `StateMachine` is
 the base of `drlib.rl.stability` and of the curricula as well.
 """
 
-import copy
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
 
 from drlib.rewards.functions import has_env_fault
+from drlib.rl.state_machine import StateMachine, initial_state
 from drlib.trajectory import Trajectory
-from drlib.validation import check_fields, require, within
+from drlib.validation import require, require_within
 
 Age = Annotated[int, "[0, inf)"]
 Exponent = Annotated[float, "[0, 1]"]
-
-
-def fresh(**initial):
-    """A dataclass field that starts as a copy of `initial` and is not a setting."""
-    return field(init=False, repr=False, default_factory=lambda: copy.deepcopy(initial))
-
-
-class Machine:
-    """Base of all that keeps a `state`; settings are not part of it: construct with the same."""
-
-    def __post_init__(self):
-        check_fields(self)
-
-    def state_dict(self) -> dict:
-        return copy.deepcopy(self.state)
-
-    def load_state_dict(self, state: Mapping) -> None:
-        keeps = f"{type(self).__name__} keeps {sorted(self.state)}"
-        require(set(state) == set(self.state), f"{keeps}, the state has {sorted(state)}")
-        self.state.update(copy.deepcopy(dict(state)))
 
 
 def age(trajectory: Trajectory, now: int) -> int:
@@ -73,11 +53,11 @@ def refusal(
 
 
 @dataclass(frozen=True)
-class StalenessFilter(Machine):
+class StalenessFilter(StateMachine):
     """Drops what is more than `max_age` versions old (tau; 0: strictly on-policy; None: off)."""
 
     max_age: Age | None = None
-    state: dict = fresh()
+    state: dict = initial_state()
 
     def update(
         self, trajectories: Sequence[Trajectory], now: int, worlds: Collection[str] | None = None
@@ -136,7 +116,7 @@ class TrainedGroup:
 
 
 @dataclass(frozen=True)
-class ReplayBuffer(Machine):
+class ReplayBuffer(StateMachine):
     """Groups of rollouts to train on again, until they are more than `max_age` versions old.
 
     Whole groups, as a rollout's baseline is made of those sampled with it. Only groups of which
@@ -148,7 +128,7 @@ class ReplayBuffer(Machine):
     max_age: Age = 1
     alpha: Exponent = 0.6
     beta: Exponent = 0.4
-    state: dict = fresh(groups=[])
+    state: dict = initial_state(groups=[])
 
     def add(self, group: TrainedGroup) -> None:
         self.state["groups"].append(group)
@@ -196,8 +176,8 @@ def replay_weights(
     ages = list(ages_N.shape)
     ratios = list(log_ratio_N.shape)
     require(len(ages) == 1 and ages == ratios, f"one age and one ratio a rollout: {ages}, {ratios}")
-    within(decay, "(0, 1]", "decay")
-    within(cap, "(0, inf)", "cap")
+    require_within(decay, "(0, 1]", "decay")
+    require_within(cap, "(0, inf)", "cap")
     require(bool((ages_N >= 0).all()), "an age is below 0; count from the first version")
     require(bool(log_ratio_N.isfinite().all()), "log_ratio_N is not finite; drop broken rollouts")
     ratio_N = log_ratio_N.detach().clamp(max=math.log(cap)).exp()

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from drlib.chat.tool_calls import Answer, ToolCall, parse, workspace
+from drlib.chat.tool_calls import Answer, ToolCall, parse, render_workspace
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.solver import name_list
 from drlib.task import Task
@@ -134,7 +134,7 @@ def managed(episode: Episode, reports: Sequence[str] | None = None) -> list[list
     rows = []
     report, last_action, last_observation = "", "", ""
     for number, (thought, action, shown) in enumerate(_steps(episode)):
-        state = workspace(episode.task.question, report, last_action, last_observation)
+        state = render_workspace(episode.task.question, report, last_action, last_observation)
         report = f"{report} {thought}".strip() if reports is None else reports[number]
         said = f"<think>{thought}</think><report>{report}</report>{action}"
         rows.append([{"role": "user", "content": state}, {"role": "assistant", "content": said}])

@@ -18,7 +18,7 @@ Left out: reports in whole sentences; summaries of more than the facts.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from drlib.chat.prompts import GATHER, RESUME, SUMMARISE, merging
+from drlib.chat.prompts import GATHER, RESUME, SUMMARISE, merge_prompt
 from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import render_answer
 from drlib.synthesis.actions import InventedTools, Sample, episode_sample
@@ -87,7 +87,7 @@ def merged(runs: Sequence[Episode]) -> list[dict]:
     reports = [(report_text(run.known_before[-1]), run.answer) for run in runs]
     said = f"<think>{WEIGHED.format(answer=task.answer)}</think>{render_answer(task.answer)}"
     return [
-        {"role": "user", "content": merging(task.question, reports)},
+        {"role": "user", "content": merge_prompt(task.question, reports)},
         {"role": "assistant", "content": said},
     ]
 

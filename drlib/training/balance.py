@@ -7,13 +7,13 @@ it at 0.
 """
 
 from drlib.config import Config
-from drlib.models.router_bias import max_violation, move_biases, take_load, with_router_bias
+from drlib.models.router_bias import max_violation, update_router_biases, pop_expert_load, add_router_bias
 from drlib.training.ranks import all_sum
 
 
 def balanced(model, config: Config):
     """The policy as a stage trains it: with biases where they are to move."""
-    return with_router_bias(model) if config.router_bias_rate > 0 else model
+    return add_router_bias(model) if config.router_bias_rate > 0 else model
 
 
 def balance_experts(model, config: Config) -> dict[str, float]:
@@ -21,6 +21,6 @@ def balance_experts(model, config: Config) -> dict[str, float]:
     `max_violation`, how far the fullest expert is above the mean. {} where none move."""
     if config.router_bias_rate == 0:
         return {}
-    (load_LE,) = all_sum([take_load(model)])
-    move_biases(model, load_LE, config.router_bias_rate)
+    (load_LE,) = all_sum([pop_expert_load(model)])
+    update_router_biases(model, load_LE, config.router_bias_rate)
     return {"max_violation": max_violation(load_LE)}

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drlib.models.chunked_logprobs import token_logprobs
-from drlib.models.packed import Prefix, flat_pass
-from drlib.models.router_bias import biased_choice, router_biases
+from drlib.models.packed import Prefix, packed_forward
+from drlib.models.router_bias import select_biased_experts, get_router_biases
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def score(
         else:
             before_N[start] = starts[prefix.lender] + prefix.length - 1
     at_M = scored_N.nonzero()[:, 0]
-    hidden_NH, router_logits = flat_pass(model, batch.ids_N, batch.lengths, batch.prefixes)
+    hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
     head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]
     if frugal:
         logp_M, _ = token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)
@@ -141,7 +141,7 @@ def score(
             logits_MV = logits_MV / temperature
         logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")
     k = model.config.num_experts_per_tok
-    balance = balance_loss(router_logits, k, router_biases(model), batch.times())
+    balance = balance_loss(router_logits, k, get_router_biases(model), batch.times())
     return Scored(logp_M, at_M, balance)
 
 
@@ -164,7 +164,7 @@ def balance_loss(
     share_N = torch.full((n,), 1 / n) if times_N is None else times_N / times_N.sum()
     losses = []
     for logits_NE, bias_E in zip(router_logits, biases_LE):
-        top_Nk = biased_choice(logits_NE, bias_E, k)
+        top_Nk = select_biased_experts(logits_NE, bias_E, k)
         each_M = share_N.repeat_interleave(k) / k
         f_E = torch.bincount(top_Nk.reshape(-1), weights=each_M, minlength=n_experts)
         p_E = share_N @ logits_NE.softmax(-1)

@@ -26,14 +26,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from drlib.agents import agent_named
+from drlib.agents import create_agent
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.models.local_engine import LocalEngine
 from drlib.rl.advantages import ADVANTAGES, share_over_segments
 from drlib.rl.curriculum import Curriculum
-from drlib.rl.filtering import apply_filter
-from drlib.rl.resampling import drop_equal_groups, fewest_dropped, fill_with_live_groups
+from drlib.rl.filtering import filter_rollouts
+from drlib.rl.resampling import drop_zero_variance_groups, truncate_to_multiple, replace_zero_variance_groups
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -78,7 +78,7 @@ def advantages_of(
     clock: of the policy that is trained, None at its first update.
     """
     ranks = ranks or Ranks()
-    weights_N, in_baseline_N, report = apply_filter(trajectories, filter_of(config))
+    weights_N, in_baseline_N, report = filter_rollouts(trajectories, filter_of(config))
     weights_N, in_baseline_N, report["lost"] = without_lost(
         trajectories, weights_N, in_baseline_N, config, clock or Clock()
     )
@@ -96,11 +96,11 @@ def advantages_of(
     advantages_N = ADVANTAGES[config.rl_advantage](rewards_N, groups_N, valid_N)[mine]
     weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
     if config.rl_drop_equal:
-        weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, valid_N)[mine]
+        weights_N = weights_N * drop_zero_variance_groups(rewards_N, groups_N, valid_N)[mine]
     if config.rl_duplicate:
         # a copy is a weight: two of a group are a weight of 2 for each of its rollouts
         generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{names[0]}", 0))
-        copies_M, _ = fill_with_live_groups(rewards_N, groups_N, valid_N, generator=generator)
+        copies_M, _ = replace_zero_variance_groups(rewards_N, groups_N, valid_N, generator=generator)
         weights_N = weights_N * torch.bincount(copies_M, minlength=len(names))[mine]
     return advantages_N, weights_N, report
 
@@ -141,7 +141,7 @@ class Step:
             version=extra.get("version", 0),
             routes=config.rl_routing == "r3",
         )
-        self._agent_of = lambda limited: agent_named(
+        self._agent_of = lambda limited: create_agent(
             config.rl_agent, engine, toolbox, chat, limits_of(limited)
         )
         self.agent = self._agent_of(config)
@@ -326,7 +326,7 @@ def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
     """Which contexts are trained on: all, or as many as `rl_sample_multiple` wants."""
     seed = step_seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
     generator = torch.Generator().manual_seed(seed)
-    return fewest_dropped(len(samples), config.rl_sample_multiple, generator=generator).tolist()
+    return truncate_to_multiple(len(samples), config.rl_sample_multiple, generator=generator).tolist()
 
 
 def _groups_of(share: Share, part: int, config: Config) -> list[int]:

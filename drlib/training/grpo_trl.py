@@ -25,14 +25,14 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig
 
-from drlib.agents import agent_named
+from drlib.agents import create_agent
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import Engine
 from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
-from drlib.rl.filtering import apply_filter
-from drlib.rl.resampling import drop_equal_groups
+from drlib.rl.filtering import filter_rollouts
+from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
@@ -116,8 +116,8 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         engine_of(whole, where, config, routes=config.rl_routing == "r3") as engine,
     ):
         limits = limits_of(config)
-        agent = agent_named(config.rl_agent, engine, toolbox, chat, limits, system)
-        rolls = RollOuts(config, run, agent, Questions(config, world, Names.of(world)))
+        agent = create_agent(config.rl_agent, engine, toolbox, chat, limits, system)
+        rolls = RollOuts(config, run, agent, Questions(config, world, Names.from_world(world)))
         trainer = AgenticTrainer(rolls, model, tokenizer)
         if checkpoint:
             rolls.load(json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8")))
@@ -212,13 +212,13 @@ class RollOuts:
 
     def _batch(self, chosen: list[Trajectory], step: int, trainer: "AgenticTrainer") -> dict:
         config = self.config
-        weights_N, in_baseline_N, _ = apply_filter(chosen, filter_of(config))
+        weights_N, in_baseline_N, _ = filter_rollouts(chosen, filter_of(config))
         weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
         in_baseline_N = torch.as_tensor(in_baseline_N)
         if config.rl_drop_equal:
             rewards_N = torch.tensor([t.reward or 0.0 for t in chosen])
             groups_N = torch.arange(len(chosen)) // config.rl_group
-            weights_N = weights_N * drop_equal_groups(rewards_N, groups_N, in_baseline_N)
+            weights_N = weights_N * drop_zero_variance_groups(rewards_N, groups_N, in_baseline_N)
         drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
         columns = [_columns(sample, trainer.padding) for sample, _ in drawn]
         batch = {name: [row[name] for row in columns] for name in columns[0]}
@@ -369,5 +369,5 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         if self.rolls.run.ranks.first:
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / STATE, json.dumps(self.rolls.state()))
+            write_atomic(folder / STATE, json.dumps(self.rolls.state()))
         super()._save_checkpoint(model, trial)

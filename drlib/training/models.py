@@ -29,15 +29,15 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from drlib.agents.prompts import research_prompt
-from drlib.chat.model_template import TemplateIds, is_ours
+from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
+from drlib.chat.prompts import research_prompt
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import Engine
 from drlib.models.local_engine import LocalEngine
-from drlib.models.moe import own_device, quiet_loading, save_policy
+from drlib.models.moe import default_device, quiet_loading, save_policy
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import VllmEngine
 from drlib.models.vllm_server import VllmServer
@@ -67,7 +67,7 @@ def told(tokenizer, config: Config) -> Told:
 
     ValueError: its template cannot express what `model_tools` asks of it.
     """
-    if is_ours(tokenizer):
+    if is_drlib_tokenizer(tokenizer):
         return Told(ChatIds(tokenizer), None)
     tools = [TOOLS[name] for name in HAS_TOOLS]
     if config.model_tools == "template":
@@ -89,7 +89,7 @@ def point_to(run: RunFolder, where: str, metrics: dict) -> dict:
     """End a stage that leaves the model where it is; returns `metrics`."""
     run.ranks.barrier()  # the others have seen that it is not complete yet
     if run.ranks.first:
-        write_whole(run.path / "policy.json", json.dumps({"model": where}))
+        write_atomic(run.path / "policy.json", json.dumps({"model": where}))
     return run.finish(metrics)
 
 
@@ -207,7 +207,7 @@ def engine_of(
 ) -> Iterator[Engine]:
     """Who generates with `model`, whose folder or hub id is `where`; it is closed at the end.
 
-    An engine of this process computes with the model itself, on `own_device`: who trains it would
+    An engine of this process computes with the model itself, on `default_device`: who trains it would
     move it there later, who evaluates it never.
 
     routes: whether its completions must say the experts of their tokens.
@@ -239,12 +239,12 @@ def engine_of(
         _teach(server, model)
         yield server
     elif config.engine == "hf":
-        yield TransformersEngine(model.to(own_device()), max_context=context, routes=routes)
+        yield TransformersEngine(model.to(default_device()), max_context=context, routes=routes)
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"
         require(ours, f"engine=local cannot run a {kind}: set engine=hf, vllm or server")
-        yield LocalEngine(model.to(own_device()), max_context=context, lockstep=True)
+        yield LocalEngine(model.to(default_device()), max_context=context, lockstep=True)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from drlib.config import Config
-from drlib.rewards.controls import shuffled, wrong_label
+from drlib.rewards.controls import shuffle_rewards, majority_wrong_answer
 from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
 from drlib.rl.filtering import FilterConfig, Pipeline
 from drlib.task import Task, is_correct, normalise_answer
@@ -41,7 +41,7 @@ def rewarded(
     """
     rewards = [trajectory.reward for trajectory in group]
     if config.rl_labels == "shuffled":
-        rewards = shuffled(rewards, generator)
+        rewards = shuffle_rewards(rewards, generator)
     elif config.rl_labels == "wrong":
         rewards = _by_wrong_label(group, task)
     terms = [{} for _ in group]
@@ -57,7 +57,7 @@ def rewarded(
 
 def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | None]:
     """1 for the group's most frequent wrong answer; all 0 where it has none."""
-    label = wrong_label([trajectory.answer for trajectory in group], task)
+    label = majority_wrong_answer([trajectory.answer for trajectory in group], task)
 
     def reward(trajectory: Trajectory) -> float | None:
         if trajectory.reward is None:

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from drlib.config import Config
 from drlib.rewards.functions import has_env_fault
-from drlib.rl.staleness import Machine, StalenessFilter, fresh, repair_groups
+from drlib.rl.staleness import StalenessFilter, repair_groups
+from drlib.rl.state_machine import StateMachine, initial_state
 from drlib.training.ranks import SHARDS
 from drlib.trajectory import Trajectory
 from drlib.validation import require
@@ -53,10 +54,10 @@ def check_staleness(config: Config) -> None:
 
 
 @dataclass(frozen=True)
-class Clock(Machine):
+class Clock(StateMachine):
     """The policy's updates so far, and those behind each of the engine's versions."""
 
-    state: dict = fresh(updates=0, versions=[0])
+    state: dict = initial_state(updates=0, versions=[0])
 
     @property
     def now(self) -> int:
@@ -91,7 +92,7 @@ def without_lost(
     """(loss weights_N, in_baseline_N, the row's columns), with what is too old left out and groups
     repaired, where the settings say so.
 
-    weights_N: float; in_baseline_N: bool; as `apply_filter` gives them. Columns: filtered_stale
+    weights_N: float; in_baseline_N: bool; as `filter_rollouts` gives them. Columns: filtered_stale
     (rollouts), repaired_groups (filled with copies), lost_groups (left out).
     """
     columns = {}

@@ -38,14 +38,14 @@ from drlib.rl.stability import (
     rollout_signals,
     sync_reference,
 )
-from drlib.rl.staleness import Machine, fresh
+from drlib.rl.state_machine import StateMachine, initial_state
 from drlib.tools import Toolbox
 from drlib.training.optim import Optimizers
 from drlib.training.ranks import Ranks
 from drlib.training.rollouts import has_changed
 from drlib.trajectory import Termination, ToolResult, Trajectory
-from drlib.validation import AtLeastOne, require, within
-from drlib.worlds.perturbed import changed_version
+from drlib.validation import AtLeastOne, require, require_within
+from drlib.worlds.perturbed import perturbed_version
 
 KL_COEF_RANGE = "[1e-6, 1e3]"  # in which factors of 2 lead somewhere
 
@@ -55,18 +55,18 @@ def check_steering(config: Config) -> None:
     held = config.rl_kl_coef > 0
     if config.rl_kl_target > 0:
         require(held, "rl_kl_target steers rl_kl_coef, whose first value it needs: set both")
-        within(config.rl_kl_coef, KL_COEF_RANGE, "rl_kl_coef, as rl_kl_target steers it,")
+        require_within(config.rl_kl_coef, KL_COEF_RANGE, "rl_kl_coef, as rl_kl_target steers it,")
     require(
         held or config.rl_reference_every == 0,
         "rl_reference_every moves the reference of the KL term: set rl_kl_coef too",
     )
-    within(config.rl_reference_decay, "[0, 1)", "rl_reference_decay")
+    require_within(config.rl_reference_decay, "[0, 1)", "rl_reference_decay")
     require(
         config.rl_reference_every > 0 or config.rl_reference_decay == 0,
         "rl_reference_decay says how rl_reference_every moves the reference: set that too",
     )
     require(config.rl_validate_every >= 1, "rl_validate_every must be at least 1")
-    within(config.rl_drift_factor, "(0, 1]", "rl_drift_factor")
+    require_within(config.rl_drift_factor, "(0, 1]", "rl_drift_factor")
 
 
 class Steering:
@@ -174,7 +174,7 @@ class Steering:
         signals = watched_signals(told, self.toolbox.tools, self.config.rl_questions)
         world = self.toolbox.world.version
         if has_changed(self.config, step):
-            world = changed_version(world)
+            world = perturbed_version(world)
         alarms = [a for a in self.detector.update(signals, {"world": world}) if is_worse(a)]
         self.rate.update(bool(alarms))
         averages = self.detector.state["averages"].items()
@@ -209,7 +209,7 @@ class Steering:
 
 
 @dataclass(frozen=True)
-class Validation(Machine):
+class Validation(StateMachine):
     """The score that stagnates or not: the mean over skills of the accuracy of `every` steps.
 
     ProRL validates on held-out benchmarks. Here every question is drawn afresh, so the rollouts
@@ -220,7 +220,7 @@ class Validation(Machine):
     """
 
     every: AtLeastOne = 5
-    state: dict = fresh(steps=0, seen={}, known={})
+    state: dict = initial_state(steps=0, seen={}, known={})
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> float | None:
         """After a step's (skill, right): the score in 0..1 at the end of `every` steps, or None."""

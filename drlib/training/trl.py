@@ -31,7 +31,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.loss_metrics import merge_metrics
+from drlib.rl.losses import merge_metrics
 from drlib.rl.losses import (
     LossConfig,
     kept_tokens,

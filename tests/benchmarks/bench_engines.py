@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from drlib.agents import ReAct
-from drlib.app.models import TOUR_POLICY
+from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
 from drlib.evals.evaluate import held_out
 from drlib.evals.metrics import wilson_interval
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
@@ -126,7 +126,7 @@ def main() -> None:
         print(name, row["greedy_as_local"], f"{row['largest_gap']:.1e}", accuracy, seconds)
     if args.out:
         found = {"questions": len(tasks), "rounds": args.rounds, "engines": rows}
-        write_whole(args.out, json.dumps(found, indent=1))
+        write_atomic(args.out, json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

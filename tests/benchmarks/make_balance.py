@@ -25,9 +25,9 @@ import torch
 
 from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.moe import load_policy
-from drlib.models.router_bias import max_violation, router_biases
+from drlib.models.router_bias import get_router_biases, max_violation
 from drlib.models.routing_replay import expert_load, record_routes
 from drlib.training.batches import Flat, portions, score
 from drlib.training.launch import build_stage
@@ -74,9 +74,9 @@ def one_run(arm: str, seed: int, runs: Path) -> dict:
     started = time.process_time()
     config = Config.load("laptop", processes=1, seed=seed, cpt_steps=STEPS, **ARMS[arm])
     model, tokenizer = load_policy(build_stage("cpt", config, runs=runs) / "policy")
-    draw = documents(config, Names.of(load_world(config.world)), ChatIds(tokenizer))
+    draw = documents(config, Names.from_world(load_world(config.world)), ChatIds(tokenizer))
     samples = [*itertools.islice(draw("held-out-balance"), HELD_OUT)]
-    biases_LE = router_biases(model)
+    biases_LE = get_router_biases(model)
     largest = 0.0 if biases_LE is None else float(biases_LE.abs().max())
     row = {"arm": arm, "seed": seed, **measured(model.eval(), samples), "largest_bias": largest}
     print(arm, seed, {k: v for k, v in row.items() if k != "load"}, flush=True)
@@ -98,7 +98,7 @@ def main():
     with tempfile.TemporaryDirectory() as runs:
         for seed, arm in itertools.product(args.seeds, ARMS):
             result["rows"].append(one_run(arm, seed, Path(runs)))
-            write_whole(args.out / "results.json", json.dumps(result, indent=1) + "\n")
+            write_atomic(args.out / "results.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
