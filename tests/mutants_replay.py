@@ -82,8 +82,8 @@ MUTANTS = [
     Mutant(
         "repair: half is enough",
         "drlib/rl/staleness.py",
-        "        if 2 * len(mine) > size:\n",
-        "        if 2 * len(mine) >= size:\n",
+        "        if 2 * len(members) > size:\n",
+        "        if 2 * len(members) >= size:\n",
         (
             STALENESS,
             f"{LOOP}::test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired",
@@ -125,8 +125,8 @@ MUTANTS = [
     Mutant(
         "replay: any group",
         "drlib/rl/staleness.py",
-        "chances = [group.priority**self.alpha for group in fitting]",
-        "chances = [1.0 for group in fitting]",
+        "chances = [group.priority**self.alpha for group in eligible]",
+        "chances = [1.0 for group in eligible]",
         (STALENESS,),
         "priorities would do nothing",
     ),

@@ -194,7 +194,7 @@ MUTANTS = [
     Mutant(
         "rl_world_change: invented worlds stay",
         "drlib/worlds/perturbed.py",
-        "changed = {version: ChangedWorld(world) for version, world in worlds.items()}",
+        "changed = {version: PerturbedWorld(world) for version, world in worlds.items()}",
         "changed = {}",
         (f"{DRIFT}::test_every_task_but_a_sum_moves_into_the_changed_world",),
         "half of the questions see no change",

@@ -176,7 +176,7 @@ MUTANTS = [
     Mutant(
         "build: what lasts is searched for garbage",
         "drlib/training/build.py",
-        "        with lasting_imports():\n            from",
+        "        with freeze_imports():\n            from",
         "        if True:\n            from",
         (KEPT,),
         "a stage takes a quarter longer to begin",
@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(
         "cli: what lasts is searched for garbage",
         "drlib/cli.py",
-        "    with lasting_imports():\n",
+        "    with freeze_imports():\n",
         "    if True:\n",
         (KEPT,),
         "a command takes a quarter longer to begin",

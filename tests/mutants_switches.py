@@ -12,8 +12,8 @@ MUTANTS = [
     Mutant(
         "labels: shuffled is the same as right",
         "drlib/rewards/controls.py",
-        "found[i] = rewards[judged[source]]",
-        "found[i] = rewards[i]",
+        "shuffled[i] = rewards[judged[source]]",
+        "shuffled[i] = rewards[i]",
         (REWARDS,),
         "the control would be the recipe itself",
     ),

@@ -33,7 +33,7 @@ TOOLS = [
     Mutant(
         "failures and backups are kept on disk",
         "drlib/tools/reliability.py",
-        "if self._disk and made.lasting and not made.error:",
+        "if self._disk and made.is_cacheable and not made.error:",
         "if self._disk:",
         (
             "tests/test_tools_caches.py::"
@@ -119,7 +119,7 @@ TOOLS = [
     Mutant(
         "the other pages' responses can be forged",
         "drlib/tools/toolbox.py",
-        'SEAM.sub(" ", text) if name in READS_TEXTS else text',
+        'FAKE_SEPARATOR.sub(" ", text) if name in FOREIGN_TEXT_TOOLS else text',
         "text",
         ("tests/test_tools_sources.py::test_no_text_of_others_looks_like_another_response",),
         "a page could write what looks like the response of another call",

@@ -218,7 +218,7 @@ def test_the_assistant_mask_is_what_the_assistant_wrote(tokenizer):
 def test_template_refuses_unknown_roles_and_content_that_is_no_text(tokenizer):
     with pytest.raises(Exception, match="no role critic; use system"):
         tokenizer.apply_chat_template([{"role": "critic", "content": "x"}])
-    with pytest.raises(Exception, match="drlib.chat.tool_calls.render_call"):
+    with pytest.raises(Exception, match="render_call"):
         tokenizer.apply_chat_template([{"role": "assistant", "content": None}])
 
 

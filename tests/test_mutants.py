@@ -29,7 +29,7 @@ def test_there_are_forty_and_more_each_by_its_own_name_in_every_room():
     names = Counter(mutant.name for mutant in all_mutants())
     assert len(names) >= 40 and max(names.values()) == 1
     rooms = {Path(mutant.path).parts[1] for mutant in all_mutants()}
-    assert {"rl", "training", "agents", "policy", "sandbox", "tools"} <= rooms
+    assert {"rl", "training", "agents", "models", "sandbox", "tools"} <= rooms
 
 
 def test_a_fault_that_no_test_sees_is_reported_and_undone(tmp_path):

@@ -37,7 +37,7 @@ def test_format_and_answer_as_webwatcher_has_it():
     assert reward(cut_short, TASK).value == 0.0, "who does not answer has no form"
     assert reward(a_trajectory(answer="12", faults=1), TASK).value is None
     for weight in (-0.1, 1.1):
-        with pytest.raises(ValueError, match="from 0 to 1"):
+        with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
             make_reward("format_and_answer", weight=weight)
 
 

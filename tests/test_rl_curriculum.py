@@ -165,7 +165,7 @@ def test_a_killed_curation_goes_on_to_the_same_questions():
         (lambda: after_a_kill(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
         (lambda: StagedCurriculum([]), "at least 1 step"),
         (lambda: StagedCurriculum([RolloutStage(0, 8, 1)]), "at least 1 step"),
-        (lambda: StagedCurriculum().keep_hard({"a": [1]}), "not the first"),
+        (lambda: StagedCurriculum().keep_hard({"a": [1]}), "not start a hard-only stage"),
         (lambda: TaskMixture({}), "weights must be"),
         (lambda: TaskMixture({"a": 0}), "weights must be"),
         (lambda: TaskMixture({"a": float("inf")}), "weights must be"),
@@ -200,7 +200,7 @@ def test_hard_questions_must_be_tried_and_some_must_be_hard():
     staged = StagedCurriculum([RolloutStage(2, 8, 1, hard_only=True)])
     with pytest.raises(ValueError, match="not tried"):
         staged.keep_hard({"a": []})
-    with pytest.raises(ValueError, match="bring harder ones"):
+    with pytest.raises(ValueError, match="add harder ones"):
         staged.keep_hard({"a": [1.0], "b": [1.0, 1.0]})
     assert staged.filter_due and staged.keep_hard({"a": [0.0]}) == ("a",)
 

@@ -283,7 +283,7 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
     assert saved == HistogramShift(0.3, 8, 3).state_dict()
     with pytest.raises(ValueError, match="HistogramShift keeps"):
         monitor.load_state_dict({"reference": []})
-    with pytest.raises(ValueError, match="the detector watches"):
+    with pytest.raises(ValueError, match="the detector monitors"):
         detector().load_state_dict(DriftDetector({"x": PageHinkley()}).state_dict())
     shared = PageHinkley(0.1, 1.0)
     two = DriftDetector(dict.fromkeys("xy", shared))

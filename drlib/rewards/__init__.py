@@ -1,1 +1,1 @@
-"""Rewards of finished trajectories, and the controls that reward at random."""
+"""Rewards of finished trajectories, and random controls."""

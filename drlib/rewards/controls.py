@@ -1,12 +1,12 @@
-"""Rewards that cannot teach, as fair controls of those that should.
+"""Control rewards that carry no information about the answer, for fair comparisons.
 
-A random reward trains on every group and on every token, so a policy may collapse under it for that
-alone. Two controls leave a step as it is but for what is rewarded:
+A random reward trains on every group and every token, which alone can collapse a policy. Two
+controls change nothing about a step except which rollouts are rewarded:
 
-- `shuffled`: a group's own rewards, handed round among its rollouts. The same groups are live, with
-  the same advantages on as many tokens; only who earned them is by chance.
-- `majority_wrong_answer`: the group's most frequent wrong answer is taken for the right one (the "incorrect"
-  reward of Spurious Rewards, arXiv 2506.10947).
+- `shuffle_rewards` permutes a group's own rewards. The same groups have reward variance, with the
+  same advantages on as many tokens; only the assignment to rollouts is random.
+- `majority_wrong_answer` replaces the right answer by the group's most frequent wrong one (the
+  "incorrect" reward of Spurious Rewards, arXiv 2506.10947).
 """
 
 from collections import Counter
@@ -20,18 +20,20 @@ from drlib.task import Task, is_correct, normalise_answer
 def shuffle_rewards(
     rewards: Sequence[float | None], generator: torch.Generator
 ) -> list[float | None]:
-    """The rewards of one group in another order; None (not judged) stays where it is."""
+    """Permute the rewards of one group; None (not judged) keeps its place."""
     judged = [i for i, reward in enumerate(rewards) if reward is not None]
     order = torch.randperm(len(judged), generator=generator).tolist()
-    found = list(rewards)
+    shuffled = list(rewards)
     for i, source in zip(judged, order):
-        found[i] = rewards[judged[source]]
-    return found
+        shuffled[i] = rewards[judged[source]]
+    return shuffled
 
 
 def majority_wrong_answer(answers: Sequence[str | None], task: Task) -> str | None:
-    """The most frequent wrong answer of a group, normalised (the first of those that tie); None
-    where nobody gave one."""
+    """Return the most frequent wrong answer of a group, normalised; the first one in a tie.
+
+    None if there is no wrong answer.
+    """
     wrong = Counter(
         normalise_answer(answer)
         for answer in answers

@@ -1,17 +1,14 @@
-"""Rewards: what a finished trajectory is worth on its task.
+"""Rewards: functions from a finished trajectory and its task to a number.
 
-A reward is a function `(trajectory, task) -> RewardResult`. The recipe's is `exact_match`: 1 when
-the answer is right, else 0, and nothing for format (Tongyi DeepResearch section 3.4). Its control
-is `random_reward`, which looks at nothing: whatever training with it gains is not learning from
-reward (Spurious Rewards, arXiv 2506.10947). `format_and_answer` is that of the family's papers
-which do pay for form. `REWARDS` has a factory of each by the name that settings use; register yours
-there.
+A reward is a function `(trajectory, task) -> RewardResult`. The default is `exact_match`: 1 if the
+answer is right, else 0, without a format term (Tongyi DeepResearch section 3.4). `random_reward` is
+its control: any gain from training with it is not due to the reward (Spurious Rewards, arXiv
+2506.10947). `format_and_answer` is the reward of related papers with a format term. `REWARDS` maps
+setting names to factories; register your own there.
 
-A trajectory that an environment fault ran through cannot be judged. Its value is None, never 0:
-a 0 would punish the policy for a broken search engine. That holds for a right answer too, since
-judging only the lucky half of the faulty trajectories would raise the mean.
-
-Left out: judge models, sums and gates of other rewards.
+A trajectory with an environment fault cannot be judged. Its value is None, never 0, which would
+punish the policy for a broken search engine. That also holds for right answers: judging only the
+successful part of the faulty trajectories would raise the mean.
 """
 
 import hashlib
@@ -29,7 +26,7 @@ from drlib.validation import require
 
 @dataclass(frozen=True)
 class RewardResult:
-    """A trajectory's reward, None when it cannot be judged, and the terms that made it up."""
+    """The reward of a trajectory, None if it cannot be judged, and its terms."""
 
     value: float | None
     parts: dict[str, float] = field(default_factory=dict)
@@ -41,13 +38,13 @@ REWARDS = Registry("reward")  # name -> factory(**settings) -> Reward
 
 @REWARDS.register("exact_match")
 def exact_match() -> Reward:
-    """1 when `trajectory.answer` is the task's answer or an alias, else 0."""
+    """Create the reward that is 1 if `trajectory.answer` is the answer or an alias, else 0."""
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
         accepted = all(normalise_answer(text) for text in (task.answer, *task.aliases))
-        require(accepted, f"task {task.id} accepts an empty answer; give it a real one")
+        require(accepted, f"task {task.id} accepts an empty answer: set a non-empty one")
         right = is_correct(trajectory.answer, task)
         return RewardResult(float(right), {"exact_match": float(right)})
 
@@ -56,13 +53,18 @@ def exact_match() -> Reward:
 
 @REWARDS.register("format_and_answer")
 def format_and_answer(weight: float = 0.2) -> Reward:
-    """R = w r_f + (1 - w) r_a, both 0 or 1: the form of all turns, and the answer.
+    """Create the reward R = w r_f + (1 - w) r_a: format of all turns, and answer, both 0 or 1.
 
-    r_f is 1 when the attempt ended with an answer and no turn before was refused for its form; r_a
-    is `exact_match`. weight: w, in 0..1: 0.2 in WebWatcher (arXiv 2508.05748), 0.1 in WebDancer and
-    WebSailor. ValueError: it is outside.
+    r_f is 1 if the rollout ended with an answer and no turn was refused for its format; r_a is
+    `exact_match`.
+
+    Args:
+        weight: w in [0, 1]; 0.2 in WebWatcher (arXiv 2508.05748), 0.1 in WebDancer and WebSailor.
+
+    Raises:
+        ValueError: weight out of range.
     """
-    require(0 <= weight <= 1, f"weight is {weight}: give a share, from 0 to 1")
+    require(0 <= weight <= 1, f"weight={weight} must be in [0, 1]")
     answer_reward = exact_match()
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
@@ -79,18 +81,22 @@ def format_and_answer(weight: float = 0.2) -> Reward:
 
 @REWARDS.register("gain_beyond_rag")
 def gain_beyond_rag() -> Reward:
-    """s3's reward of a searcher (arXiv 2505.14146): whether the generator is right with what was
-    gathered, less whether it is right with the question's own search results; -1, 0 or 1.
+    """Create s3's reward of a searcher (arXiv 2505.14146): -1, 0 or 1.
 
-    ValueError: the attempt has no "rag_answer" (`drlib.agents.S3` with a generator writes it).
+    1 if the generator is right with the gathered documents, minus 1 if it is right with the
+    question's own search results.
+
+    Raises:
+        ValueError: (the reward) the trajectory has no "rag_answer", which `drlib.agents.S3` with a
+            generator records.
     """
     answer_reward = exact_match()
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         require(
             "rag_answer" in trajectory.metadata,
-            f"trajectory {trajectory.id} has no answer of plain RAG: rl_reward=gain_beyond_rag is "
-            "for s3 with a frozen generator (rl_agent=s3:generate=reader)",
+            f"trajectory {trajectory.id} has no answer of plain RAG: gain_beyond_rag needs s3 with "
+            "a frozen generator (s3:generate=reader)",
         )
         right = answer_reward(trajectory, task).value
         if right is None:
@@ -103,10 +109,10 @@ def gain_beyond_rag() -> Reward:
 
 @REWARDS.register("random")
 def random_reward(seed: int = 0) -> Reward:
-    """The control: a fair coin keyed by (seed, trajectory id).
+    """Create the control reward: a fair coin keyed by (seed, trajectory id).
 
-    It falls the same in any order, batch and process. Ids must differ between steps or the coins
-    repeat.
+    It does not depend on order, batch or process. Ids must differ between steps, otherwise the
+    coins repeat.
     """
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
@@ -120,26 +126,36 @@ def random_reward(seed: int = 0) -> Reward:
 
 
 def make_reward(name: str, **settings) -> Reward:
-    """The reward registered as `name`; ValueError, with the nearest name, when there is none."""
+    """Create the reward registered as `name`. ValueError: unknown name, with the nearest one."""
     return REWARDS[name](**settings)
 
 
 def has_env_fault(trajectory: Trajectory) -> bool:
-    """Whether the environment, not the policy, failed somewhere in the trajectory."""
+    """Return True if the environment failed during the trajectory."""
     failed = any(result.env_fault for result in trajectory.tool_results)
     return failed or trajectory.termination == Termination.ENV_FAULT
 
 
 def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
-    """DAPO's reward term for length (arXiv 2503.14476): 0, then linear, then -1.
+    """Return DAPO's length penalty (arXiv 2503.14476): 0, then linear, then -1.
 
     0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
-    beyond `limit`. Add it to the rewards; DAPO's own numbers are limit 20,480 and buffer 4,096.
+    beyond `limit`. Add it to the rewards; DAPO uses limit 20,480 and buffer 4,096.
 
-    lengths_N: generated tokens of each rollout (ints). limit, buffer: tokens. Returns penalties_N,
-    float in [-1, 0]. ValueError: not 0 < buffer <= limit, or a negative length.
+    Args:
+        lengths_N: int, generated tokens of each rollout.
+        limit, buffer: tokens.
+
+    Returns:
+        penalties_N, float in [-1, 0].
+
+    Raises:
+        ValueError: not 0 < buffer <= limit, or a negative length.
+
+    >>> soft_overlong_penalty(torch.tensor([50, 90, 120]), limit=100, buffer=20).tolist()
+    [0.0, -0.5, -1.0]
     """
     require(0 < buffer <= limit, f"need 0 < buffer <= limit, got {buffer} and {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
-    require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0, numbers of tokens")
+    require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0")
     return ((limit - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)

@@ -1,16 +1,15 @@
-"""From trajectories to gradients: pure functions.
+"""Policy-gradient reinforcement learning as pure functions: tensors and records in, tensors out.
 
-In the order in which a batch of rollouts goes through them:
+In the order in which a batch of rollouts passes through them:
 
-    curriculum   which questions to ask next
-    rewards      what a trajectory is worth
-    resampling   which rollouts of a group to keep (GRPO-RoC, DAPO, DUPO)
-    filtering    which of them may enter the loss, which the baseline
-    advantages   how much better each was than its siblings
-    losses       the policy gradient, every choice in it a switch; `clips`, `divergences` and
-                 `loss_metrics` have its parts, `distillation` gives it a teacher's advantages
-    stability    controllers that watch a run; `staleness` is about the age of rollouts
+    curriculum   select questions and rollout limits
+    resampling   keep or repeat rollouts of a group (GRPO-RoC, DAPO, DUPO)
+    filtering    exclude rollouts from the loss or from the baseline
+    advantages   compare each rollout with the other rollouts of its group
+    losses       PPO, GSPO, CISPO, double-sided IS; with `clips`, `divergences`, `distillation`
+    staleness    age limits and replay of older rollouts
+    stability    KL control, reference resets, drift detection, emergency stop
 
-Tensors and records come in, tensors and metrics go out; there is no model, no optimiser and no
-file here, so that the local loop, a TRL trainer, the notebooks and the tests share one copy.
+There is no model, optimizer or file access here, so the local trainer, the TRL trainer, notebooks
+and tests share one implementation. Rewards are in `drlib.rewards`.
 """

@@ -1,15 +1,14 @@
-"""Advantages of group-based policy gradients: how much better a rollout was than its siblings.
+"""Advantages of group-based policy gradients: the reward of a rollout relative to its group.
 
-Four estimators, one small function each, all of the same signature, so that swapping them is
-swapping a name in `ADVANTAGES`, where your own can be registered. `leave_one_out` is the recipe's
-(Tongyi DeepResearch section 3.4, after LOOP, arXiv 2502.01600, eq. 3); the report's printed eq. 5
-is `group_mean`, smaller by (G-1)/G.
+Four estimators with one signature, selected by name from `ADVANTAGES`, where your own can be
+registered. `leave_one_out` is the default (Tongyi DeepResearch section 3.4, after LOOP, arXiv
+2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G.
 
-Every reward is shifted by its group's smallest one before anything is summed. Advantages do not
-depend on the shift, and so a group of equal rewards gives exactly 0 whatever the rounding.
+Rewards are shifted by their group's minimum before summation. Advantages do not depend on the
+shift, so a group of equal rewards gives exactly 0 whatever the rounding.
 
-`share_over_segments` hands an advantage on to the segments of a trajectory whose context was reset
-(ReSum). Left out: per-token and per-turn advantages, value functions, a baseline across groups.
+`share_over_segments` assigns advantages to the segments of a trajectory with context resets
+(ReSum).
 """
 
 from typing import NamedTuple
@@ -33,17 +32,25 @@ class _Groups(NamedTuple):
 
 @ADVANTAGES.register("leave_one_out")
 def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
-    """A_i = R_i - mean of the other members' rewards (LOOP eq. 3); the recipe's default.
+    """A_i = R_i - mean of the other members' rewards (LOOP eq. 3); the default.
 
     Equal to G/(G-1) times `group_mean`. The baseline does not contain R_i itself, so the gradient
     stays unbiased. No division by the standard deviation.
 
-    rewards_N: float, a tensor, array or list. groups_N: int, rollouts of one question share a
-    number; order and gaps do not matter. valid_N: bool or None (all); a False member (an
-    environment fault, say) is in nobody's baseline, its reward may be NaN, its own advantage is 0.
+    Args:
+        rewards_N: float tensor, array or list.
+        groups_N: int; rollouts of one question share a number. Order and gaps do not matter.
+        valid_N: bool or None (all). A False member (an environment fault, say) is in no baseline,
+            its reward may be NaN, and its own advantage is 0.
 
-    Returns advantages_N, dtype of `rewards_N`; exactly 0 in a group of one or of equal rewards.
-    ValueError: lengths differ, a valid reward is NaN or infinite, or a dtype is wrong.
+    Returns:
+        advantages_N, dtype of `rewards_N`; exactly 0 in a group of one or of equal rewards.
+
+    Raises:
+        ValueError: lengths differ, a valid reward is NaN or infinite, or a dtype is wrong.
+
+    >>> leave_one_out([1.0, 0.0, 0.0], [7, 7, 7]).tolist()
+    [1.0, -0.5, -0.5]
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     others_N = (groups.count_N - 1).clamp(min=1)
@@ -55,9 +62,10 @@ def leave_one_out(rewards_N, groups_N, valid_N=None) -> Tensor:
 def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
     """A_i = R_i - mean of the whole group, i included (Tongyi report eq. 5 as printed; Dr.GRPO).
 
-    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
-    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid and
-    in a group of one. ValueError: lengths differ, a valid reward is not finite, a dtype is wrong.
+    Arguments, result and errors are those of `leave_one_out`.
+
+    >>> group_mean([1.0, 0.0], [7, 7]).tolist()
+    [0.5, -0.5]
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     return _finish(_centred(groups), groups, rewards_N)
@@ -67,13 +75,9 @@ def group_mean(rewards_N, groups_N, valid_N=None) -> Tensor:
 def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - mean) / (std + epsilon) within the group (GRPO, DeepSeekMath eq. 4).
 
-    `std` is the sample's (divided by G-1), as TRL and verl compute it. It makes rare successes and
-    failures of very hard and easy questions weigh more.
-
-    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
-    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid, in
-    a group of one and where the deviation is 0, also with epsilon = 0. ValueError: lengths differ,
-    a valid reward is not finite, a dtype is wrong.
+    `std` is the sample standard deviation (divided by G-1), as in TRL and verl. It gives more
+    weight to rare successes and failures of very hard and very easy questions. The advantage is 0
+    where the deviation is 0, also with epsilon = 0. Otherwise as `leave_one_out`.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     centred_N = _centred(groups)
@@ -86,13 +90,9 @@ def group_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
 def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i - group mean) / (std of all rewards in the batch + epsilon) (TRL's "batch").
 
-    One scale for all questions: `group_mean`, with the step size held when rewards change scale.
-    Give it the rewards of the whole step: the deviation is of what it is given.
-
-    rewards_N: float. groups_N: int, one number a question. valid_N: bool or None (all); who is not
-    valid is in nobody's baseline. Returns advantages_N, dtype of `rewards_N`; 0 where not valid, in
-    a group of one and where the deviation is 0, also with epsilon = 0. ValueError: lengths differ,
-    a valid reward is not finite, a dtype is wrong.
+    One scale for all questions: `group_mean` with a step size that does not depend on the reward
+    scale. Pass the rewards of the whole step, because the deviation is computed over the argument.
+    The advantage is 0 where the deviation is 0. Otherwise as `leave_one_out`.
     """
     rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
     kept = rewards_N.double()[groups.valid_N]
@@ -101,15 +101,25 @@ def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
 
 
 def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
-    """Each segment's advantage: that of the trajectory it is a part of (ReSum-GRPO).
+    """Assign to each segment the advantage of its trajectory (ReSum-GRPO).
 
-    An agent that resets its context K times leaves K + 1 segments, trained as sequences of their
-    own; only the whole is judged. Take the baseline over trajectories first: over segments, those
-    with many resets would outvote the others. In `policy_loss`, aggregate "sequence" over such
-    rows is ReSum's 1 / (number of segments), "token" the recipe's.
+    An agent that resets its context K times leaves K + 1 segments, trained as separate sequences;
+    only the whole trajectory is judged. Compute the baseline over trajectories first: over
+    segments, those with many resets would outweigh the others. In `policy_loss`, aggregate
+    "sequence" over such rows is ReSum's 1 / (number of segments), "token" the default recipe's.
 
-    advantages_N: float. trajectory_of_segment_S: int, in any order. Returns advantages_S, dtype of
-    `advantages_N`. ValueError: shapes, indices that are no integers or name no trajectory.
+    Args:
+        advantages_N: float, one per trajectory.
+        trajectory_of_segment_S: int, index into `advantages_N`, in any order.
+
+    Returns:
+        advantages_S, dtype of `advantages_N`.
+
+    Raises:
+        ValueError: wrong shapes, non-integer indices, or an index out of range.
+
+    >>> share_over_segments([0.5, -0.5], [0, 0, 1]).tolist()
+    [0.5, 0.5, -0.5]
     """
     advantages_N = torch.as_tensor(advantages_N)
     name = "trajectory_of_segment_S"
@@ -127,7 +137,7 @@ def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:
 
 
 def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
-    """(float rewards, groups) of arguments that have been checked."""
+    """Check the arguments; return float rewards and per-group sums."""
     rewards_N = torch.as_tensor(rewards_N)
     if not rewards_N.is_floating_point():
         rewards_N = rewards_N.to(torch.get_default_dtype())
@@ -159,7 +169,7 @@ def _gather(rewards_N, groups_N, valid_N) -> tuple[Tensor, _Groups]:
 
 
 def _integers(values, name: str, device) -> Tensor:
-    """`values` as a tensor of integers; an empty list, which torch takes for floats, is one too."""
+    """Return `values` as an integer tensor; torch reads an empty list as floats."""
     numbers = torch.as_tensor(values, device=device)
     numbers = numbers if numbers.numel() else numbers.long()
     integers = not numbers.is_floating_point() and numbers.dtype != torch.bool
@@ -168,7 +178,7 @@ def _integers(values, name: str, device) -> Tensor:
 
 
 def _group_sum(values_N: Tensor, index_N: Tensor) -> Tensor:
-    """Each member gets the sum over its group; [N] -> [N]."""
+    """Give each member the sum over its group; [N] -> [N]."""
     return torch.zeros_like(values_N).index_add(0, index_N, values_N)[index_N]
 
 
@@ -177,7 +187,7 @@ def _centred(groups: _Groups) -> Tensor:
 
 
 def _divide(centred_N: Tensor, std: Tensor, epsilon: float) -> Tensor:
-    """centred / (std + epsilon), and 0 where the deviation is 0, also with epsilon = 0."""
+    """Return centred / (std + epsilon), 0 where the deviation is 0, also with epsilon = 0."""
     return torch.where(std > 0, centred_N / torch.where(std > 0, std + epsilon, 1.0), 0.0)
 
 

@@ -1,14 +1,14 @@
-"""The clips: what becomes of a token whose ratio has left 1; one registered function each.
+"""Clips: the treatment of tokens whose importance ratio has left 1; one registered function each.
 
-A clip is a function `(logp_BT, log_ratio_BT, advantages_BT, config) -> surrogate_BT`: what each
-token adds to the objective, which is maximised. `log_ratio_BT` is log r at the level chosen and has
-the gradient of `logp_BT`; `advantages_BT` may be [B, 1]; `config` is the `LossConfig`, for its
-epsilons. `LossConfig(clip=NAME)` chooses one, and so does a clip of your own:
+A clip is a function `(logp_BT, log_ratio_BT, advantages_BT, config) -> surrogate_BT`: each token's
+contribution to the objective, which is maximised. `log_ratio_BT` is log r at the selected level and
+has the gradient of `logp_BT`; `advantages_BT` may be [B, 1]; `config` is the `LossConfig`, for its
+epsilons. `LossConfig(clip=NAME)` selects a clip, also one of your own:
 
     @CLIPS.register("half")
     def half(logp_BT, log_ratio_BT, advantages_BT, config): ...
 
-On policy all clips have the gradient of REINFORCE. Left out: dual clipping of negative advantages.
+On-policy, all clips have the gradient of REINFORCE.
 """
 
 import torch
@@ -21,8 +21,11 @@ CLIPS = Registry("clip")
 
 @CLIPS.register("ppo")
 def ppo(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) -> Tensor:
-    """min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), so that the gradient stops where r
-    has moved in A's favour (Tongyi eq. 4; the asymmetric range is DAPO's clip-higher)."""
+    """min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A).
+
+    The gradient stops where r has moved in A's favour (Tongyi eq. 4; the asymmetric range is DAPO's
+    clip-higher).
+    """
     ratio_BT = log_ratio_BT.exp()
     clipped_BT = ratio_BT.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
     return torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
@@ -30,8 +33,10 @@ def ppo(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) ->
 
 @CLIPS.register("double_sided")
 def double_sided(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) -> Tensor:
-    """Gradient r A grad log pi strictly inside the range and none outside, whatever A's sign
-    (GLM-5 eq. 3-5); r is against the rollout engine, never `old_logp_BT`."""
+    """Gradient r A grad log pi strictly inside the range and none outside, whatever A's sign.
+
+    GLM-5 eq. 3-5; r is relative to the rollout engine, never to `old_logp_BT`.
+    """
     # a constant: with its gradient the loss would have r A (1 + log pi), of the wrong sign
     ratio_BT = log_ratio_BT.exp().detach()
     inside_BT = (ratio_BT > 1 - config.epsilon_low) & (ratio_BT < 1 + config.epsilon_high)
@@ -47,5 +52,5 @@ def cispo(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) 
 
 @CLIPS.register("none")
 def unclipped(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) -> Tensor:
-    """r A, plain importance sampling."""
+    """r A: plain importance sampling."""
     return log_ratio_BT.exp() * advantages_BT

@@ -1,15 +1,12 @@
-"""Which questions to try next, and under which limits: five state machines without I/O.
+"""Curricula: select questions and rollout limits; five state machines without I/O.
 
 A group whose rollouts all have the same reward carries no gradient, so questions that are always
-or never solved are wasted work. `Curriculum`, the tour's, draws a skill of solve rate p in
-proportion to p(1 - p), plus a little so that nothing is ever forgotten. `DataCuration` is Tongyi
-DeepResearch's automatic data curation (report, section on RL data), `StagedCurriculum`
-rStar2-Agent's stages (arXiv 2508.20722, section 4), `TaskMixture` ProRL's mixture (2505.24864).
-`Epochs` asks a fixed set again and again.
+or never solved waste samples. `Curriculum` (the tour's) draws a skill of solve rate p in proportion
+to p(1 - p) plus a constant. `DataCuration` is Tongyi DeepResearch's automatic data curation
+(section on RL data), `StagedCurriculum` the stages of rStar2-Agent (arXiv 2508.20722, section 4),
+`TaskMixture` the mixture of ProRL (arXiv 2505.24864). `Epochs` iterates over a fixed set.
 
-Each gives its state as JSON values and takes it back, so that a killed run goes on to the same
-draws. Who tries the questions of curation and stages is `drlib.training.asking`. Left out: weights
-that learn (bandits).
+Each saves its state as JSON values and restores it, so a resumed run makes the same draws.
 """
 
 import math
@@ -21,24 +18,24 @@ from typing import NamedTuple
 from drlib.rl.state_machine import StateMachine
 from drlib.validation import require, require_within
 
-_FLOOR = 0.04  # of a skill's weight: nothing is ever forgotten
-_START = 0.3  # assumed solve rate before anything was tried
-_MEMORY = 0.7  # of the running solve rate, a step
+_FLOOR = 0.04  # minimum weight: every skill is drawn from time to time
+_START = 0.3  # solve rate assumed before the first rollout
+_MEMORY = 0.7  # decay of the running solve rate, per step
 
 
 class Curriculum:
-    """A running solve rate p of each skill, drawn in proportion to p(1 - p) and a little more."""
+    """A running solve rate p per skill, drawn in proportion to p(1 - p) + 0.04."""
 
     def __init__(self, skills: Sequence[str], state: dict[str, float] | None = None):
         self.rates = dict.fromkeys(skills, _START) | (state or {})
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
-        """One of the skills `among`, in proportion to p(1 - p) + 0.04."""
+        """Draw one of the skills `among`, in proportion to p(1 - p) + 0.04."""
         weights = [self.rates[s] * (1 - self.rates[s]) + _FLOOR for s in among]
         return rng.choices(list(among), weights)[0]
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> None:
-        """Take in (skill, solved) of a step's rollouts."""
+        """Update the rates with a step's (skill, solved) pairs."""
         seen = defaultdict(list)
         for skill, solved in outcomes:
             seen[skill].append(solved)
@@ -47,13 +44,17 @@ class Curriculum:
             self.rates[skill] = _MEMORY * self.rates[skill] + (1 - _MEMORY) * mean
 
     def state_dict(self) -> dict[str, float]:
+        """Return the solve rates."""
         return dict(self.rates)
 
 
 class Epochs(StateMachine):
-    """Questions of a set in shuffled epochs: each is drawn once before any is drawn again.
+    """Questions of a fixed set in shuffled epochs: each is drawn once before any repeats.
 
-    `state["among"]` is the set, sorted. ValueError: it is empty.
+    `state["among"]` is the set, sorted.
+
+    Raises:
+        ValueError: the set is empty.
     """
 
     def __init__(self, questions: Iterable[str], seed: int):
@@ -62,14 +63,14 @@ class Epochs(StateMachine):
         self.keep(questions)
 
     def keep(self, questions: Iterable[str]) -> None:
-        """Draw among these from now on. What is new among them comes with the next epoch."""
+        """Restrict the set to these questions; new ones enter with the next epoch."""
         among = {*questions}
-        require(len(among) > 0, "there is no question to draw from")
+        require(len(among) > 0, "the set of questions is empty")
         self.state["among"] = sorted(among)
         self.state["left"] = [q for q in self.state["left"] if q in among]
 
     def draw(self, n: int) -> list[str]:
-        """The next `n` questions, all different where the set has as many."""
+        """Draw the next `n` questions, all different if the set is large enough."""
         state = self.state
         drawn = []
         while len(drawn) < n:
@@ -80,14 +81,14 @@ class Epochs(StateMachine):
         return drawn
 
     def _shuffled(self, just_drawn: list[str]) -> list[str]:
-        """The next epoch; what this draw has already comes last in it."""
+        """Return the next epoch, with the questions already in this draw last."""
         order = list(self.state["among"])
         random.Random(f"epoch-{self.seed}-{self.state['epoch']}").shuffle(order)
         return sorted(order, key=lambda q: q in just_drawn)
 
 
 class Refresh(NamedTuple):
-    """An exchange of questions: their ids, sorted."""
+    """Questions exchanged by a refresh of the active set: sorted ids."""
 
     mastered: tuple[str, ...]
     hopeless: tuple[str, ...]
@@ -95,17 +96,21 @@ class Refresh(NamedTuple):
 
 
 class DataCuration(StateMachine):
-    """An active set of questions of medium difficulty, renewed from a background pool (Tongyi
-    DeepResearch's automatic data curation).
+    """An active set of medium-difficulty questions, refreshed from a background pool.
+
+    Tongyi DeepResearch's automatic data curation.
 
     Args:
         solve_rates: share solved by the starting policy, for every question. Those strictly
-            between 0 and 1 are the first active set; its size is what refreshes aim at.
-        window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0.
-        every: steps after which to refresh; None: only when asked.
+            between 0 and 1 form the first active set; its size is the target of later refreshes.
+        window: a question leaves when that many outcomes in a row are all 1 (mastered) or all 0
+            (hopeless).
+        every: steps between refreshes; None: only when requested.
 
-    `state["active"]` is the set, sorted. ValueError (of all methods): unknown questions, rates
-    outside 0..1, settings without sense.
+    `state["active"]` is the set, sorted.
+
+    Raises:
+        ValueError: (all methods) unknown questions, rates outside 0..1, or invalid settings.
     """
 
     def __init__(
@@ -117,12 +122,15 @@ class DataCuration(StateMachine):
         require_within(self.every, "[1, inf]", "every")
         self.known = frozenset(solve_rates)
         active = sorted(q for q, rate in self._checked(solve_rates.items()) if 0 < rate < 1)
-        require(len(active) > 0, "every question is always or never solved; add others")
+        require(
+            len(active) > 0,
+            "every question is always or never solved: add questions of medium difficulty",
+        )
         self.size = len(active)
         self.state = {"active": active, "steps": 0, "pool": {}, "outcomes": {}}
 
     def observe(self, outcomes: Iterable[tuple[str, float]]) -> None:
-        """Take in (question, reward in 0..1) of a step's judged rollouts, late ones too."""
+        """Record (question, reward in 0..1) of a step's judged rollouts, late ones too."""
         active = set(self.state["active"])
         seen = self.state["outcomes"]
         for question, solved in self._checked(outcomes):
@@ -130,7 +138,7 @@ class DataCuration(StateMachine):
                 seen[question] = [*seen.get(question, ()), solved][-self.window :]
 
     def probe(self, solve_rates: Mapping[str, float]) -> None:
-        """Take in what the background process measured: what is medium enters the pool."""
+        """Record solve rates measured in the background; medium ones enter the pool."""
         active = set(self.state["active"])
         pool = self.state["pool"]
         for question, rate in self._checked(solve_rates.items()):
@@ -139,9 +147,10 @@ class DataCuration(StateMachine):
                 pool[question] = rate
 
     def end_step(self, *, ask: bool = False) -> Refresh | None:
-        """Count a step; refresh if `every` is over (or `ask`: a reward plateau seen outside).
+        """Count a step and refresh after `every` steps, or if `ask` (a reward plateau).
 
-        Questions nearest to a half fill the set up to its first size. It is never left empty.
+        Questions with solve rates nearest to 0.5 fill the set up to its first size. It is never
+        empty.
         """
         state = self.state
         state["steps"] += 1
@@ -149,14 +158,14 @@ class DataCuration(StateMachine):
             return None
         state["steps"] = 0
 
-        # who leaves: questions whose last outcomes are all 1 or all 0
+        # remove questions whose last outcomes are all 1 or all 0
         full = {q: seen for q, seen in state["outcomes"].items() if len(seen) >= self.window}
         mastered = sorted(q for q, seen in full.items() if min(seen) >= 1)
         hopeless = sorted(q for q, seen in full.items() if max(seen) <= 0)
         left = {*mastered, *hopeless}
         kept = sorted(q for q in state["active"] if q not in left)
 
-        # who comes: from the pool, nearest to a half
+        # add questions from the pool, nearest to 0.5
         pool = state["pool"]
         by_difficulty = sorted(pool, key=lambda q: (abs(pool[q] - 0.5), q))
         added = sorted(by_difficulty[: self.size - len(kept)])
@@ -169,6 +178,7 @@ class DataCuration(StateMachine):
         return Refresh(tuple(mastered), tuple(hopeless), tuple(added))
 
     def load_state_dict(self, state: Mapping) -> None:
+        """Restore a saved state. ValueError: it names unknown questions."""
         named = [*state["active"], *state["pool"], *state["outcomes"]]
         self._checked((question, 0) for question in named)
         super().load_state_dict(state)
@@ -182,13 +192,13 @@ class DataCuration(StateMachine):
 
 
 class RolloutStage(NamedTuple):
-    """A stretch of training under a rollout's limits `tokens` and `turns`."""
+    """A stage of training with rollout limits `tokens` and `turns`."""
 
     steps: int
     tokens: int
     turns: int
-    hard_only: bool = False  # only unmastered questions
-    reset: bool = False  # start with a fresh optimizer and the policy as its own reference
+    hard_only: bool = False  # only questions that are not solved in every rollout
+    reset: bool = False  # reset the optimizer and set the reference to the policy
 
 
 RSTAR2_STAGES = (  # section 4: 510 steps in all
@@ -199,24 +209,26 @@ RSTAR2_STAGES = (  # section 4: 510 steps in all
 
 
 class StagedCurriculum(StateMachine):
-    """Stages one after another: `begin_step` once a step, `keep_hard` whenever `filter_due`
-    (rStar2-Agent, arXiv 2508.20722, section 4)."""
+    """Consecutive training stages (rStar2-Agent, arXiv 2508.20722, section 4).
+
+    Call `begin_step` once per step, and `keep_hard` whenever `filter_due`.
+    """
 
     def __init__(self, stages: Sequence[RolloutStage] = RSTAR2_STAGES):
         usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
-        require(usable, f"stages need at least 1 step, token and turn each, got {stages}")
+        require(usable, f"each stage needs at least 1 step, token and turn, got {stages}")
         self.stages = tuple(stages)
         self.plan = [at for at, stage in enumerate(stages) for _ in range(stage.steps)]
-        self.state = {"step": 0, "hard": {}}  # hard: index of the stage, as text -> questions
+        self.state = {"step": 0, "hard": {}}  # hard: stage index (text, for JSON) -> questions
 
     @property
     def next_stage(self) -> RolloutStage:
-        """That of the next step; IndexError after the last one."""
+        """Stage of the next step. IndexError after the last one."""
         return self.stages[self.plan[self.state["step"]]]
 
     @property
     def filter_due(self) -> bool:
-        """Whether `keep_hard` must be called before the next step."""
+        """True if `keep_hard` must be called before the next step."""
         step = self.state["step"]
         if step == len(self.plan):
             return False
@@ -224,18 +236,20 @@ class StagedCurriculum(StateMachine):
         return self.stages[at].hard_only and str(at) not in self.state["hard"]
 
     def keep_hard(self, outcomes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
-        """Drop what the latest policy solved in every try (8 of 8 in the paper); the rest stays."""
-        require(self.filter_due, "the next step is not the first of a stage of hard questions")
-        require(all(outcomes.values()), "a question was not tried; roll it out or leave it out")
+        """Drop questions solved in every rollout (8 of 8 in the paper); return the others."""
+        require(self.filter_due, "the next step does not start a hard-only stage")
+        require(all(outcomes.values()), "a question was not tried: roll it out or remove it")
         hard = sorted(q for q, solved in outcomes.items() if min(solved) < 1)
-        require(bool(hard), "the policy solves every question every time; bring harder ones")
+        require(bool(hard), "the policy solves every question every time: add harder ones")
         self.state["hard"][str(self.plan[self.state["step"]])] = hard
         return tuple(hard)
 
     def begin_step(self) -> tuple[RolloutStage, tuple[str, ...] | None] | None:
-        """The next step's stage, with `reset` at its first step only, and the hard questions (None:
-        all of them); None after the last step."""
-        require(not self.filter_due, "the stage has hard questions only: call keep_hard first")
+        """Return the next step's (stage, hard questions), None after the last step.
+
+        `stage.reset` is set at the first step of its stage only; the questions are None for all.
+        """
+        require(not self.filter_due, "the next stage is hard-only: call keep_hard first")
         step = self.state["step"]
         if step == len(self.plan):
             return None
@@ -248,21 +262,24 @@ class StagedCurriculum(StateMachine):
 
 
 class TaskMixture(StateMachine):
-    """Fixed shares of the kinds of task, drawn without chance: the kind furthest behind is next.
+    """Fixed shares of task kinds without randomness: the kind furthest behind its share is next.
 
-    No kind runs ahead by a whole draw; whole-number weights are met exactly after each
-    sum(weights) draws (fractions are: `fractions.Fraction`, not a float, which ends a tie by its
-    rounding). ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
+    No kind is ahead by a whole draw, and whole-number weights are met exactly after each
+    sum(weights) draws. Use `fractions.Fraction` for fractional weights; float rounding would decide
+    ties. ProRL: math 40, code 24, stem 25, logic 37, instructions 10.
+
+    >>> TaskMixture({"math": 2, "code": 1}).draw(3)
+    ['math', 'code', 'math']
     """
 
     def __init__(self, weights: Mapping[str, float]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
         require(weights and not bad, f"weights must be positive and finite, got {dict(weights)}")
         self.weights = dict(weights)
-        self.state = dict.fromkeys(weights, 0)  # how often each was drawn
+        self.state = dict.fromkeys(weights, 0)  # number of draws per kind
 
     def draw(self, n: int) -> list[str]:
-        """The next `n` kinds; ties go to the kind named first."""
+        """Draw the next `n` kinds; ties go to the kind named first."""
         total = sum(self.weights.values())
         counts = self.state
         before = sum(counts.values())

@@ -1,7 +1,6 @@
-"""On-policy distillation: `policy_loss` with a teacher's opinion of each token as its advantage.
+"""On-policy distillation: `policy_loss` with the teacher's log-ratio of each token as advantage.
 
-Function only: no run uses it yet. Left out: divergences over the whole vocabulary, teachers with
-another tokenizer.
+No stage uses it yet. Teacher and student must share a tokenizer.
 """
 
 import torch
@@ -13,14 +12,21 @@ from drlib.rl.losses import LossConfig, policy_loss
 
 @torch.no_grad()
 def distillation_advantages(logp_BT: Tensor, teacher_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """A_t = log pi_teacher - log pi, without gradient (GLM-5, section 3.5, eq. 2).
+    """Return A_t = log pi_teacher - log pi, without gradient (GLM-5, section 3.5, eq. 2).
 
-    In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher): no
-    group and no baseline is needed, every token is judged by itself.
+    In expectation over the policy's own tokens, A grad log pi is - grad KL(pi || teacher). Every
+    token is judged by itself, so no group and no baseline is needed.
 
-    logp_BT, teacher_logp_BT: float, nats, of the same tokens. mask_BT: bool, those to learn from.
-    Returns advantages_BT, float, 0 outside the mask. ValueError: shapes or dtypes do not fit, a
-    value in the mask is not finite, or the two are more than 80 nats apart.
+    Args:
+        logp_BT, teacher_logp_BT: float, nats, of the same tokens.
+        mask_BT: bool, the tokens to learn from.
+
+    Returns:
+        advantages_BT, float, 0 outside the mask.
+
+    Raises:
+        ValueError: shapes or dtypes differ, a value in the mask is not finite, or the two differ by
+            more than 80 nats.
     """
     check_tokens(logp_BT, mask_BT, teacher_logp_BT=teacher_logp_BT)
     teacher_BT = mask_values("teacher_logp_BT", teacher_logp_BT, mask_BT)
@@ -35,13 +41,20 @@ def distillation_loss(
     config: LossConfig | None = None,
     **arguments,
 ) -> tuple[Tensor, dict[str, float]]:
-    """`policy_loss` with `distillation_advantages` (GLM-5, section 3.5); function only: no run
-    uses it yet.
+    """`policy_loss` with `distillation_advantages` (GLM-5, section 3.5).
 
-    logp_BT, behaviour_logp_BT, teacher_logp_BT: float, nats, of the same tokens under the policy,
-    the engine that sampled them and the teacher. mask_BT: bool. config and `arguments`: those of
-    `policy_loss`. Returns (loss, metrics), and among these `teacher_kl`: the k1 estimate of
-    KL(pi || teacher), nats per token of the mask. ValueError as `policy_loss`.
+    Args:
+        logp_BT, behaviour_logp_BT, teacher_logp_BT: float, nats, of the same tokens under the
+            policy, the rollout engine and the teacher.
+        mask_BT: bool.
+        config, arguments: passed to `policy_loss`.
+
+    Returns:
+        (loss, metrics); `teacher_kl` is the k1 estimate of KL(pi || teacher), nats per masked
+        token.
+
+    Raises:
+        ValueError: as `policy_loss`.
     """
     check_tokens(logp_BT, mask_BT)
     weights_B = check_weights(arguments.get("weights_B"), logp_BT)

@@ -1,23 +1,22 @@
-"""Which trajectories a policy gradient may learn from, decided before the loss is computed.
+"""Trajectory filtering: membership in the loss and in the group baseline.
 
-Two questions are asked of each trajectory and answered separately: does it enter the loss, and
-does its reward enter its group's baseline? The recipe's answer for a failure that ran into the
-length limit without an answer is "no" and "yes": its tokens are not pushed down (unfiltered, they
-are what Tongyi DeepResearch section 3.4 blames for policy collapse), yet the group still counts it
-as a failure. rStar2-Agent found the opposite to work better, hence the switch. A trajectory spoilt
-by the environment enters neither. Two more switches, both off in the recipe:
+Two separate decisions per trajectory: does it enter the loss, and does its reward enter the
+baseline? By default, an unanswered failure at the length limit enters the baseline only. Its
+tokens are not pushed down, which Tongyi DeepResearch (section 3.4) identifies as the cause of
+policy collapse, but the group still counts it as a failure. rStar2-Agent found the opposite to
+work better, hence the option. A trajectory with an environment fault enters neither. Two more
+options, both off by default:
 
-- `hallucination="exclude"`: a policy that writes a `<tool_response>` or another speaker's turn
-  itself and then answers right was right about a world it made up. Its loss weight is 0, not
-  negative: that would push the right answer down too. Wrong answers after one stay failures.
-  A pipeline always does this.
-- `pipeline=Pipeline(...)`: the selective filtering pipeline that public notes on Tongyi
-  DeepResearch draw. The boxes are theirs, what each checks is ours: the report prints only the
-  over-length example. Replaying, judging again and scoring under the trainer are the caller's
-  work and arrive as `Evidence`.
+- `hallucination="exclude"`: a policy that writes a `<tool_response>` or another role's turn itself
+  and then answers correctly used invented evidence. Its loss weight is 0, not negative, which would
+  push the correct answer down too. Wrong answers after one remain failures. A pipeline always
+  does this.
+- `pipeline=Pipeline(...)`: the selective filtering pipeline drawn in public notes on Tongyi
+  DeepResearch. The stages are theirs, the checks are ours: the report only prints the over-length
+  example. Replaying, a second judge and trainer log-probabilities are computed by the caller and
+  passed as `Evidence`.
 
-Left out: filters of whole groups (`drlib.rl.resampling`; `drop_zero_variance_groups` is exported here
-too), repetition rules (rStar2-Agent saw them hit honest re-checking).
+Filters of whole groups are in `drlib.rl.resampling`.
 """
 
 import json
@@ -42,20 +41,25 @@ _Real = Annotated[float, "[-inf, inf]"]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Thresholds of the selective filtering pipeline; None switches a check off.
+    """Thresholds of the selective filtering pipeline; None disables a check.
 
-    Quality: too little makes a rollout low. Consistency: what fails is dropped, and always a
-    rollout of several policy versions, of another world than its group's, or right by
-    hallucination. Diversity: `max_alike` rollouts are kept. ValueError: a value out of its range.
+    Quality failures make a rollout "low". Consistency failures drop it, as do several policy
+    versions in one rollout, a world version that differs from the group's, and success after a
+    hallucination. Diversity keeps at most `max_alike` equal rollouts.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
-    low_weight: Annotated[float, "(0, 1]"] = 1.0  # of low quality in the loss
-    validation: Literal["none", "replay"] = "none"  # low quality needs `Evidence.replayed`
+    low_weight: Annotated[float, "(0, 1]"] = 1.0  # loss weight of low quality
+    validation: Literal["none", "replay"] = (
+        "none"  # "replay": low quality needs `Evidence.replayed`
+    )
     max_format_errors: Coefficient | None = 0  # quality: turns that could not be parsed
     max_tool_errors: Coefficient | None = None  # quality: share of failed calls
-    ambiguous_from: _Real | None = None  # quality: rewards from here up to `positive_from` are low
+    ambiguous_from: _Real | None = None  # quality: rewards in [this, `positive_from`)
     max_log_ratio: Coefficient | None = None  # consistency: |`Evidence.log_ratio`|, nats
-    two_judges: bool = False  # consistency: both on one side of `positive_from`
+    two_judges: bool = False  # consistency: both judges agree about `positive_from`
     max_alike: AtLeastOne | None = (
         None  # diversity: of one group and outcome, with the same actions
     )
@@ -66,18 +70,22 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """The filter's switches; the defaults are the recipe.
+    """Options of the filter; the defaults are the Tongyi recipe.
 
-    "exclude" is from the loss; whether the baseline keeps the reward of what the loss leaves out is
-    for `baseline` to say ("all": it does; "kept": no). ValueError: a value that a switch does not
-    have.
+    "exclude" concerns the loss. `baseline` decides about the reward of what the loss excludes:
+    "all" keeps it in the baseline, "kept" does not.
+
+    Raises:
+        ValueError: an invalid value.
     """
 
-    overlong: Literal["exclude", "keep"] = "exclude"  # unanswered failures at one of `limits`
+    overlong: Literal["exclude", "keep"] = (
+        "exclude"  # unanswered failures that ended at one of `limits`
+    )
     limits: tuple[Termination, ...] = (Termination.LENGTH,)
-    positive_from: _Real = 0.5  # a reward from here on is a success, below it a failure
-    hallucination: Literal["keep", "exclude"] = "keep"  # successes after an imagined turn
-    baseline: Literal["all", "kept"] = "all"  # "all": Tongyi's rule, as E-GRPO spells it out
+    positive_from: _Real = 0.5  # minimum reward of a success
+    hallucination: Literal["keep", "exclude"] = "keep"  # successes after an invented turn
+    baseline: Literal["all", "kept"] = "all"  # "all": Tongyi's rule, explicit in E-GRPO
     pipeline: Pipeline | None = None
 
     def __post_init__(self):
@@ -90,20 +98,23 @@ class FilterConfig:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a trajectory does not know of itself; only the checks switched on ask for it."""
+    """Facts about a trajectory that it does not record; used by the enabled checks only."""
 
     log_ratio: float | None = None  # mean over its tokens of log(trainer's / rollout's), nats
-    second_reward: float | None = None  # of another judge
-    replayed: bool | None = None  # its actions, run again, gave the same observations and verdict
+    second_reward: float | None = None  # reward of another judge
+    replayed: bool | None = None  # re-running its actions gave the same result
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a trajectory.
+    """The decision about one trajectory.
 
-    label: "positive" or "negative" by its reward, "excluded" when its loss_weight is 0; under a
-        pipeline "high", "low" or "drop" (loss_weight 0). reasons: why it is excluded, low or
-        dropped, such as "overlong", "env_fault", "unjudged", "hallucination"; else empty.
+    Attributes:
+        label: "positive" or "negative" by its reward, "excluded" if its loss_weight is 0; with a
+            pipeline "high", "low" or "drop" (loss_weight 0).
+        loss_weight: weight for `policy_loss`.
+        in_baseline: membership in the group baseline.
+        reasons: causes of exclusion, such as "overlong", "env_fault", "unjudged", "hallucination".
     """
 
     label: Literal["positive", "negative", "excluded", "high", "low", "drop"]
@@ -115,17 +126,19 @@ class Verdict:
 def classify(
     trajectory: Trajectory, config: FilterConfig | None = None, evidence: Evidence | None = None
 ) -> Verdict:
-    """The verdict on one trajectory; the first matching rule decides whether it is in the baseline.
+    """Decide about one trajectory; the first matching rule decides its baseline membership.
 
     Environment fault or no reward: out of loss and baseline. Unanswered failure at a limit: out of
     the loss only, unless `overlong="keep"`; a success by hallucination likewise, if excluded. All
-    others are in both. A pipeline's rules come after these; `filter_rollouts` compares group members.
-    ValueError where a check that is switched on lacks its evidence.
+    others are in both. A pipeline's rules follow; `filter_rollouts` also compares group members.
+
+    Raises:
+        ValueError: an enabled check lacks its evidence.
     """
     config = config or FilterConfig()
     drop = "drop" if config.pipeline else "excluded"
 
-    # nothing to judge by
+    # not judged
     reasons = ("env_fault",) if has_env_fault(trajectory) else ()
     if trajectory.reward is None:
         reasons += ("unjudged",)
@@ -143,7 +156,7 @@ def classify(
     if at_limit and not positive and config.overlong == "exclude":
         return Verdict(drop, 0.0, in_baseline, ("overlong",))
 
-    # a success about a world of its own
+    # a success with invented evidence
     gated = config.pipeline or config.hallucination == "exclude"
     if positive and gated and has_hallucination(trajectory):
         return Verdict(drop, 0.0, in_baseline, ("hallucination",))
@@ -158,16 +171,23 @@ def filter_rollouts(
     config: FilterConfig | None = None,
     evidence: Sequence[Evidence | None] | None = None,
 ) -> tuple[Tensor, Tensor, dict]:
-    """Classify a batch; its order does not matter.
+    """Classify a batch of trajectories; their order does not matter.
 
-    evidence: one per trajectory, for the checks of `config.pipeline` that ask for it.
+    Args:
+        trajectories: rollouts with rewards.
+        config: options; the Tongyi recipe when None.
+        evidence: one per trajectory, for the checks of `config.pipeline` that need it.
 
-    Returns (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool members
-    of the baseline for `advantages` (as `valid_N`), and counts for the log: `labels`, `reasons`,
-    `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
-    `reward_mean_in_loss` of those trained on (None where there are none); with a pipeline also
-    `reasons_by_label`. ValueError: `evidence` has another length, a reward is not finite, or a
-    check that is switched on lacks its evidence.
+    Returns:
+        (weights_N, in_baseline_N, report): float loss weights for `policy_loss`, bool baseline
+        membership (`valid_N` of `advantages`), and counts for the log: `labels`, `reasons`,
+        `excluded_tokens` (share of the generated tokens), `reward_mean` of the judged and
+        `reward_mean_in_loss` of the trained ones (None without any); with a pipeline also
+        `reasons_by_label`.
+
+    Raises:
+        ValueError: `evidence` has another length, a reward is not finite, or an enabled check lacks
+            its evidence.
     """
     config = config or FilterConfig()
     if evidence is None:
@@ -183,7 +203,7 @@ def filter_rollouts(
 
 
 def _report(trajectories: Sequence[Trajectory], verdicts: list[Verdict], by_label: bool) -> dict:
-    """What the filter did, for the log."""
+    """Return the counts for the log."""
     tokens = [int(trajectory.generated.sum()) for trajectory in trajectories]
     lost = sum(n for n, verdict in zip(tokens, verdicts) if not verdict.loss_weight)
     judged = [t.reward for t in trajectories if t.reward is not None and not has_env_fault(t)]
@@ -208,10 +228,9 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def has_hallucination(trajectory: Trajectory) -> bool:
-    """Whether the policy wrote a tool response or another speaker's turn itself.
+    """Return True if the policy wrote a tool response or another role's turn itself.
 
-    Any of three signs tells: a sampled token inside one, a tag in its message, the agent's format
-    error.
+    Signs: a sampled token inside one, a tag in its message, or the agent's format error.
     """
     sampled_inside = trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)
     if sampled_inside.any():
@@ -223,7 +242,7 @@ def has_hallucination(trajectory: Trajectory) -> bool:
 
 
 def _grade(trajectory, positive: bool, config: FilterConfig, evidence: Evidence) -> Verdict:
-    """The pipeline's verdict on a judged trajectory that no earlier rule took."""
+    """Apply the pipeline to a judged trajectory that no earlier rule excluded."""
     broken = _inconsistencies(trajectory, positive, config, evidence)
     reasons = broken or _flaws(trajectory, positive, config.pipeline)
     if not reasons:
@@ -240,7 +259,7 @@ def _grade(trajectory, positive: bool, config: FilterConfig, evidence: Evidence)
 def _inconsistencies(
     trajectory: Trajectory, positive: bool, config: FilterConfig, evidence: Evidence
 ) -> tuple[str, ...]:
-    """Why a rollout is none that the trainer, one policy and two judges would agree on."""
+    """Return disagreements of trainer, policy versions and judges."""
     pipeline = config.pipeline
     reasons = []
     if len(np.unique(trajectory.versions[trajectory.generated])) > 1:
@@ -257,7 +276,7 @@ def _inconsistencies(
 
 
 def _flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> tuple[str, ...]:
-    """What makes a rollout one of low quality."""
+    """Return the causes of low quality."""
     results = trajectory.tool_results
     refused = sum(result.tool == "format" for result in results)
     if trajectory.termination == Termination.FORMAT:
@@ -280,23 +299,23 @@ def _flaws(trajectory: Trajectory, positive: bool, pipeline: Pipeline) -> tuple[
 
 
 def _limit(threshold: float | None) -> float:
-    """A threshold that is None is never passed."""
+    """Return the threshold, infinity for None."""
     return math.inf if threshold is None else threshold
 
 
 def _needed(trajectory: Trajectory, evidence: Evidence, name: str, check: str) -> Any:
-    """A piece of evidence; ValueError where there is none."""
-    remedy = f"{check} needs Evidence({name}=...); pass it or switch the check off"
+    """Return a field of the evidence. ValueError: it is missing."""
+    remedy = f"{check} needs Evidence({name}=...): pass it or disable the check"
     require(getattr(evidence, name) is not None, f"trajectory {trajectory.id}: {remedy}")
     return getattr(evidence, name)
 
 
 def _compare_within_groups(trajectories, verdicts: list[Verdict], config: FilterConfig) -> None:
-    """Drop, in `verdicts`, those of another world than their group's and too many alike.
+    """Drop, in `verdicts`, other world versions and surplus equal rollouts of each group.
 
-    Quality decides who stays of those alike, then the id.
+    Of equal rollouts, better labels stay, then smaller ids.
     """
-    worlds = defaultdict(Counter)  # of each group
+    worlds = defaultdict(Counter)  # group -> world versions
     for trajectory in trajectories:
         worlds[trajectory.group_id][trajectory.world_version] += 1
     kept: Counter = Counter()  # (group, success, answer, calls in any order) -> rollouts
@@ -307,7 +326,7 @@ def _compare_within_groups(trajectories, verdicts: list[Verdict], config: Filter
         versions = worlds[trajectory.group_id]
         usual = min(versions, key=lambda version: (-versions[version], version))
         if trajectory.world_version != usual:
-            # its reward answers another question than its group's
+            # its reward is not comparable with its group's
             verdicts[i] = Verdict("drop", 0.0, False, (*verdict.reasons, "mixed_worlds"))
         elif verdict.loss_weight and config.pipeline.max_alike is not None:
             alike = _likeness(trajectory, config)
@@ -318,7 +337,7 @@ def _compare_within_groups(trajectories, verdicts: list[Verdict], config: Filter
 
 
 def _likeness(trajectory: Trajectory, config: FilterConfig) -> tuple:
-    """Equal for rollouts of one group that did the same, in any order, to the same end."""
+    """Return a key shared by rollouts of one group with the same calls, answer and outcome."""
     calls = {
         (result.tool, json.dumps(result.arguments, sort_keys=True, default=repr))
         for result in trajectory.tool_results

@@ -1,17 +1,15 @@
-"""The policy-gradient loss, with its published relatives as switches.
+"""Policy-gradient losses: PPO, GSPO, CISPO, double-sided IS and their corrections.
 
-`policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the tokens that
-the model generated, summed over the batch and divided by one global number of tokens. The switches
-of `LossConfig` are orthogonal. Three choices that implementations get wrong in silence:
+`policy_loss` is eq. 4 of the Tongyi DeepResearch report: a clipped surrogate over the generated
+tokens, summed over the batch and divided by one global number of tokens. The options of
+`LossConfig` are orthogonal. Three details that implementations often get wrong:
 
 - The denominator is an argument. A micro-batch or a data-parallel rank sees part of the step's
-  tokens; given the step's count (sum `loss_denominator` over the parts), the gradients of the
-  parts add up to the gradient of the whole. Dividing each part by its own count does not.
-- An excluded sequence (weight 0) is in neither the sum nor the count, so leaving rollouts out does
+  tokens; with the step's count (the sum of `loss_denominator` over the parts), the gradients of
+  the parts add up to the gradient of the whole. Dividing each part by its own count does not.
+- An excluded sequence (weight 0) is in neither the sum nor the count, so excluding rollouts does
   not shrink the step. A weight of 2 equals two copies of the sequence.
-- Positions outside the mask never enter the arithmetic, whatever stands there (NaN too).
-
-Left out: an entropy bonus, value losses.
+- Positions outside the mask never enter the arithmetic, whatever their values (also NaN).
 """
 
 import math
@@ -41,25 +39,35 @@ from drlib.validation import AtLeastOne, Coefficient, check_fields, require, req
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The switches of `policy_loss`; the defaults are the recipe.
+    """Options of `policy_loss`; the defaults are the Tongyi recipe.
 
-    clip: what happens to a token whose ratio r to the sampling policy leaves the range
-        1 - epsilon_low .. 1 + epsilon_high: a name in `drlib.rl.clips.CLIPS`, where each is
-        described ("ppo", "double_sided", "cispo", "none") and where your own can be registered.
-    aggregate: "token" divides the sum over tokens by the number of tokens (Tongyi, DAPO);
-        "sequence" takes each sequence's mean first (GRPO), so a token of a long sequence counts
-        less; "constant" divides by sequences times `constant_tokens` (Dr.GRPO).
-    level: "sequence" replaces r by its geometric mean over the sequence (GSPO, arXiv 2507.18071).
-    correction: the rollout engine's mismatch, see `importance_correction`; needs `old_logp_BT`.
-        correction_bounds: (low, high), the published ones when None. correction_level: as there.
-    kl_coef: weight of KL(pi || reference) per token; needs `reference_logp_BT`. kl_estimator: see
-        `kl_estimate`. kl_unbiased: weigh it by pi / pi_behaviour, so that its gradient is that of
-        the KL (DeepSeek-V3.2; TRL), with k2's weight held constant.
-    top_entropy: share of tokens that learn, those of highest entropy (80/20 rule: 0.2); needs
-        `entropies_BT`. entropy_scope: of the batch passed, or of each sequence.
-    denominator: tokens dropped by `correction` or `top_entropy` are out of the loss and of its
-        count ("kept", the 80/20 code), or lose their surrogate but still count ("all", TRL, whose
-        step is then 5 times smaller at top_entropy 0.2).
+    Args:
+        clip: treatment of a token whose ratio r to the sampling policy leaves the range
+            1 - epsilon_low .. 1 + epsilon_high: a name in `drlib.rl.clips.CLIPS` ("ppo",
+            "double_sided", "cispo", "none"), where your own can be registered.
+        aggregate: "token" divides the sum over tokens by the number of tokens (Tongyi, DAPO);
+            "sequence" takes each sequence's mean first (GRPO), so a token of a long sequence counts
+            less; "constant" divides by sequences times `constant_tokens` (Dr.GRPO).
+        epsilon_low, epsilon_high: clip range; DAPO's clip-higher has epsilon_high > epsilon_low.
+        constant_tokens: longest allowed sequence, for aggregate "constant".
+        level: "sequence" replaces r by its geometric mean over the sequence (GSPO, arXiv
+            2507.18071).
+        correction: corrects engine mismatch, see `importance_correction`; needs `old_logp_BT`.
+        correction_bounds: (low, high), the published ones when None.
+        correction_level: as `level` of `importance_correction`.
+        kl_coef: weight of KL(pi || reference) per token; needs `reference_logp_BT`.
+        kl_estimator: see `kl_estimate`.
+        kl_unbiased: weight the estimate by pi / pi_behaviour, so that its gradient is that of the
+            KL (DeepSeek-V3.2; TRL); the weight of k2 is held constant.
+        top_entropy: share of tokens that learn, those of highest entropy (80/20 rule: 0.2); needs
+            `entropies_BT`.
+        entropy_scope: select them per "batch" passed, or per "sequence".
+        denominator: "kept" removes tokens dropped by `correction` or `top_entropy` from the loss
+            and from its count (the 80/20 code); with "all" they lose their surrogate but still
+            count (TRL, whose step is then 5 times smaller at top_entropy 0.2).
+
+    Raises:
+        ValueError: a value out of range, or inconsistent options.
     """
 
     clip: str = "ppo"
@@ -84,14 +92,19 @@ class LossConfig:
         require_one_of(self.clip, tuple(CLIPS), "clip")
         if self.clip == "double_sided":
             both = min(self.epsilon_low, self.epsilon_high) > 0
-            require(both, 'clip="double_sided" needs both epsilons above 0: else no token is left')
+            require(both, 'clip="double_sided" needs both epsilons above 0, or no token is kept')
         paired = (self.aggregate == "constant") == (self.constant_tokens is not None)
-        require(paired, 'constant_tokens (longest allowed sequence) go with aggregate="constant"')
+        require(
+            paired, 'set constant_tokens (longest allowed sequence) with aggregate="constant" only'
+        )
         if self.correction == "none":
-            require(self.correction_bounds is None, "correction_bounds go with a correction")
+            require(
+                self.correction_bounds is None,
+                "correction_bounds need a correction: set both or neither",
+            )
             return
         correction_bounds(self.correction, self.correction_bounds)
-        twice = 'clip="double_sided" and a correction count the mismatch twice: use another clip'
+        twice = 'clip="double_sided" and a correction both correct the mismatch: use another clip'
         require(self.clip != "double_sided", twice)
 
 
@@ -109,32 +122,41 @@ def policy_loss(
     weights_B: Tensor | None = None,
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The clipped policy-gradient loss (Tongyi DeepResearch eq. 4), to be minimised.
+    """Return the clipped policy-gradient loss (Tongyi DeepResearch eq. 4), to be minimised.
 
     Args:
-        logp_BT: float, log-probability in nats of each token under the policy being trained.
-        behaviour_logp_BT: float, as the rollout engine recorded them; no gradient.
+        logp_BT: float, log-probability in nats of each token under the policy in training.
+        behaviour_logp_BT: float, as recorded by the rollout engine; no gradient.
         advantages_B: float, one per sequence, shared by its tokens, or one per token [B, T].
-        mask_BT: bool, True on tokens that the model generated.
+        mask_BT: bool, True on generated tokens.
         old_logp_BT: float, the same tokens under the training engine before the update. The clip
-            ratio is then against it instead of the behaviour (except clip "double_sided").
-        reference_logp_BT: float, under the reference policy. entropies_BT: float, nats.
-        learning_BT: bool, the tokens that `top_entropy` chose among more of them than this batch
-            has (a whole step's); instead of entropies_BT.
-        weights_B: float >= 0, a sequence's weight; 0 leaves it out of the loss. 1 each when None.
-        denominator: what `loss_denominator` gives, summed over all micro-batches and ranks of the
-            step; this batch's own when None.
+            ratio is then relative to it instead of the behaviour (except clip "double_sided").
+        reference_logp_BT: float, under the reference policy.
+        entropies_BT: float, nats.
+        learning_BT: bool, instead of entropies_BT: the tokens that `top_entropy` selected over a
+            larger set than this batch (a whole step's).
+        weights_B: float >= 0, weight of a sequence; 0 excludes it from the loss. 1 each when None.
+        denominator: `loss_denominator` summed over all micro-batches and ranks of the step; this
+            batch's own when None.
 
-    Returns (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0
-    (unweighted; several batches': `merge_metrics`): tokens, ratio_mean/min/max (at `level`),
-    abs_dlogp (mean |log r|), clip_high and clip_low: shares above and below the range that lost
-    their gradient (cispo: above, capped); those of `weight_metrics` for pi / pi_behaviour. With the
-    arguments or switches concerned: mismatch_kl, mismatch_max (behaviour against old), kl,
-    dropped_correction, dropped_entropy, clip_high_positive (share with A > 0), clip_low_positive.
+    Returns:
+        (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0 (unweighted;
+        combine batches with `merge_metrics`): tokens, ratio_mean/min/max (at `level`), abs_dlogp
+        (mean |log r|), clip_high and clip_low (shares above and below the range that lost their
+        gradient;
+        cispo: above, capped), and those of `weight_metrics` for pi / pi_behaviour. With the
+        corresponding arguments or options: mismatch_kl, mismatch_max (behaviour and old), kl,
+        dropped_correction, dropped_entropy, clip_high_positive (share with A > 0),
+        clip_low_positive.
 
     Raises:
-        ValueError: shapes or dtypes do not fit, a value used is not finite, a switch lacks its
-            argument, or the denominator is not positive though there are tokens.
+        ValueError: shapes or dtypes do not fit, a used value is not finite, an option lacks its
+            argument, or the denominator is not positive although there are tokens.
+
+    >>> logp_BT = torch.tensor([[-1.0, -2.0]])
+    >>> loss, metrics = policy_loss(logp_BT, logp_BT, torch.tensor([0.5]), logp_BT < 0)
+    >>> loss.item(), metrics["tokens"]
+    (-0.5, 2.0)
     """
     config = config or LossConfig()
     check_tokens(
@@ -149,7 +171,7 @@ def policy_loss(
     _check_needs(config, old_logp_BT, reference_logp_BT, entropies_BT, learning_BT)
 
     weights_B = check_weights(weights_B, logp_BT)
-    # what enters the arithmetic: tokens in the mask, of sequences with a weight
+    # used tokens: in the mask, of sequences with a weight > 0
     used_BT = mask_BT & (weights_B > 0)[:, None]
     advantages_BT = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
     logp_BT = mask_values("logp_BT", logp_BT, used_BT)
@@ -163,9 +185,9 @@ def policy_loss(
     metrics = ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config)
     metrics |= engine_metrics(log_weight_BT, old_BT, behaviour_BT, used_BT)
 
-    # correction and token selection, then the pull towards the reference
+    # correction and token selection, then the KL to the reference
     selected = _select(used_BT, config, behaviour_BT, old_BT, entropies_BT, learning_BT)
-    loss_BT = selected.of(loss_BT)
+    loss_BT = selected.apply(loss_BT)
     if reference_logp_BT is not None:
         kl_BT = _kl(logp_BT, reference_logp_BT, used_BT, config)
         metrics["kl"] = _mean_over(kl_BT, used_BT)
@@ -183,13 +205,20 @@ def kept_tokens(
     entropies_BT: Tensor | None = None,
     learning_BT: Tensor | None = None,
 ) -> Tensor:
-    """The tokens of `mask_BT` that `correction` and `top_entropy` leave in the loss; bool [B, T].
+    """Return the tokens of `mask_BT` that `correction` and `top_entropy` keep in the loss.
 
-    It needs no gradient, so it can be had for all micro-batches before the step: with `denominator`
-    "kept", pass it to `loss_denominator`.
+    It needs no gradient, so it can be computed for all micro-batches before the step: with
+    `denominator` "kept", pass it to `loss_denominator`.
 
-    mask_BT: bool, generated tokens of sequences whose weight is above 0. The others: float, nats,
-    [B, T], those that `policy_loss` gets. ValueError: a switch that is on lacks its argument.
+    Args:
+        mask_BT: bool, generated tokens of sequences with weight > 0.
+        behaviour_logp_BT, old_logp_BT, entropies_BT, learning_BT: as for `policy_loss`.
+
+    Returns:
+        bool [B, T].
+
+    Raises:
+        ValueError: an enabled option lacks its argument.
     """
     _check_needs(config, old_logp_BT, True, entropies_BT, learning_BT, behaviour_logp_BT)
     selected = _select(mask_BT, config, behaviour_logp_BT, old_logp_BT, entropies_BT, learning_BT)
@@ -197,12 +226,17 @@ def kept_tokens(
 
 
 def loss_denominator(mask_BT: Tensor, weights_B=None, config: LossConfig | None = None) -> float:
-    """What the loss of a batch is divided by: its (weighted) tokens, or sequences that have any.
+    """Return the divisor of a batch's loss: its weighted tokens, or its non-empty sequences.
 
-    Sum it over the micro-batches and ranks of a step and give the sum to each of them.
+    Sum it over the micro-batches and ranks of a step and pass the sum to each of them.
 
-    mask_BT: bool, generated tokens (`kept_tokens` of them where a switch drops some). weights_B:
-    float >= 0, or None for 1 each. config: for `aggregate`. ValueError: wrong shape or weights.
+    Args:
+        mask_BT: bool, generated tokens (`kept_tokens` of them if an option drops some).
+        weights_B: float >= 0, or None for 1 each.
+        config: for `aggregate`.
+
+    Raises:
+        ValueError: wrong shape or weights.
     """
     config = config or LossConfig()
     weights_B = check_weights(weights_B, mask_BT)
@@ -214,20 +248,22 @@ def loss_denominator(mask_BT: Tensor, weights_B=None, config: LossConfig | None 
 def _log_ratio(
     log_weight_BT: Tensor, logp_BT: Tensor, old_BT: Tensor | None, used_BT: Tensor, config
 ) -> Tensor:
-    """log r: against the trainer's policy before the update where that is given, else against the
-    engine's (`log_weight_BT`), of the token or of its sequence."""
+    """Return log r per token or per sequence, relative to `old_BT` if given, else to the engine.
+
+    log_weight_BT: log of pi / pi_behaviour.
+    """
     log_ratio_BT = log_weight_BT
     if old_BT is not None and config.clip != "double_sided":
         log_ratio_BT = log_ratio(logp_BT, old_BT, "old_logp")
     if config.level == "sequence":
-        # the value is the sequence's, the gradient each token's own, so dropped tokens get none
+        # value of the sequence, gradient of each token, so dropped tokens get no gradient
         mean_BT = mean_per_row(log_ratio_BT.detach(), used_BT)
         log_ratio_BT = mean_BT + log_ratio_BT - log_ratio_BT.detach()
     return log_ratio_BT
 
 
 def _given(name: str, logp_BT: Tensor | None, used_BT: Tensor) -> Tensor | None:
-    """A constant, 0 where not used; None stays None."""
+    """Return a constant tensor, 0 where not used; None stays None."""
     return None if logp_BT is None else mask_values(name, logp_BT.detach(), used_BT)
 
 
@@ -237,13 +273,12 @@ def _kl(logp_BT: Tensor, reference_logp_BT: Tensor, used_BT: Tensor, config) -> 
 
 
 def _mean_over(values_BT: Tensor, used_BT: Tensor) -> float:
-    """Mean over the tokens used; 0 where there are none."""
+    """Return the mean over the used tokens; 0 without any."""
     return values_BT.detach()[used_BT].double().sum().item() / max(float(used_BT.sum()), 1.0)
 
 
 def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Tensor | float:
-    """The estimate by its coefficient, times pi / pi_behaviour where its gradient is to be the KL's
-    own."""
+    """Return kl_coef times the estimate, times pi / pi_behaviour with `kl_unbiased`."""
     if not config.kl_coef:
         return 0.0
     kl_BT = config.kl_coef * kl_BT
@@ -256,13 +291,13 @@ def _kl_weighted(kl_BT: Tensor, log_weight_BT: Tensor, config: LossConfig) -> Te
 
 
 class _Selection(NamedTuple):
-    weights_BT: Tensor | None  # of the correction
+    weights_BT: Tensor | None  # of the correction, None without one
     kept_BT: Tensor  # tokens that stay in the loss
     counted_BT: Tensor  # tokens that the denominator counts
-    dropped: dict[str, float]  # share of the tokens that each switch dropped; {}: none is on
+    dropped: dict[str, float]  # share of tokens dropped by each enabled option
 
-    def of(self, loss_BT: Tensor) -> Tensor:
-        """What is left of the tokens' losses."""
+    def apply(self, loss_BT: Tensor) -> Tensor:
+        """Apply the selection and the correction weights to per-token losses."""
         if self.dropped:
             loss_BT = loss_BT * self.kept_BT
         return loss_BT if self.weights_BT is None else loss_BT * self.weights_BT
@@ -271,9 +306,9 @@ class _Selection(NamedTuple):
 def _select(
     used_BT: Tensor, config: LossConfig, behaviour_BT, old_BT, entropies_BT, learning_BT=None
 ) -> _Selection:
-    """What `correction` and `top_entropy` make of the tokens `used_BT`."""
+    """Apply `correction` and `top_entropy` to the tokens `used_BT`."""
     weights_BT = None
-    chosen = {}
+    selected = {}
     if config.correction != "none":
         weights_BT = importance_correction(
             old_BT,
@@ -283,17 +318,17 @@ def _select(
             bounds=config.correction_bounds,
             level=config.correction_level,
         )
-        chosen["dropped_correction"] = weights_BT > 0
+        selected["dropped_correction"] = weights_BT > 0
     if config.top_entropy < 1 and learning_BT is not None:
-        chosen["dropped_entropy"] = learning_BT
+        selected["dropped_entropy"] = learning_BT
     elif config.top_entropy < 1:
-        chosen["dropped_entropy"] = top_entropy_mask(
+        selected["dropped_entropy"] = top_entropy_mask(
             entropies_BT, used_BT, config.top_entropy, config.entropy_scope
         )
     tokens = max(float(used_BT.sum()), 1.0)
     kept_BT = used_BT
     dropped = {}
-    for name, some_BT in chosen.items():
+    for name, some_BT in selected.items():
         kept_BT = kept_BT & some_BT
         dropped[name] = float((used_BT & ~some_BT).sum()) / tokens
     counted_BT = kept_BT if config.denominator == "kept" else used_BT
@@ -302,7 +337,7 @@ def _select(
 
 def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -> Tensor:
     """Sum the per-token losses with their sequences' weights and divide by the denominator."""
-    if denominator is None:  # nothing to learn from: a loss of 0 that still has a (zero) gradient
+    if denominator is None:  # without tokens: a loss of 0 that still has a (zero) gradient
         denominator = loss_denominator(used_BT, weights_B, config) or 1.0
     elif not 0 < float(denominator) < math.inf:
         wrong = f"denominator is {float(denominator)}; sum loss_denominator over the step's parts"
@@ -319,7 +354,7 @@ def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -
 def _check_needs(
     config: LossConfig, old_BT, reference_BT, entropies_BT, learning_BT, behaviour_BT=True
 ):
-    """ValueError for a switch whose argument is missing."""
+    """Raise ValueError if the argument of an enabled option is missing."""
     correction = {"old_logp_BT": old_BT, "behaviour_logp_BT": behaviour_BT}
     if config.correction != "none":
         _check_given("correction", config, correction)
@@ -329,14 +364,14 @@ def _check_needs(
         _check_given("top_entropy", config, {"entropies_BT": entropies_BT})
 
 
-def _check_given(switch: str, config: LossConfig, arguments: dict) -> None:
+def _check_given(option: str, config: LossConfig, arguments: dict) -> None:
     for name, given in arguments.items():
-        message = f"{switch}={getattr(config, switch)!r} needs {name}; pass it or switch it off"
+        message = f"{option}={getattr(config, option)!r} needs {name}: pass it or disable it"
         require(given is not None, message)
 
 
 def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
-    """[B] or [B, T] -> [B, 1] or [B, T], 0 where nothing is used."""
+    """Expand [B] or [B, T] to [B, 1] or [B, T], 0 where nothing is used."""
     got = list(advantages.shape)
     need = list(used_BT.shape)
     require(got in (need[:1], need), f"advantages_B needs shape {need[:1]} or {need}, got {got}")
@@ -347,23 +382,25 @@ def _check_advantages(advantages: Tensor, used_BT: Tensor) -> Tensor:
 
 
 def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One dict of `policy_loss` for those of several batches.
+    """Merge the metrics of several `policy_loss` calls.
 
-    `tokens` are summed, of `_min` and `_max` the smallest and largest are taken, all others are
-    means over tokens. ValueError: an empty list, or dicts with different keys.
+    `tokens` are summed; `_min` and `_max` keys take the extreme, all others the mean over tokens.
+
+    Raises:
+        ValueError: an empty list, or dicts with different keys.
     """
     alike = parts and all(part.keys() == parts[0].keys() for part in parts)
     require(alike, "merge_metrics needs at least one dict, all with the same keys")
     tokens = sum(part["tokens"] for part in parts)
-    live = [part for part in parts if part["tokens"] > 0] or list(parts[:1])
+    counted = [part for part in parts if part["tokens"] > 0] or list(parts[:1])
     merged = {**parts[0], "tokens": tokens}
     for key in parts[0]:
         if key.endswith("_min"):
-            merged[key] = min(part[key] for part in live)
+            merged[key] = min(part[key] for part in counted)
         elif key.endswith("_max"):
-            merged[key] = max(part[key] for part in live)
+            merged[key] = max(part[key] for part in counted)
         elif tokens and key != "tokens":
-            merged[key] = sum(part[key] * part["tokens"] for part in live) / tokens
+            merged[key] = sum(part[key] * part["tokens"] for part in counted) / tokens
     if "ess" in merged:  # a ratio of means, not a mean
         merged["ess"] = merged["weight_mean"] ** 2 / merged["weight_square_mean"]
     return merged
@@ -371,7 +408,7 @@ def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 @torch.no_grad()
 def ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config) -> dict[str, float]:
-    """Mean and extremes of the ratio, and the shares of tokens that the clip took hold of."""
+    """Return mean and extremes of the ratio, and the shares of clipped tokens."""
     log_ratio_K = log_ratio_BT[used_BT].double()  # K tokens in the loss
     if not len(log_ratio_K):
         log_ratio_K = log_ratio_K.new_zeros(1)
@@ -389,7 +426,7 @@ def ratio_metrics(log_ratio_BT, advantages_BT, used_BT, config) -> dict[str, flo
 
 
 def engine_metrics(log_weight_BT, old_BT, behaviour_BT, used_BT) -> dict[str, float]:
-    """What the rollout engine's log-probabilities say: weights, and the mismatch where known."""
+    """Return importance-weight metrics, and mismatch metrics if `old_BT` is given."""
     metrics = weight_metrics(log_weight_BT, used_BT)
     if old_BT is not None:
         metrics |= mismatch_metrics(old_BT, behaviour_BT, used_BT)
@@ -397,8 +434,10 @@ def engine_metrics(log_weight_BT, old_BT, behaviour_BT, used_BT) -> dict[str, fl
 
 
 def _clipped(ratio_BT, advantages_BT, config) -> dict[str, Tensor]:
-    """Which tokens are above and below the range and lost (part of) their gradient there; none
-    under "none" and under a clip that is registered elsewhere."""
+    """Return masks of the tokens above and below the range that lost (part of) their gradient.
+
+    Empty under "none" and under clips registered elsewhere.
+    """
     low = 1 - config.epsilon_low
     high = 1 + config.epsilon_high
     positive_BT = advantages_BT > 0

@@ -1,13 +1,12 @@
-"""What keeps a long run in a changing world from breaking: watch metrics, decide, say why.
+"""Stability of long runs: KL control, reference resets, drift detection, emergency stop.
 
 The architecture page of Tongyi DeepResearch draws a stabiliser for non-stationary environments
-without a formula; its report has none of it. Each box is here the plainest published rule, with
-its source at the class. Stale samples and replay: `drlib.rl.staleness`.
+without a formula; its report has none. Each component here is the simplest published rule, with its
+source at the class. Stale samples and replay are in `drlib.rl.staleness`.
 
-Metrics in, decisions out: each is a frozen dataclass whose fields are settings, and `state` (JSON
-values) is what it has seen, so that a killed run resumes to the same decisions. Without arguments
-each one is off: a constant, or never an alarm. Left out: acting on a decision (the trainer's
-work), learned change-point models, entropy control.
+Metrics in, decisions out: each component is a frozen dataclass whose fields are settings, and
+`state` (JSON values) is what it has observed, so a resumed run makes the same decisions. The
+defaults disable it: a constant, or no alarm. The trainer acts on the decisions.
 """
 
 import copy
@@ -32,14 +31,14 @@ from drlib.validation import (
     require_within,
 )
 
-_COEF_RANGE = (1e-6, 1e3)  # of a steered KL coefficient: neither underflow nor a frozen policy
+_COEF_RANGE = (1e-6, 1e3)  # of an adaptive KL coefficient: no underflow, no frozen policy
 
 
 @dataclass(frozen=True)
 class KLController(StateMachine):
-    """The coefficient of the KL term, steered so that KL stays near `target` (nats; None: fixed).
+    """KL coefficient that is adapted to keep the KL near `target` (nats; None: constant).
 
-    It is doubled above 1.5 target and halved below target / 1.5 (PPO, arXiv 1707.06347, section 4).
+    Doubled above 1.5 target and halved below target / 1.5 (PPO, arXiv 1707.06347, section 4).
     """
 
     coef: Coefficient = 0.0
@@ -49,11 +48,14 @@ class KLController(StateMachine):
     def __post_init__(self):
         super().__post_init__()
         usable = self.target is None or _COEF_RANGE[0] <= self.coef <= _COEF_RANGE[1]
-        require(usable, f"coef {self.coef} is not in {_COEF_RANGE}: factors of 2 cannot leave 0")
+        require(
+            usable,
+            f"coef={self.coef} is not in {_COEF_RANGE}: an adaptive coefficient starts inside",
+        )
         self.state["coef"] = self.coef
 
     def update(self, kl: float) -> float:
-        """The next step's coefficient, from a step's mean KL (nats; an estimate may be below 0)."""
+        """Return the next step's coefficient from a step's mean KL (nats; may be negative)."""
         if self.target is not None:
             ratio = require_finite(kl, "the KL divergence") / self.target
             change = 1.0
@@ -68,9 +70,9 @@ class KLController(StateMachine):
 
 @dataclass(frozen=True)
 class ReferenceReset(StateMachine):
-    """When to make the policy its own reference and renew the optimizer (ProRL, 2505.24864).
+    """Decides when to reset the reference to the policy and the optimizer (ProRL, 2505.24864).
 
-    None: never for that cause. Progress after a reset is measured from the score at it.
+    None disables a cause. Progress after a reset is measured from the score at the reset.
     """
 
     patience: AtLeastOne | None = (
@@ -81,8 +83,10 @@ class ReferenceReset(StateMachine):
     state: dict = initial_state(since=0, best=None, stale=0)
 
     def update(self, score: float | None = None) -> str | None:
-        """After a step, with its validation score if there was one: "stagnation" or "period" if a
-        reset is due, else None."""
+        """Return "stagnation" or "period" if a reset is due after this step, else None.
+
+        score: validation score, if the step had one.
+        """
         state = self.state
         state["since"] += 1
         cause = None
@@ -105,13 +109,18 @@ class ReferenceReset(StateMachine):
 
 @torch.no_grad()
 def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
-    """Move a module to another in place, and empty the optimizers' state.
+    """Move the reference towards the policy in place, and clear the optimizers' state.
 
-    reference, policy: modules; parameters become decay * reference + (1 - decay) * policy, exact at
-    0 and 1, buffers are copied as they are. decay: in [0, 1]; in bfloat16 one near 1 rounds the
-    change away: keep the reference in float32. optimizers: anything with a `state` mapping, such as
-    AdamW, whose moments and step count belong to the old objective; none given, they stay.
-    ValueError, before anything is changed, where the models do not match or share a tensor.
+    Args:
+        reference, policy: modules; parameters become decay * reference + (1 - decay) * policy,
+            exact at 0 and 1, and buffers are copied.
+        optimizers: objects with a `state` mapping, such as AdamW, whose moments and step count
+            belong to the old objective; they are kept if none is given.
+        decay: in [0, 1]. In bfloat16 a value near 1 rounds the change away: keep the reference in
+            float32.
+
+    Raises:
+        ValueError: the modules differ or share a tensor; nothing has been changed.
     """
     require_within(decay, "[0, 1]", "decay")
     ours = [*reference.parameters(), *reference.buffers()]
@@ -119,7 +128,7 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
     alike = [t.shape for t in ours] == [t.shape for t in theirs]
     require(alike, "reference and policy differ in their tensors' shapes")
     shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
-    require(not shared, "reference and policy share a tensor; make one with copy.deepcopy")
+    require(not shared, "reference and policy share a tensor; copy one with copy.deepcopy")
     states = [optimizer.state for optimizer in optimizers]
     for old, new in zip(ours, theirs):
         if decay and isinstance(old, torch.nn.Parameter):
@@ -133,11 +142,11 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
 def rollout_signals(
     trajectories: Sequence[Trajectory], tools: Iterable[str] = ()
 ) -> dict[str, float | list[float] | None]:
-    """What a step's rollouts say of environment and policy; None where nothing was measured.
+    """Compute a step's signals of environment and policy; None if nothing was measured.
 
-    Of the rollouts without environment fault: mean reward, shares of unanswered and of those ended
-    by format_errors. faults: share with one. observation_chars: one a call. For each of `tools`:
-    shares errors/NAME and cache_hits/NAME, mean latency_s/NAME.
+    Over rollouts without environment fault: mean reward, shares of unanswered ones and of those
+    ended by format_errors. faults: share with one. observation_chars: one value per call. For each
+    of `tools`: shares errors/NAME and cache_hits/NAME, mean latency_s/NAME in seconds.
     """
     sound = [t for t in trajectories if not has_env_fault(t)]
     calls = [result for t in trajectories for result in t.tool_results]
@@ -163,13 +172,13 @@ def _mean(values: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True)
 class PageHinkley(StateMachine):
-    """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the units of what it sees.
+    """Two-sided test for a shift of a mean (Page 1954, Hinkley 1971), in the signal's units.
 
-    With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, an alarm "up" when m_t less its
-    smallest value so far exceeds `threshold`; "down" with the signs turned. delta: half of the
-    smallest shift worth an alarm. A larger one is seen after some threshold / (shift - delta)
-    steps; false alarms fall like exp(-2 delta threshold / variance). None in the first `warmup`
-    steps; after an alarm all starts again.
+    With m_t the sum of (x_i - mean(x_1..x_i) - delta) and m_0 = 0, the alarm is "up" when m_t minus
+    its minimum exceeds `threshold`, "down" with the signs reversed. delta is half of the smallest
+    shift worth an alarm. A larger shift is detected after about threshold / (shift - delta) steps;
+    false alarms fall like exp(-2 delta threshold / variance). There is no alarm in the first
+    `warmup` steps, and the test restarts after an alarm.
     """
 
     delta: Coefficient = 0.0  # half of the smallest shift worth an alarm
@@ -178,7 +187,7 @@ class PageHinkley(StateMachine):
     state: dict = initial_state(n=0, mean=0.0, up=0.0, down=0.0)
 
     def update(self, value: float) -> str | None:
-        """After a step's value: "up", "down" or None. ValueError: it is not finite."""
+        """Return "up", "down" or None after a value. ValueError: it is not finite."""
         state = self.state
         state["n"] += 1
         state["mean"] += (require_finite(value, "the watched value") - state["mean"]) / state["n"]
@@ -193,10 +202,16 @@ class PageHinkley(StateMachine):
 
 
 def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: float = 0.5) -> float:
-    """Population stability index of two histograms, sum of (q - p) ln(q / p), in nats.
+    """Return the population stability index of two histograms, sum of (q - p) ln(q / p), in nats.
 
     `smoothing` is added to every count. Equal distributions give about (K - 1)(1/n + 1/m) by
-    chance; by custom 0.1 is worth a look and 0.25 a shift. ValueError where a share would be 0.
+    chance; conventionally 0.1 deserves attention and 0.25 is a shift.
+
+    Raises:
+        ValueError: a share would be 0.
+
+    >>> psi([5, 5], [5, 5])
+    0.0
     """
     require(len(reference_K) == len(current_K) > 0, "two histograms of the same bins are needed")
     shares = []
@@ -209,11 +224,12 @@ def psi(reference_K: Sequence[float], current_K: Sequence[float], smoothing: flo
 
 @dataclass(frozen=True)
 class HistogramShift(StateMachine):
-    """`psi` of each `window` values against the first window; "shape" above `above`.
+    """`psi` of each `window` values relative to the first window; alarm "shape" above `above`.
 
-    Bins lie between the first window's quantiles, and a value that equals one is a bin of its own,
-    so that 0/1 rewards and constants work too. After an alarm the new window is the first one. At
-    window 200 and 5 bins chance exceeds 0.25 in about one of 20,000 windows, at 64 in one of ten.
+    Bin edges are the first window's quantiles, and values equal to an edge form a bin of their own,
+    so 0/1 rewards and constants work too. After an alarm the current window becomes the reference.
+    With window 200 and 5 bins, chance exceeds 0.25 in about one of 20,000 windows; with 64, in one
+    of ten.
     """
 
     above: Positive = math.inf
@@ -226,7 +242,7 @@ class HistogramShift(StateMachine):
         require(2 <= self.bins <= self.window, f"2 <= bins <= {self.window}, got {self.bins}")
 
     def update(self, values: Iterable[float]) -> str | None:
-        """After a step's values: "shape" or None. ValueError: one is not finite."""
+        """Return "shape" or None after a step's values. ValueError: one is not finite."""
         state = self.state
         alarm = None
         for value in values:
@@ -242,7 +258,7 @@ class HistogramShift(StateMachine):
         return alarm
 
     def _histograms(self) -> list[list[int]]:
-        """How many values of each window lie in each bin; an edge is a bin between two others."""
+        """Count the values of each window per bin; an edge is a bin between two others."""
         edges = sorted(set(statistics.quantiles(self.state["reference"], n=self.bins)))
         histograms = []
         for window in (self.state["reference"], self.state["current"]):
@@ -252,7 +268,7 @@ class HistogramShift(StateMachine):
 
 
 class Alarm(NamedTuple):
-    """What a detector saw."""
+    """An alarm raised by `DriftDetector`."""
 
     step: int  # of the detector, from 1
     signal: str
@@ -261,14 +277,15 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True)
 class DriftDetector(StateMachine):
-    """A monitor a signal, running averages of all numbers, and the identity of what answers.
+    """Drift monitors per signal, running averages, and versions of world, index and tools.
 
-    monitors: `PageHinkley` for a signal of a number a step, `HistogramShift` for one of a list;
-        they are copied.
+    Args:
+        monitors: `PageHinkley` for a signal with one number per step, `HistogramShift` for one with
+            a list; they are copied.
     """
 
     monitors: Mapping[str, PageHinkley | HistogramShift] = field(default_factory=dict)
-    memory: Annotated[float, "[0, 1)"] = 0.9  # of the running averages, a step
+    memory: Annotated[float, "[0, 1)"] = 0.9  # decay of the running averages, per step
     state: dict = initial_state(step=0, averages={}, identity={}, monitors={})
 
     def __post_init__(self):
@@ -281,12 +298,18 @@ class DriftDetector(StateMachine):
         signals: Mapping[str, float | Sequence[float] | None],
         identity: Mapping[str, str] | None = None,
     ) -> list[Alarm]:
-        """After a step: its alarms. signals: as of `rollout_signals`; None: not measured. identity:
-        versions of world, index and tools; an alarm when one is not as it was last. ValueError
-        where a monitored signal is missing or not finite."""
+        """Return the alarms of a step.
+
+        Args:
+            signals: as returned by `rollout_signals`; None: not measured.
+            identity: versions of world, index and tools; a change raises an alarm.
+
+        Raises:
+            ValueError: a monitored signal is missing or not finite.
+        """
         state = self.state
         missing = sorted(set(self.monitors) - set(signals))
-        require(not missing, f"signals lack {missing}; give None where none was measured")
+        require(not missing, f"signals lack {missing}; pass None if one was not measured")
         state["step"] += 1
         for name, value in signals.items():
             if isinstance(value, int | float):
@@ -310,8 +333,8 @@ class DriftDetector(StateMachine):
 
     def load_state_dict(self, state: Mapping) -> None:
         known = sorted(self.monitors)
-        held = sorted(state.get("monitors", {}))
-        require(known == held, f"the detector watches {known}, the state is of {held}")
+        saved = sorted(state.get("monitors", {}))
+        require(known == saved, f"the detector monitors {known}, the state has {saved}")
         super().load_state_dict({**state, "monitors": {}})
         for name, monitor in self.monitors.items():
             monitor.load_state_dict(state["monitors"][name])
@@ -319,10 +342,11 @@ class DriftDetector(StateMachine):
 
 @dataclass(frozen=True)
 class AdaptiveLearningRate(StateMachine):
-    """A factor of the scheduled learning rate: lowered by an alarm, held, then led back to 1.
+    """Factor of the scheduled learning rate: reduced by an alarm, held, then restored to 1.
 
-    An alarm multiplies what is in force by `factor` for `hold` steps; the next `recovery` steps
-    lead back in equal parts. Never above 1, never below `floor`. factor 1: always exactly 1.
+    An alarm multiplies the current value by `factor` for `hold` steps; the next `recovery` steps
+    return to 1 in equal increments. It is never above 1 or below `floor`. factor 1: always exactly
+    1.
     """
 
     factor: Annotated[float, "(0, 1]"] = 1.0
@@ -332,7 +356,7 @@ class AdaptiveLearningRate(StateMachine):
     state: dict = initial_state(low=1.0, age=0, scale=1.0)
 
     def update(self, alarm: bool) -> float:
-        """The factor for the next step."""
+        """Return the factor for the next step."""
         state = self.state
         if alarm and self.factor < 1:
             state.update(low=max(self.factor * state["scale"], self.floor), age=0)
@@ -347,12 +371,15 @@ class AdaptiveLearningRate(StateMachine):
 
 @dataclass(frozen=True)
 class EmergencyStop(StateMachine):
-    """Says stop when the policy forgets how to answer (format collapse late in a run).
+    """Stops training when the policy stops answering (format collapse late in a run).
 
-    limits: signal -> (fine below, collapsed above) for its mean over the last `window` steps, such
-        as {"unanswered": (0.3, 0.6), "format_errors": (0.1, 0.3)}; empty: never.
-    A signal counts only once it has been fine: an untrained policy is not a collapse. Then
-    `patience` steps in a row above its upper limit stop, until it is fine again (hysteresis).
+    A signal counts only after its mean was below the first limit, because an untrained policy is
+    not a collapse. Then `patience` consecutive steps above the second limit stop the run, until the
+    mean is below the first limit again (hysteresis).
+
+    Args:
+        limits: signal -> (fine below, collapsed above) for its mean over the last `window` steps,
+            such as {"unanswered": (0.3, 0.6), "format_errors": (0.1, 0.3)}; empty: never stops.
     """
 
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -368,10 +395,10 @@ class EmergencyStop(StateMachine):
             self.state[name] = {"recent": [], "armed": False, "above": 0}
 
     def update(self, signals: Mapping[str, float | None]) -> str | None:
-        """The reason to stop after this step, or None. A signal of None leaves all as it was."""
+        """Return the reason to stop after this step, or None. Signals of None are skipped."""
         reasons = []
         for name, (fine, collapsed) in self.limits.items():
-            require(name in signals, f"signals lack {name!r}; give None where none was measured")
+            require(name in signals, f"signals lack {name!r}; pass None if it was not measured")
             state = self.state[name]
             if signals[name] is not None:
                 recent = [*state["recent"], require_finite(signals[name], name)][-self.window :]
@@ -385,6 +412,6 @@ class EmergencyStop(StateMachine):
             if state["armed"] and state["above"] >= self.patience:
                 reasons.append(
                     f"{name} has been above {collapsed} for {state['above']} steps, "
-                    "go back to an earlier checkpoint"
+                    "resume from an earlier checkpoint"
                 )
         return "; ".join(reasons) or None
