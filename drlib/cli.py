@@ -22,8 +22,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 from drlib import __version__
-from drlib.config import nearest
-from drlib.startup import lasting_imports
+from drlib.registry import suggest_name
+from drlib.startup import freeze_imports
 
 
 class Command(NamedTuple):
@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         if word not in COMMANDS:
-            raise ValueError(f"unknown command {word!r}: {nearest(word, COMMANDS)}")
+            raise ValueError(f"unknown command {word!r}: {suggest_name(word, COMMANDS)}")
         if word == "evaluate":
             arguments = _of_evaluation(arguments)
     except ValueError as fault:
         print(f"drlib: {fault}", file=sys.stderr)
         return 2
     command = COMMANDS[word]
-    with lasting_imports():
+    with freeze_imports():
         program = import_module(command.module)
     return program.main([*command.before, *arguments]) or 0
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 from drlib.profiles import PROFILES
-from drlib.registry import nearest
+from drlib.registry import suggest_name
 from drlib.rl_settings import RLSettings
 from drlib.settings import setting
 
@@ -200,7 +200,7 @@ class Config(RLSettings):
     def load(profile: str, **overrides) -> "Config":
         """The settings of `profile` with `overrides`; ValueError names what is unknown or wrong."""
         if profile not in PROFILES:
-            raise ValueError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
+            raise ValueError(f"unknown profile {profile!r}: {suggest_name(profile, PROFILES)}")
         return Config(profile=profile).derive(**PROFILES[profile] | overrides)
 
     def derive(self, **changes) -> "Config":
@@ -208,7 +208,7 @@ class Config(RLSettings):
         kinds = get_type_hints(Config)
         for name, value in changes.items():
             if name not in kinds:
-                raise ValueError(f"unknown parameter {name!r}: {nearest(name, kinds)}")
+                raise ValueError(f"unknown parameter {name!r}: {suggest_name(name, kinds)}")
             if type(getattr(Config, name)) is float and type(value) is int:
                 changes[name] = float(value)
             fault = _fault(name, changes[name], kinds[name])

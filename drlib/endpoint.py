@@ -1,11 +1,11 @@
-"""The one client of language models behind OpenAI-compatible servers (vLLM, Ollama, OpenAI itself).
+"""Client for language models behind OpenAI-compatible servers (vLLM, Ollama, OpenAI).
 
-The `openai` package speaks the protocol. Added here is what a server must not be trusted with: one
-deadline for the whole exchange (the package's time-outs are those of a single read, so that a
-server which sends a byte a second is never late), a bound on the size of a reply, no redirect to
-another host, and no key but the one that was given.
+The `openai` package implements the protocol. Added here are limits on untrusted servers: one
+deadline for the whole exchange (the package's timeouts apply to single reads, so a server that
+sends one byte per second never times out), a maximum reply size, no redirect to another host, and
+no API key except the given one.
 
-Left out: retries (the callers know what a failure costs them), streaming, tools, logprobs.
+Not implemented: retries (callers know the cost of a failure), streaming, tools, logprobs.
 """
 
 import json
@@ -20,9 +20,12 @@ PASSING = (408, 409, 425, 429)  # statuses after which, and all from 500 on, ano
 
 
 class EndpointError(Exception):
-    """No reply: the server cannot be reached, refuses, or sends too much, as the message says.
+    """No reply: the server is unreachable, refuses, or sends too much.
 
-    status: of HTTP, None where it never came to one. retry_after_s: what the server asks for.
+    Args:
+        message: cause.
+        status: HTTP status; None if there was no response.
+        retry_after_s: seconds that the server asked to wait.
     """
 
     def __init__(self, message: str, status: int | None = None, retry_after_s: float = 0.0):
@@ -31,24 +34,26 @@ class EndpointError(Exception):
         self.retry_after_s = retry_after_s
 
     @property
-    def passing(self) -> bool:
-        """Whether another try may go well: the server was not reached, was late, or is busy."""
+    def is_transient(self) -> bool:
+        """True if a retry may succeed: the server was unreachable, late or busy."""
         return self.status is None or self.status in PASSING or self.status >= 500
 
 
 class EndpointTimeout(EndpointError):
-    """No whole reply in time."""
+    """No complete reply in time."""
 
 
 class ChatEndpoint:
-    """The model called `model` at the base URL `url` ("http://localhost:8000/v1").
+    """A model on an OpenAI-compatible server; safe for several threads.
 
-    timeout_s: of one question, from the first byte sent to the last one read. api_key: none is sent
-    when it is empty, also when the environment holds one for another server. May be used by
-    several threads.
+    Args:
+        url: base URL, such as "http://localhost:8000/v1".
+        model: name of the model.
+        timeout_s: seconds for one request, from the first byte sent to the last byte received.
+        api_key: none is sent if it is empty, even if the environment contains one.
 
     Raises:
-        EndpointError: `url` is no address of a server.
+        EndpointError: `url` is no http(s) address.
     """
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 60.0, api_key: str = ""):
@@ -66,9 +71,9 @@ class ChatEndpoint:
         # of the request; of a reply that breaks off
         self._broken = (openai.APIConnectionError, httpx2.HTTPError)
         # the package takes these from the environment, which means another server by them
-        unsaid = ["OpenAI-Organization", "OpenAI-Project"]
-        unsaid += [] if api_key else ["Authorization"]
-        self._headers = dict.fromkeys(unsaid, openai.Omit())
+        omitted = ["OpenAI-Organization", "OpenAI-Project"]
+        omitted += [] if api_key else ["Authorization"]
+        self._headers = dict.fromkeys(omitted, openai.Omit())
         self._client = openai.OpenAI(
             base_url=self.url,
             api_key=api_key or "none",
@@ -77,11 +82,15 @@ class ChatEndpoint:
         )
 
     def ask(self, messages: Sequence[dict[str, str]], **options) -> str | None:
-        """What the model says to `messages` ({"role": .., "content": ..}); None when the reply is
-        no chat completion. options: such as temperature.
+        """Return the model's reply to a conversation; None if it is no chat completion.
+
+        Args:
+            messages: {"role": ..., "content": ...}.
+            options: request parameters such as temperature.
 
         Raises:
-            EndpointError: the server gave no reply; EndpointTimeout: not in time.
+            EndpointTimeout: no complete reply in time.
+            EndpointError: no reply.
         """
         try:
             text = self.complete(messages, **options)["choices"][0]["message"]["content"]
@@ -90,22 +99,29 @@ class ChatEndpoint:
         return text if isinstance(text, str) else None
 
     def complete(self, messages: Sequence[dict], **options) -> dict | None:
-        """The server's whole reply to `messages`; None when it is no JSON object.
+        """Return the server's whole reply to `messages`; None if it is no JSON object.
 
         Raises:
-            EndpointError: the server gave no reply; EndpointTimeout: not in time.
+            EndpointTimeout: no complete reply in time.
+            EndpointError: no reply.
         """
         create = self._client.chat.completions.with_streaming_response.create
         return self._reply(create, {"messages": list(messages), **options})
 
     def complete_ids(self, prompt: Sequence[int], **options) -> dict | None:
-        """The same behind token ids, for a server that takes them (vLLM's `/completions`)."""
+        """Complete token ids, on a server that accepts them (vLLM's `/completions`).
+
+        Returns and raises like `complete`.
+        """
         create = self._client.completions.with_streaming_response.create
         return self._reply(create, {"prompt": list(prompt), **options})
 
-    def tell(self, path: str, body: dict, timeout_s: float) -> None:
-        """POST to the server's root, beside `/v1`: what a server can do besides (vLLM's
-        `/collective_rpc`). EndpointError: it does not."""
+    def post(self, path: str, body: dict, timeout_s: float) -> None:
+        """POST to the server's root beside `/v1`, such as vLLM's `/collective_rpc`.
+
+        Raises:
+            EndpointError: the request failed.
+        """
         url = self.url.removesuffix("/v1") + path
         try:
             how = {"timeout": timeout_s, "headers": self._headers}
@@ -115,13 +131,13 @@ class ChatEndpoint:
         except self._broken as error:
             raise EndpointError(f"{url}: {type(error).__name__}: {error}") from None
 
-    def _reply(self, create: Callable, asked: dict) -> dict | None:
+    def _reply(self, create: Callable, request: dict) -> dict | None:
         done: Future[bytes] = Future()
         deadline = time.monotonic() + self._timeout_s
 
         def work() -> None:
             try:
-                done.set_result(self._exchange(create, asked, deadline))
+                done.set_result(self._exchange(create, request, deadline))
             except BaseException as error:  # noqa: BLE001 - handed over to the caller
                 done.set_exception(error)
 
@@ -142,10 +158,10 @@ class ChatEndpoint:
             return None
         return reply if isinstance(reply, dict) else None
 
-    def _exchange(self, create: Callable, asked: dict, deadline: float) -> bytes:
-        """The body of the reply, piece by piece, so that a long one is not read to its end."""
+    def _exchange(self, create: Callable, request: dict, deadline: float) -> bytes:
+        """Return the body of the reply, read in pieces so that a long one is cut off."""
         body = b""
-        with create(model=self.model, extra_headers=self._headers, **asked) as reply:
+        with create(model=self.model, extra_headers=self._headers, **request) as reply:
             for piece in reply.iter_bytes():
                 body += piece
                 if time.monotonic() > deadline:
@@ -156,7 +172,7 @@ class ChatEndpoint:
 
 
 def _refusal(error) -> EndpointError:
-    """What an APIStatusError says: its status, and the server's own words where there are some."""
+    """Convert an APIStatusError, with its status and the server's message."""
     response = error.response
     said = error.body.get("message") if isinstance(error.body, dict) else None
     words = f": {said[:300]}" if isinstance(said, str) and said else ""

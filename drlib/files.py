@@ -1,7 +1,7 @@
-"""The one writer of whole files or none, and the one writer and reader of JSON lines.
+"""Atomic file writes, and reading and writing of JSON lines.
 
-A file is written beside its name and renamed when it is complete, so that nobody ever reads half of
-one, and a full disk leaves what was there before.
+A file is written beside its final name and renamed when complete. A reader never sees a partial
+file, and a full disk leaves the previous contents.
 """
 
 import json
@@ -17,9 +17,11 @@ class WriteError(OSError):
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to: it becomes `path` when the block ends, and an error leaves
-    neither."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed to `path` at the end of the block.
+
+    After an error neither a new nor a temporary file remains.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -28,18 +30,20 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: str | Path, content: str | bytes | Callable[[Path], object]) -> Path:
-    """Write `content` to `path`, all of it or nothing, and return the path; its folder is made.
+def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> Path:
+    """Write `content` to `path` atomically and return the path; create its folder.
 
-    content: text (UTF-8), bytes, or a function that writes to the temporary path it is given.
+    Args:
+        path: final name.
+        content: text (UTF-8), bytes, or a function that writes to the temporary path it receives.
 
     Raises:
-        WriteError: it could not be written; nothing was kept of this attempt.
+        WriteError: the file could not be written; the previous contents are kept.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
+        with atomic_path(path) as partial:
             if callable(content):
                 content(partial)
             else:
@@ -50,23 +54,26 @@ def write_whole(path: str | Path, content: str | bytes | Callable[[Path], object
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Any]) -> Path:
-    """Write each row as one line of JSON (UTF-8), the file whole or not at all; returns its path.
+    """Write each row as one line of JSON (UTF-8), atomically; return the path.
 
     Raises:
-        WriteError: it could not be written; nothing was kept of this attempt.
+        WriteError: the file could not be written; the previous contents are kept.
     """
-    return write_whole(path, "".join(map(_line, rows)))
+    return write_atomic(path, "".join(map(_line, rows)))
 
 
 def append_json_line(path: str | Path, row: Any) -> None:
-    """Add one line to a file that grows while it is read, such as a log of steps."""
+    """Append one line to a file that is read while it grows, such as a log of steps."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(_line(row))
 
 
 def _line(row: Any) -> str:
-    """A line of JSON. Half a surrogate pair, which models and file names may hold and UTF-8 cannot,
-    is escaped, and read back as it was."""
+    """Encode a row as a line of JSON.
+
+    A lone surrogate, which occurs in model outputs and file names, is escaped because UTF-8 cannot
+    encode it; it is restored when the line is read.
+    """
     text = json.dumps(row, ensure_ascii=False)
     try:
         text.encode()
@@ -76,13 +83,13 @@ def _line(row: Any) -> str:
 
 
 def iter_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """(number of the line, from 1; its value) of each line that is not blank, one at a time.
+    """Yield (line number from 1, value) of each non-blank line.
 
-    A line ends at a newline only: texts may hold Unicode's other ends of lines. A byte order mark
+    Only a newline ends a line, because texts may contain other Unicode line ends. A byte order mark
     at the start is skipped.
 
     Raises:
-        ValueError: a line is not UTF-8 or no JSON; the message names file and line.
+        ValueError: a line is not UTF-8 or not JSON; the message names file and line.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -99,8 +106,11 @@ def iter_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def resume_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """`iter_json_lines` of a file that a run adds lines to and may be killed at: half a line at its
-    end is cut off first; no lines, and the folder is made, where there is no file yet."""
+    """Iterate over a file to which a run appends, after removing an incomplete last line.
+
+    A missing file gives no lines, and its folder is created. Yields and raises like
+    `iter_json_lines`.
+    """
     path = Path(path)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +118,14 @@ def resume_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     found = path.read_bytes()
     whole = found[: found.rfind(b"\n") + 1]
     if whole != found:
-        write_whole(path, whole)
+        write_atomic(path, whole)
     return iter_json_lines(path)
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
-    """The values of all lines that are not blank; ValueError names a line that is no JSON."""
+    """Return the values of all non-blank lines.
+
+    Raises:
+        ValueError: a line is not JSON; the message names file and line.
+    """
     return [value for _, value in iter_json_lines(path)]

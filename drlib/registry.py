@@ -1,8 +1,11 @@
-"""Names under which a thing can be chosen: rewards, advantages, clips, worlds, tools, and yours.
+"""Registries: named extension points for rewards, advantages, clips, worlds, tools and others.
 
-Each room keeps a `Registry` of its own. A notebook or another package puts something into it with
-one line, and from then on a setting chooses it by name. A stage runs in a process of its own: there
-it imports the modules named as its plugins (`load_plugins`), and these register again.
+Each package has its own `Registry`. A notebook or another package adds an entry in one line, and a
+setting then selects it by name. A stage runs in a separate process, where it imports the modules
+listed as plugins (`load_plugins`), which register their entries again.
+
+    from drlib.worlds import WORLDS
+    WORLDS.register("mine", load_my_world)
 """
 
 import difflib
@@ -13,10 +16,19 @@ from typing import Any
 
 
 class Registry(dict):
-    """Things of one `kind` by name: `registry[name]`, and `register` to add one.
+    """Objects of one `kind` by name.
 
-    ValueError for a name that is not there, with the one that was perhaps meant, and for a name
-    that is there already: nothing is replaced in silence.
+    Example:
+        >>> clips = Registry("clip")
+        >>> @clips.register("none")
+        ... def no_clip(ratio):
+        ...     return ratio
+        >>> clips["none"](3)
+        3
+
+    Raises:
+        ValueError: an unknown name (the message suggests a similar one), or a name that is taken:
+            entries are never replaced silently.
     """
 
     def __init__(self, kind: str):
@@ -24,9 +36,15 @@ class Registry(dict):
         self.kind = kind
 
     def register(self, name: str, thing: Any = None, *, replace: bool = False) -> Callable | Any:
-        """Add `thing` and return it; without it, a decorator that adds what stands below it.
+        """Add `thing` and return it; without `thing`, return a decorator.
 
-        replace: whether the name may stand for something else already, as when a cell runs again.
+        Args:
+            name: key of the entry.
+            thing: any object but None.
+            replace: allow an existing name, for example when a notebook cell runs again.
+
+        Raises:
+            ValueError: the name is empty or taken.
         """
         if thing is None:
             return lambda decorated: self.register(name, decorated, replace=replace)
@@ -46,11 +64,11 @@ class Registry(dict):
         super().__setitem__(name, thing)
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+        raise ValueError(f"unknown {self.kind} {name!r}: {suggest_name(name, self)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """For an error message: the known name that `word` may mean, and all of them."""
+def suggest_name(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the most similar name, and all names."""
     names = sorted(known)
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -58,16 +76,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def plugin_names(names: str) -> list[str]:
-    """The modules named in a text such as "mypackage.rewards, mytools"; none in ""."""
+    """Return the modules in a text such as "mypackage.rewards, mytools"; [] for ""."""
     return [part.strip() for part in names.split(",") if part.strip()]
 
 
 def load_plugins(names: str) -> None:
-    """Import modules, such as "mypackage.rewards,mytools", for what they register; "" for none.
+    """Import modules such as "mypackage.rewards,mytools" for the entries that they register.
 
-    They are found as any import is: beside the program that is started, on PYTHONPATH, or
-    installed. A second call imports nothing again. ValueError names the module that is not there,
-    or the line at which one fails.
+    They are found like any import: in the folder of the program, on PYTHONPATH, or installed.
+    Repeated calls have no effect.
+
+    Raises:
+        ValueError: a module is missing, or fails at the reported line.
     """
     for name in plugin_names(names):
         if not all(part.isidentifier() for part in name.split(".")):
@@ -87,7 +107,7 @@ def load_plugins(names: str) -> None:
 
 
 def _broken(name: str, error: Exception) -> ValueError:
-    """What the plugin `name` raised when it was imported, and where."""
+    """Return the error for a plugin that raised `error` when it was imported."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {error}"
     return ValueError(

@@ -1,11 +1,10 @@
-"""How a program begins: what it imports is not searched for garbage.
+"""Garbage collection settings for program start.
 
-torch and transformers make a million objects that stay to the end. While they come Python's
-collector goes through all that have come so far, over and over, and finds nothing: the modules of
-a stage are imported in 3.2 s of CPU time where that takes 4.1 s. And whenever it looks for garbage
-later it goes through them again.
+torch and transformers create a million permanent objects. During their import the collector scans
+all objects again and again and frees none. Excluding them reduces the import of a stage's modules
+from 4.1 s to 3.2 s of CPU time, and speeds up later collections.
 
-Left out: the thresholds of whoever imports drlib. They are the program's own.
+The thresholds of other programs that import drlib are not changed.
 """
 
 import gc
@@ -14,12 +13,12 @@ from contextlib import contextmanager
 
 # For kernels and test processes, which import as they go: Python's are 700, 10 and 10. The first
 # counts objects, the others collections of the younger objects.
-SELDOM = (50_000, 20, 50)
+GC_THRESHOLDS = (50_000, 20, 50)
 
 
 @contextmanager
-def lasting_imports() -> Iterator[None]:
-    """Imports inside the block, and what was there before, are never searched for garbage."""
+def freeze_imports() -> Iterator[None]:
+    """Exclude the block's imports and all earlier objects from garbage collection."""
     collects = gc.isenabled()
     gc.disable()
     try:

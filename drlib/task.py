@@ -1,8 +1,8 @@
-"""A question with its verified answer, and the one place that says whether an answer is right.
+"""Questions with verified answers, and the only implementation of answer matching.
 
-Case, width, spaces and a full stop do not make an answer wrong. Numbers are compared as numbers,
-exactly (fractions, no floats). The reward, the demonstrators, the evaluation and the analysis all
-ask here, so that they cannot disagree.
+Case, width, spaces and a final full stop are ignored. Numbers are compared exactly (as fractions,
+not floats). Rewards, teachers, evaluation and analysis all use `is_correct`, so they cannot
+disagree.
 """
 
 import re
@@ -20,7 +20,25 @@ _QUOTIENT = re.compile(r"[+-]?[0-9]{1,400} ?/ ?[0-9]{1,400}")
 
 @dataclass(frozen=True)
 class Task:
-    """A question with its verified answer."""
+    """A question with its verified answer.
+
+    Args:
+        id: unique; starts with the kind of arithmetic for python tasks ("python-KIND-...").
+        question: text shown to the policy.
+        answer: correct answer.
+        kind: "search" (chain of hops), "python" (arithmetic) or "trail" (open-ended browsing).
+        world: version of the world with the answer.
+        hops: number of hops; 0 for a python task.
+        start: entity at which the chain begins.
+        relations: relations of the chain, in order.
+        code: a correct program.
+        aliases: other correct answers.
+        query: the question in the query algebra (`drlib.synthesis.queries.to_text`).
+        conditions: number of conditions that the answer must satisfy.
+        picture: name of the question's picture in a `drlib.tools.pictures.Album`.
+        closed_book: accuracy without tools (`drlib.synthesis.pass_rates`); None: not measured.
+        with_tools: accuracy with tools; None: not measured.
+    """
 
     id: str
     question: str
@@ -42,8 +60,7 @@ class Task:
 
     @property
     def skill(self) -> str:
-        """What the curriculum counts by: look-ups (`h1`), conditions (`c2`), the kind of sum, or
-        `trail`."""
+        """Key of the curriculum: hops (`h1`), conditions (`c2`), kind of arithmetic, or `trail`."""
         if self.kind == "python":
             return self.id.split("-")[1]
         if self.kind == "trail":
@@ -51,25 +68,31 @@ class Task:
         return f"c{self.conditions}" if self.conditions > 1 else f"h{self.hops}"
 
     @property
-    def counted_as(self) -> str:
-        """What tables count it among: `python`, `search` (a chain), `2 conditions`, `trail`, ..."""
+    def category(self) -> str:
+        """Row label in tables: `python`, `search` (a chain), `2 conditions`, `trail`."""
         return f"{self.conditions} conditions" if self.conditions > 1 else self.kind
 
 
 def is_correct(answer: str | None, task: Task) -> bool:
-    """Whether `answer` is the task's answer or an alias of it; None, no answer, is not."""
+    """Return True if `answer` is the task's answer or an alias; None is incorrect.
+
+    Example:
+        >>> task = Task("t-1", "How many?", "12", "search", "v1", aliases=("twelve",))
+        >>> is_correct("12.0", task), is_correct("Twelve.", task), is_correct(None, task)
+        (True, True, False)
+    """
     return is_accepted(answer, (task.answer, *task.aliases))
 
 
 def is_accepted(answer: str | None, accepted: Iterable[str]) -> bool:
-    """Whether `answer` is one of the `accepted`; None, no answer, is none of them."""
+    """Return True if `answer` matches one of the `accepted` answers; None matches none."""
     return answer is not None and any(answers_match(answer, right) for right in accepted)
 
 
 def answers_match(answer: str, expected: str) -> bool:
-    """Equal as numbers where both are numbers ("12" and "12.0"), else equal when normalised.
+    """Return True if both are equal numbers ("12" and "12.0") or equal when normalised.
 
-    An answer of which nothing is left when it is normalised matches nothing.
+    An answer that is empty when normalised matches nothing.
     """
     answer, expected = normalise_answer(answer), normalise_answer(expected)
     if answer == expected:
@@ -79,7 +102,7 @@ def answers_match(answer: str, expected: str) -> bool:
 
 
 def normalise_answer(text: str) -> str:
-    """NFKC, casefold, single spaces, no full stop at the end; twice changes nothing more."""
+    """Apply NFKC, case folding, single spaces, and strip final full stops; idempotent."""
     text = unicodedata.normalize("NFKC", text).casefold()
     # casefolding can leave a form that NFKC still changes
     text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
@@ -87,7 +110,7 @@ def normalise_answer(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """The exact value of a decimal, a quotient of integers or digits with thousands commas."""
+    """Return the exact value of a decimal, a quotient of integers, or digits with commas."""
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     elif not (_DECIMAL.fullmatch(text) or _QUOTIENT.fullmatch(text)):

@@ -1,15 +1,15 @@
-"""The one record that every stage reads and writes, and its Parquet file.
+"""`Trajectory`, the record that every stage reads and writes, and its Parquet format.
 
-A trajectory is kept as the token ids that were sampled, with one array entry a token, so that what
-was generated is exactly what is trained (token in, token out). Text (`messages`) is for people
-and is never tokenised again. Arrays are checked when a record is made: a mask that is one token
-short shows up where it was made and not as a slightly wrong gradient later.
+A trajectory stores the sampled token ids, with one array entry per token, so the generated tokens
+are exactly the trained ones (token in, token out). Text (`messages`) is for readers and is never
+tokenised again. Arrays are validated on creation: a mask that is one token short fails there
+instead of causing a slightly wrong gradient.
 
-Files: one row a trajectory, token columns as Parquet lists, so that any Parquet reader can plot
-them; nested Python values (`messages`, `tool_results`, `metadata`, `reward_parts`) as JSON text,
-in which tuples come back as lists. A file is written beside its name and renamed when complete.
+File format: one row per trajectory. Token columns are Parquet lists, which any Parquet reader can
+plot. Nested values (`messages`, `tool_results`, `metadata`, `reward_parts`) are JSON text, in which
+tuples become lists. Files are written atomically.
 
-Left out: appending to a file (a step's rollouts are one file), compression settings, sharding.
+Not implemented: appending (the rollouts of a step are one file), compression settings, sharding.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drlib.files import whole_file
+from drlib.files import atomic_path
 
 NO_RECORD = 2**16 - 1  # in the place of an expert of `Trajectory.routed_experts`
 
 
 class Termination(StrEnum):
-    """Why a rollout ended."""
+    """Reason why a rollout ended."""
 
     ANSWERED = "answered"
     LENGTH = "length"  # a limit on tokens, of a turn or of the context
@@ -45,7 +45,7 @@ class Termination(StrEnum):
 
 
 class Segment(IntEnum):
-    """What a token is part of."""
+    """Role of a token."""
 
     PROMPT = 0
     THINK = 1
@@ -58,13 +58,20 @@ class Segment(IntEnum):
 
 @dataclass
 class ToolResult:
-    """One tool call and what came back.
+    """One tool call and its result.
 
-    text: the observation as the policy reads it.
-    error: the kind of failure, "" or None for none; `ok` says whether the call worked.
-    attempts: tries made, 1 without a retry; latency_s: seconds over all of them.
-    source: what answered (a world's name, a sandbox's isolation level, a service).
-    degraded: a fallback answered. env_fault: the environment failed, not the policy.
+    Args:
+        tool: name of the tool.
+        arguments: as the policy wrote them.
+        text: observation as the policy reads it.
+        ok: True if the call succeeded.
+        error: kind of failure; "" or None for none.
+        latency_s: seconds over all attempts.
+        attempts: 1 without a retry.
+        source: what answered (a world's name, an isolation level of the sandbox, a service).
+        cache_hit: True if the result was cached.
+        degraded: True if a fallback answered.
+        env_fault: True if the environment failed, not the policy.
     """
 
     tool: str
@@ -100,25 +107,40 @@ _OPTIONAL = ("entropies", "routed_experts", "contexts", "top_ids", "top_logprobs
 class Trajectory:
     """One rollout of T tokens.
 
-    group_id: shared by the rollouts of one question that are compared with each other.
-    token_ids int32[T]: prompt, sampled tokens and observations in order.
-    generated bool[T]: sampled by the policy (and so trained).
-    logprobs, entropies float32[T] (entropies may be None): nats, of the policy that sampled the
-        token at its sampling temperature; 0 where `generated` is False, NaN where not known.
-    segments uint8[T]: `Segment` values. turns uint16[T]: assistant turns before the token's part.
-    versions int32[T]: the policy version that sampled the token.
-    routed_experts uint16[T, L, k] or None: L layers, k experts a token, NO_RECORD where no forward
-        pass has read it (the last token of a context that an engine reported).
-    reward: None until judged.
-    top_ids int32[T, K], top_logprobs float32[T, K] or None: the K most probable tokens in the place
-        of token t, best first; -1 and 0 where nothing was sampled, -1 and -inf where fewer are
-        known. With K below the vocabulary they give bounds of an entropy, never the entropy.
-    contexts uint16[T] or None: the number of the context that the token stands in, where the agent
-        began several; the policy saw the tokens of one context only.
+    Args:
+        id: unique.
+        task_id: id of the question.
+        group_id: shared by the rollouts of a question whose rewards are compared.
+        world_version: version of the world.
+        policy_version: version of the policy at the start.
+        token_ids: int32[T]; prompt, sampled tokens and observations in order.
+        generated: bool[T]; sampled by the policy and therefore trained.
+        logprobs: float32[T]; nats, of the policy that sampled the token at its sampling
+            temperature; 0 where `generated` is False, NaN where unknown.
+        entropies: float32[T] or None; as `logprobs`.
+        segments: uint8[T]; `Segment` values.
+        turns: uint16[T]; number of assistant turns before the token.
+        versions: int32[T]; policy version that sampled the token.
+        routed_experts: uint16[T, L, k] or None; L layers, k experts per token, NO_RECORD where no
+            forward pass has read the token (the last one of a context that an engine reported).
+        tool_results: calls in order.
+        termination: reason why the rollout ended.
+        answer: final answer, or None.
+        reward: None until it is judged.
+        reward_parts: terms of the reward by name.
+        messages: the conversation as text.
+        metadata: JSON values.
+        top_ids: int32[T, K] or None; the K most probable tokens at the position of token t, best
+            first; -1 where nothing was sampled or fewer are known.
+        top_logprobs: float32[T, K] or None; 0 where nothing was sampled, -inf where fewer are
+            known. If K is less than the vocabulary they bound an entropy but do not determine it.
+        contexts: uint16[T] or None; number of the token's context, if the agent used several; the
+            policy saw only the tokens of one context.
 
     Raises:
-        TypeError, ValueError: an array has the wrong type or length, or a value of log-probability
-            or entropy where nothing was generated; the message names it.
+        TypeError: an array has the wrong type; the message names it.
+        ValueError: an array has the wrong length, or a log-probability or entropy where nothing was
+            generated.
     """
 
     id: str
@@ -171,24 +193,23 @@ class Trajectory:
             raise TypeError(f"{at}termination must be a Termination, not {self.termination!r}")
 
     def __len__(self) -> int:
-        """T, the number of tokens."""
+        """Return T, the number of tokens."""
         return len(self.token_ids)
 
     def __eq__(self, other: object) -> bool:
-        """Same content, bit for bit; NaN equals NaN."""
+        """Return True for bit-identical contents; NaN equals NaN."""
         if not isinstance(other, Trajectory):
             return NotImplemented
         return all(map(_same, vars(self).values(), vars(other).values()))
 
 
 def with_reward(trajectory: Trajectory, reward: float | None, parts: dict) -> Trajectory:
-    """The trajectory with its reward set."""
+    """Return a copy with another reward."""
     return dataclasses.replace(trajectory, reward=reward, reward_parts=parts)
 
 
-def part_of(trajectory: Trajectory, kept_T: np.ndarray, **changes) -> Trajectory:
-    """The tokens at which `kept_T` (bool[T]) holds, in every column; all else as it is, but for the
-    fields in `changes`."""
+def select_tokens(trajectory: Trajectory, kept_T: np.ndarray, **changes) -> Trajectory:
+    """Return a copy with the tokens where `kept_T` (bool[T]) holds; `changes` set other fields."""
     columns = {name: getattr(trajectory, name) for name in _ARRAYS}
     kept = {name: None if column is None else column[kept_T] for name, column in columns.items()}
     return dataclasses.replace(trajectory, **{**kept, **changes})
@@ -216,7 +237,7 @@ _SCHEMA = pa.schema(
         *((name, pa.list_(pa.int64())) for name in ("routed_shape", "top_shape")),
     ]
 )
-_LATER = (
+_LATER_COLUMNS = (
     "contexts",
     "top_ids",
     "top_logprobs",
@@ -226,19 +247,23 @@ _ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at lea
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write one Parquet row a trajectory, under the final name only when all is on disk.
+    """Write trajectories to a Parquet file, one row each, atomically.
 
-    They are written as they come: an iterator needs no more memory than a row group.
+    Rows are written as they arrive: an iterator needs no more memory than a row group.
+
+    Args:
+        path: file to write; its folder must exist.
+        trajectories: any iterable.
 
     Raises:
-        OSError: the disk is full or the folder missing; no partial file stays behind.
+        OSError: the disk is full or the folder is missing; no partial file remains.
         ValueError: a field cannot be written; the message names the trajectory and the field.
     """
     path, rows = Path(path), map(_to_row, trajectories)
     try:
-        with whole_file(path) as partial, open(partial, "wb") as file:
+        with atomic_path(path) as partial, open(partial, "wb") as file:
             with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-                for batch in _groups(rows):
+                for batch in _row_groups(rows):
                     writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
             file.flush()
             os.fsync(file.fileno())
@@ -252,8 +277,8 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
         ) from error
 
 
-def _groups(rows: Iterable[dict]) -> Iterator[list[dict]]:
-    """Rows of a row group, which a reader holds as a whole."""
+def _row_groups(rows: Iterable[dict]) -> Iterator[list[dict]]:
+    """Yield rows in row groups, which a reader loads as a whole."""
     group, size = [], 0
     for row in rows:
         group.append(row)
@@ -287,13 +312,15 @@ def _to_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Iterator[Trajectory]:
-    """The trajectories of a file, in order, bit for bit those that were saved; a few at a time.
+    """Yield the trajectories of a file in order, bit-identical to the saved ones.
 
-    without: optional arrays that are not read (and are None), such as "routed_experts".
+    Args:
+        path: file of `save_trajectories`.
+        without: optional arrays that are not read (and are None), such as "routed_experts".
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is truncated, damaged or holds something else; the message says which.
+        FileNotFoundError: no such file.
+        ValueError: the file is truncated, damaged or of another kind.
     """
     path = Path(path)
     if not path.is_file():
@@ -301,7 +328,7 @@ def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Itera
     try:
         with pq.ParquetFile(path) as file:
             there = set(file.schema_arrow.names)
-            missing = [name for name in _SCHEMA.names if name not in {*there, *_LATER}]
+            missing = [name for name in _SCHEMA.names if name not in {*there, *_LATER_COLUMNS}]
             if missing:
                 raise ValueError(f"{path} is not a trajectory file: it lacks {', '.join(missing)}")
             skip = {*without, *(_SHAPES[name] for name in without)}
@@ -316,11 +343,11 @@ def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Itera
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """All trajectories of a file.
+    """Return all trajectories of a file of `save_trajectories`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is truncated, damaged or holds something else; the message says which.
+        FileNotFoundError: no such file.
+        ValueError: the file is truncated, damaged or of another kind.
     """
     return list(iter_trajectories(path))
 

@@ -1,6 +1,6 @@
-"""Checks of arguments, shared by all rooms so that each check is one line where it is used.
+"""Argument checks with uniform messages, one line each at the place of use.
 
-Messages are made whether they are needed or not: they must not fail on good arguments.
+Messages are formatted even if the check passes, so formatting must not fail on valid arguments.
 """
 
 import math
@@ -13,40 +13,44 @@ AtLeastOne = Annotated[int, "[1, inf)"]
 
 
 def require(condition: bool, message: str) -> None:
-    """ValueError with `message` unless `condition`; a comparison with NaN is False."""
+    """Raise ValueError with `message` unless `condition` holds; comparisons with NaN are False."""
     if not condition:
         raise ValueError(message)
 
 
-def finite(value: float, name: str) -> float:
-    """`value` as a float; ValueError with `name` when it is NaN or infinite."""
+def require_finite(value: float, name: str) -> float:
+    """Return `value` as a float; raise ValueError with `name` if it is NaN or infinite."""
     require(math.isfinite(value), f"{name} is {value}; find the step that broke before going on")
     return float(value)
 
 
-def within(value: float, interval: str, name: str) -> None:
-    """ValueError unless `value` lies in `interval`, such as "[0, 1)"; NaN lies in none."""
+def require_within(value: float, interval: str, name: str) -> None:
+    """Raise ValueError unless `value` is in `interval`, such as "[0, 1)"; NaN is in none."""
     low, high = map(float, interval[1:-1].split(","))
     inside = low <= value <= high and (value > low or interval[0] == "[")
     inside = inside and (value < high or interval[-1] == "]")
     require(inside, f"{name} must be in {interval}, got {value}")
 
 
-def one_of(value: Any, known: tuple, name: str) -> None:
-    """ValueError, listing what is known, unless `value` is one of `known`."""
+def require_one_of(value: Any, known: tuple, name: str) -> None:
+    """Raise ValueError with the alternatives unless `value` is one of `known`."""
     listed = ", ".join(f'"{choice}"' for choice in known[:-1]) + f' or "{known[-1]}"'
     require(value in known, f"{name} must be {listed}, got {value!r}")
 
 
 def check_fields(config) -> None:
-    """ValueError where a dataclass has a value that its field's type does not allow.
+    """Check the fields of a dataclass against their types.
 
-    `Literal` lists the values, a string in `Annotated` is an interval; None passes the latter.
+    `Literal` lists the allowed values; a string in `Annotated` is an interval, which None also
+    satisfies.
+
+    Raises:
+        ValueError: a field has a value that its type does not allow.
     """
     for name, kind in get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name, None)
         if get_origin(kind) is Literal:
-            one_of(value, get_args(kind), name)
+            require_one_of(value, get_args(kind), name)
         for part in (kind, *get_args(kind)):  # `AtLeastOne | None` is a union of the two
             if get_origin(part) is Annotated and value is not None:
-                within(value, part.__metadata__[0], name)
+                require_within(value, part.__metadata__[0], name)

@@ -58,7 +58,7 @@ class ColdStart:
         """The loop, about to take its first step (or the one after the folder's checkpoint)."""
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
-        questions = Questions(config, self.world, Names.of(self.world))
+        questions = Questions(config, self.world, Names.from_world(self.world))
         return grpo.Step(config, run, model, self.chat, self.toolbox, questions)
 
 

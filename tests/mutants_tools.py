@@ -60,8 +60,8 @@ TOOLS = [
     Mutant(
         "the backup is asked first",
         "drlib/tools/reliability.py",
-        "guards = list(self._guards)",
-        "guards = self._guards[::-1]",
+        "guarded_backends = list(self._backends)",
+        "guarded_backends = list(self._backends)[::-1]",
         ("tests/test_tools_reliability.py::test_primary_down_gives_the_backup_and_says_so",),
         "every answer would come from the second choice, without a mark",
     ),

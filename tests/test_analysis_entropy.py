@@ -26,7 +26,13 @@ from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, responses, token_statistics
 from drlib.models.moe import PolicyShape, build_policy
 from drlib.models.routing_replay import record_routes
-from drlib.trajectory import Segment, ToolResult, load_trajectories, part_of, save_trajectories
+from drlib.trajectory import (
+    Segment,
+    ToolResult,
+    load_trajectories,
+    save_trajectories,
+    select_tokens,
+)
 from tests.analysis_examples import rollout
 
 TOUR = "figures/reference/tour"
@@ -136,7 +142,7 @@ def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
     with pytest.raises(ValueError, match=r"training mode; call model.eval\(\) first"):
         next(rescore(model.train(), rollouts()))
     nothing = rollout("none", [])
-    nothing = part_of(nothing, np.zeros(len(nothing), bool))
+    nothing = select_tokens(nothing, np.zeros(len(nothing), bool))
     assert len(next(rescore(model.eval(), [nothing], top_k=2))) == 0
 
 

@@ -21,7 +21,7 @@ from drlib.lab.__main__ import _parser, main
 from drlib.lab.reference import _command
 from drlib.notebook import execution, rules
 from drlib.notebook.display import AGAIN, REFERENCE
-from drlib.startup import SELDOM
+from drlib.startup import GC_THRESHOLDS
 from drlib.training import launch as launching
 from tests.notebook_programs import (
     folder,  # noqa: F401 - a fixture
@@ -124,7 +124,7 @@ def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
     nbformat.write(notebook, path)
     with execution.private_jupyter():
         execution._execute(path, tmp_path / "07.ipynb", {}, "nothing")
-    assert printed(tmp_path / "07.ipynb")[-1] == f"False {SELDOM}\n"
+    assert printed(tmp_path / "07.ipynb")[-1] == f"False {GC_THRESHOLDS}\n"
 
 
 def test_a_script_keeps_its_threads():

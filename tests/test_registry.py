@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from drlib.registry import Registry, load_plugins, nearest
+from drlib.registry import Registry, load_plugins, suggest_name
 
 
 def a_registry():
@@ -54,8 +54,8 @@ def test_a_name_is_a_text():
 
 
 def test_nearest_lists_what_is_known_and_guesses_only_what_is_near():
-    assert nearest("laptpo", ["laptop", "ci"]) == "did you mean 'laptop'? Known: ci, laptop"
-    assert nearest("zzz", ["laptop", "ci"]) == "Known: ci, laptop"
+    assert suggest_name("laptpo", ["laptop", "ci"]) == "did you mean 'laptop'? Known: ci, laptop"
+    assert suggest_name("zzz", ["laptop", "ci"]) == "Known: ci, laptop"
 
 
 @pytest.fixture

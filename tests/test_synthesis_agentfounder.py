@@ -45,7 +45,7 @@ chat = tour_chat
 @pytest.fixture(scope="module")
 def invented():
     """(world, memory of its facts, relations)"""
-    world = fictional_world("cpt-test", Names.of(load_world("tour")))
+    world = fictional_world("cpt-test", Names.from_world(load_world("tour")))
     memory, relations = EntityMemory(), set()
     for entity in world.entities.values():
         for relation, value in entity.facts.items():

@@ -22,7 +22,7 @@ from tests.agent_examples import tour_chat
 from tests.test_training_sft import documents_of
 
 chat = tour_chat
-WORLD = fictional_world("alternatives", Names.of(load_world("tour")), 24)
+WORLD = fictional_world("alternatives", Names.from_world(load_world("tour")), 24)
 TITLES = sorted(WORLD.entities)
 RELATIONS = {relation for entity in WORLD.entities.values() for relation in entity.facts}
 
@@ -125,7 +125,7 @@ def test_other_programs_have_the_same_numbers_where_they_can():
 
 def test_the_setting_changes_the_higher_order_rows_alone(chat):
     assert isinstance(chat, ChatIds)
-    names = Names.of(load_world("tour"))
+    names = Names.from_world(load_world("tour"))
     far = documents_of(chat, names, cpt_has_share=1.0)
     close = documents_of(chat, names, cpt_has_share=1.0, cpt_has_alternatives="read")
     assert far != close

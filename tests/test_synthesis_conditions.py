@@ -70,12 +70,12 @@ def test_all_conditions_together_tell_the_answer_and_none_is_idle(world, sides):
         for task in tasks:
             assert_needs_every_condition(task, world)
             assert task.skill == skill == f"c{task.conditions}"
-            assert task.counted_as == f"{task.conditions} conditions"
+            assert task.category == f"{task.conditions} conditions"
             assert not re.search(rf"\b{re.escape(task.answer)}\b", task.question)
 
 
 def test_invented_worlds_have_them_too(world):
-    names = Names.of(world)
+    names = Names.from_world(world)
     for seed in range(10):
         invented = fictional_world(seed, names)
         tasks = ConditionQuestions(invented, None, drawn=16, seed=seed).all()
@@ -127,7 +127,7 @@ def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_an
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = data.world_texts(world) + data.engine_texts(world)
     chat = ChatIds(train_tokenizer(texts, 1400, names=titles, phrases=data.PHRASES))
-    names = Names.of(world)
+    names = Names.from_world(world)
 
     def queries(conditions):
         documents = ActionData(names, chat, 2, conditions).stream(0)

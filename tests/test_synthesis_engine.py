@@ -223,7 +223,7 @@ def test_an_invented_world_by_brute_force(seed):
 
 def test_the_tours_worlds_give_questions_too():
     tour = load_world("tour")
-    for small in (tour, fictional_world(3, Names.of(tour))):
+    for small in (tour, fictional_world(3, Names.from_world(tour))):
         for task in synthesize_questions(small, 5, 0, hops={2: 1}, max_share=0.4):
             assert faults(from_text(task.query), small.graph) == []
 

@@ -48,7 +48,7 @@ def test_oracle_solves_every_chain_of_the_real_world_by_searching(cldr, toolbox)
 
 
 def test_oracle_solves_fictional_worlds_and_sums(cldr, toolbox):
-    rng, names = random.Random(1), Names.of(cldr)
+    rng, names = random.Random(1), Names.from_world(cldr)
     for seed in range(20):
         world = fictional_world(seed, names)
         for chain in chains(world)[:40]:
@@ -114,7 +114,7 @@ def test_episode_ids_are_the_template_s_and_carry_loss_on_the_assistant_only(cld
 
 
 def test_pretraining_text_holds_no_answer_and_no_third_look_up(cldr, chat):
-    stream = ActionData(Names.of(cldr), chat).stream(0)
+    stream = ActionData(Names.from_world(cldr), chat).stream(0)
     seen = set()
     for _ in range(600):
         text = chat.tokenizer.decode(next(stream).ids)
@@ -126,7 +126,7 @@ def test_pretraining_text_holds_no_answer_and_no_third_look_up(cldr, chat):
 
 def test_what_the_cold_start_replays_shows_no_acting(cldr, chat):
     """Clean logs in the replay would be a second, endless source of demonstrations."""
-    stream = ActionData(Names.of(cldr), chat).stream(0, REPLAY)
+    stream = ActionData(Names.from_world(cldr), chat).stream(0, REPLAY)
     calls, starts = (chat.encode(text)[0] for text in ("<tool_call>", "<|im_start|>"))
     for sample in itertools.islice(stream, 100):
         assert calls not in sample.ids and starts not in sample.ids and any(sample.loss)

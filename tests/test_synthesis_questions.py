@@ -43,7 +43,7 @@ def test_chains_follow_the_graph_and_never_return(cldr):
 
 
 def test_chains_against_brute_force(cldr):
-    names = Names.of(cldr)
+    names = Names.from_world(cldr)
     world = fictional_world(5, names)
     relations = sorted({r for e in world.entities.values() for r in e.facts})
     brute = set()
@@ -82,7 +82,7 @@ def test_same_seed_same_questions_and_all_different(cldr):
 
 
 def test_when_a_number_of_look_ups_runs_out_the_others_take_its_place(cldr):
-    world = fictional_world(3, Names.of(cldr), territories=2)
+    world = fictional_world(3, Names.from_world(cldr), territories=2)
     side = split_answers(world)
     asked = [
         search_task(chain, world, wording)

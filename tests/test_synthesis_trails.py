@@ -16,7 +16,7 @@ from drlib.worlds import Names, load_world
 
 @pytest.fixture(scope="module")
 def names():
-    return Names.of(load_world("tour"))
+    return Names.from_world(load_world("tour"))
 
 
 def walked(task, world):
@@ -37,7 +37,7 @@ def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages)
         walk, treasures = walked(task, world)
         assert len(walk) == len(set(walk)) == pages == task.hops
         assert task.answer == treasures[-1] and task.world == world.version
-        assert task.kind == task.skill == task.counted_as == "trail"
+        assert task.kind == task.skill == task.category == "trail"
         # another trail beside it, with another treasure, that is never met
         beside = {*world.entities} - {*walk}
         assert beside and not {*treasures} & {world.entities[t].facts.get(TREASURE) for t in beside}

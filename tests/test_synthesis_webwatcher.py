@@ -24,7 +24,7 @@ from drlib.synthesis.families.webwatcher import (
 from drlib.task import Task
 from drlib.tools.pictures import Album, from_png
 from drlib.worlds import Entity, Graph, Node, SmallWorld, load_world
-from drlib.worlds.emblems import boxes_in, draw, read_numbers, sheet
+from drlib.worlds.emblems import draw, find_boxes, make_sheet, read_numbers
 
 WORLD = load_world("tour")
 TASKS = chain_questions(WORLD, 120, 0)
@@ -93,7 +93,7 @@ def test_a_sheet_shows_what_is_asked_about_once_and_in_any_place(album, visuals)
     for visual in visuals[: len(TASKS)]:
         pixels = album.pixels(visual.task.picture)
         numbers = read_numbers(pixels).split()
-        assert len(numbers) == len(boxes_in(pixels)) == 4 and numbers.count(visual.number) == 1
+        assert len(numbers) == len(find_boxes(pixels)) == 4 and numbers.count(visual.number) == 1
         places[numbers.index(visual.number)] += 1
     assert len(places) == 4 and min(places.values()) > len(TASKS) / 8
 
@@ -182,7 +182,7 @@ def test_the_examiner_drops_every_swapped_picture(album, visuals):
     for visual in visuals:
         stranger = rng.choice([t for t in album.emblems if t != visual.entity])
         drawn = [draw(album.emblems[stranger])] * (4 if visual.number else 1)
-        picture = album.add(sheet(drawn) if visual.number else drawn[0])
+        picture = album.add(make_sheet(drawn) if visual.number else drawn[0])
         swapped = replace(visual, task=replace(visual.task, picture=picture))
         reason = "shows nothing known" if visual.number else f"shows {stranger!r}"
         assert examined(swapped, album) == reason

@@ -15,7 +15,7 @@ from drlib.tools import (
     Provider,
     ReliabilityPolicy,
     Toolbox,
-    ledger,
+    summarize_calls,
 )
 from drlib.tools.backends import FunctionBackend
 from drlib.worlds import load_world
@@ -82,7 +82,7 @@ def test_attempts_are_never_negative():
     ) as toolbox:
         assert toolbox.call("search", {"query": ["x"]}).attempts == 1
         skipped = toolbox.call("search", {"query": list("abcd")})  # the breaker is open
-    assert skipped.attempts == 0 == ledger([skipped])["attempts"] and skipped.env_fault
+    assert skipped.attempts == 0 == summarize_calls([skipped])["attempts"] and skipped.env_fault
 
 
 @pytest.mark.parametrize("field", ["title", "snippet", "date", "source"])

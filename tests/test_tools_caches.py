@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drlib.tools import Dependable, DiskCache, ReliabilityPolicy, Toolbox
+from drlib.tools import DiskCache, ReliabilityPolicy, ReliableOperation, Toolbox
 from drlib.tools.backends import FunctionBackend
 from drlib.tools.reliability import MemoryCache
 from tests.tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
@@ -31,7 +31,7 @@ def test_equal_calls_at_the_same_time_are_one(clock):
         return "ok"
 
     calls = []
-    chain = Dependable("search", [FunctionBackend("a", slow)], clock=clock)
+    chain = ReliableOperation("search", [FunctionBackend("a", slow)], clock=clock)
     outcomes = together(20, lambda _: chain.call(Q))
     assert len(calls) == 1 and {o.value for o in outcomes} == {"ok"}
     assert sum(not o.cache_hit for o in outcomes) == 1
@@ -61,7 +61,7 @@ def test_a_shared_failure_is_no_cache_hit(clock):
 
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0)
     for last in (None, FunctionBackend("here", lambda arguments, timeout_s: [])):
-        chain = Dependable("search", [FunctionBackend("a", down)], policy, clock=clock)
+        chain = ReliableOperation("search", [FunctionBackend("a", down)], policy, clock=clock)
         outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, last=last))
         assert all(o.env_fault and not o.cache_hit for o in outcomes)
 
@@ -79,22 +79,22 @@ def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
     memory = MemoryCache(size=3_000)
     for n in range(1_000):  # what is not kept takes no room
         assert get(str(n), "no") == ("no", False)
-    assert memory._held == 0 and not get("a")[1] and get("a")[1]
+    assert memory._bytes == 0 and not get("a")[1] and get("a")[1]
 
 
 def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
     for status, kept in (("timeout", False), ("killed", False), ("error", True), ("ok", True)):
         value = {"text": "", "status": status}
         backend, disk = Scripted("a", after=value), DiskCache(tmp_path / status)
-        chain = Dependable("python", [backend], disk=disk, clock=clock)
+        chain = ReliableOperation("python", [backend], disk=disk, clock=clock)
         assert [chain.call({"code": "x"}).cache_hit for _ in range(2)] == [False, kept]
-        again = Dependable("python", [backend], disk=disk, clock=clock)
+        again = ReliableOperation("python", [backend], disk=disk, clock=clock)
         assert again.call({"code": "x"}).cache_hit is kept
 
 
 def test_a_cached_call_does_not_reach_the_backend(clock):
     backend = Scripted("a", fault("server"))
-    chain = Dependable("search", [backend], clock=clock)
+    chain = ReliableOperation("search", [backend], clock=clock)
     first, again = chain.call(Q, "v1"), chain.call(dict(reversed(Q.items())), "v1")
     assert not first.cache_hit and again.cache_hit and len(backend.calls) == 2
     assert (again.value, again.attempts) == ("ok", 2)
@@ -104,7 +104,7 @@ def test_a_cached_call_does_not_reach_the_backend(clock):
 def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, clock):
     def run(version):
         backend = Scripted("a", after={"text": "æ\ud800"})
-        chain = Dependable(
+        chain = ReliableOperation(
             "visit", [backend], disk=DiskCache(tmp_path / "deep" / "cache"), clock=clock
         )
         outcome = chain.call(Q, version)
@@ -118,7 +118,7 @@ def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock
     def run(*kinds):
         disk = DiskCache(tmp_path / "cache")
         backends = [Scripted(k, after=fault(k) if k else "ok") for k in kinds]
-        return Dependable("visit", backends, PLAIN, disk=disk, clock=clock).call(Q)
+        return ReliableOperation("visit", backends, PLAIN, disk=disk, clock=clock).call(Q)
 
     run("server")
     run("server", "")
@@ -140,7 +140,7 @@ def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_
         }[damage]
     )
     damaged, disk = path.read_bytes(), DiskCache(path)
-    chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
+    chain = ReliableOperation("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="cache: .*delete the file if it is damaged"):
         assert disk.get("key") is None and disk.get("more") is None
         disk.put("key", "new")
@@ -170,7 +170,7 @@ def test_a_changed_row_is_as_good_as_absent(tmp_path):
 
 def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_path, clock):
     disk = DiskCache(tmp_path)  # a folder
-    chain = Dependable("visit", [Scripted("a")], disk=disk, clock=clock)
+    chain = ReliableOperation("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="unable to open"):
         assert chain.call(Q).value == "ok"
 

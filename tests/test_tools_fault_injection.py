@@ -10,7 +10,7 @@ import pytest
 from rl_examples import a_trajectory, changed
 
 from drlib.rewards.functions import has_env_fault
-from drlib.tools import Dependable, FaultInjector, ReliabilityPolicy, Toolbox, ToolFault
+from drlib.tools import FaultInjector, ReliabilityPolicy, ReliableOperation, Toolbox, ToolFault
 from drlib.tools.fault_injection import RAISED
 from drlib.worlds import load_world
 from tests.tool_examples import FakeClock, Scripted, together
@@ -194,5 +194,5 @@ def test_a_page_that_is_not_there_is_the_policy_s_own_mistake(cldr):
 def test_faults_of_the_primary_lead_to_the_backup(cldr):
     clock = FakeClock()
     first = FaultInjector(rates={"500": 1.0}, clock=clock).backend(Scripted("first", after=[]))
-    chain = Dependable("search", [first, Scripted("second", after=[])], clock=clock)
+    chain = ReliableOperation("search", [first, Scripted("second", after=[])], clock=clock)
     assert chain.call({"query": "x"}).source == "second"

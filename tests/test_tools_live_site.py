@@ -7,7 +7,7 @@ import pytest
 
 from drlib.config import Config
 from drlib.lab import dataset
-from drlib.tools import live
+from drlib.tools import live_site
 from drlib.training.plan_checks import check
 from drlib.worlds import load_world
 from tests.web_servers import OPEN, site
@@ -65,13 +65,15 @@ def test_what_is_no_site_is_an_error(tmp_path):
 
 
 def test_each_site_has_a_folder_of_its_own():
-    names = {live._name_of(f"https://docs.example.org/{path}") for path in ("a/", "b/", "a/")}
+    names = {
+        live_site._folder_name(f"https://docs.example.org/{path}") for path in ("a/", "b/", "a/")
+    }
     assert len(names) == 2 and all(name.startswith("docs.example.org-") for name in names)
 
 
 def test_the_command_takes_a_site(site, tmp_path, monkeypatch, capsys):
     """`drlib dataset --world live:URL`: this machine's own network is refused, in one line."""
-    monkeypatch.setattr(live, "KEPT_SITES", tmp_path / "sites")
+    monkeypatch.setattr(live_site, "SITES_FOLDER", tmp_path / "sites")
     out = ["--out", str(tmp_path / "out"), "-n", "5"]
     assert dataset.main(["--world", f"live:{small_site(site)}", *out]) == 1
     assert "drlib dataset: " in capsys.readouterr().err

@@ -36,29 +36,35 @@ def test_encodings_of_text(reader):
     assert read(reader, "bom.txt", "é".encode("utf-8-sig")) == "é"
     assert read(reader, "wide.txt", "é and 語".encode("utf-16")) == "é and 語"
     assert read(reader, "old.txt", "é".encode("latin-1")) == "é"
-    assert parse_file.parse_apart(".txt", "語".encode("shift_jis"), 1.0, "shift_jis")["text"] == "語"
-    assert parse_file.parse_apart(".txt", "語".encode(), 1.0, "no-such-codec")["text"] == "語"
+    assert (
+        parse_file.parse_in_child(".txt", "語".encode("shift_jis"), 1.0, "shift_jis")["text"]
+        == "語"
+    )
+    assert parse_file.parse_in_child(".txt", "語".encode(), 1.0, "no-such-codec")["text"] == "語"
     assert fault(reader, "binary.txt", b"ELF\0\1\2").kind == "malformed"
 
 
 def test_html_gives_the_article_and_the_title(reader):
     article = "<p>" + "The moon is a satellite of the earth and of nothing else. " * 20 + "</p>"
     page = f"<html><head><title> The\nmoon </title></head><body><nav>Home Login</nav>{article}"
-    parsed = parse_file.parse_apart(".html", page.encode(), 30.0)
+    parsed = parse_file.parse_in_child(".html", page.encode(), 30.0)
     assert parsed["title"] == "The moon" and parsed["text"].startswith("The moon is a satellite")
     assert "Login" not in parsed["text"]
 
 
 def test_html_without_an_article_falls_back_to_its_visible_text():
     page = b"<title>T</title><script>evil()</script><style>p{}</style><b>7</b><i>x</i>"
-    parsed = parse_file.parse_apart(".html", page, 30.0)
+    parsed = parse_file.parse_in_child(".html", page, 30.0)
     assert parsed == {"title": "T", "text": "7\nx"}
-    assert parse_file.parse_apart(".htm", "<b>語</b>".encode("euc-jp"), 30.0, "euc-jp")["text"] == "語"
+    assert (
+        parse_file.parse_in_child(".htm", "<b>語</b>".encode("euc-jp"), 30.0, "euc-jp")["text"]
+        == "語"
+    )
 
 
 def test_pdf_pages_and_title(reader):
     assert read(reader, "a.pdf", pdf("First page", "Second page")) == "First page\n\nSecond page"
-    assert parse_file.parse_apart(".pdf", pdf("x"), 30.0)["title"] == "A report"
+    assert parse_file.parse_in_child(".pdf", pdf("x"), 30.0)["title"] == "A report"
 
 
 def test_docx_paragraphs_tables_breaks_and_no_repeated_drawings(reader):
@@ -166,7 +172,7 @@ def test_missing_files_folders_pipes_and_types(reader):
 
 
 def test_large_files_are_not_read(reader, monkeypatch):
-    monkeypatch.setattr(files, "MAX_FILE", 100)
+    monkeypatch.setattr(parse_file, "MAX_FILE", 100)
     assert fault(reader, "a.txt", b"x" * 101).kind == "too_large"
     assert read(reader, "b.txt", b"x" * 100)
 

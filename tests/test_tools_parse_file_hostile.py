@@ -145,10 +145,10 @@ def test_a_pdf_with_a_password_and_one_with_lone_surrogates():
     writer.encrypt("open", algorithm="RC4-128")
     writer.write(buffer)
     with pytest.raises(ToolFault, match="malformed") as raised:
-        parse_file.parse_apart(".pdf", buffer.getvalue(), 30.0)
+        parse_file.parse_in_child(".pdf", buffer.getvalue(), 30.0)
     assert "decrypted" in raised.value.detail
     title = "\\376\\377\\330\\000"  # UTF-16 of half a pair
-    parsed = parse_file.parse_apart(".pdf", pdf("x", title=title), 30.0)
+    parsed = parse_file.parse_in_child(".pdf", pdf("x", title=title), 30.0)
     json.dumps(parsed, ensure_ascii=False).encode()
 
 
@@ -180,10 +180,10 @@ def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_
     monkeypatch.setattr(reading, "__file__", bad_parser(tmp_path, body))
     monkeypatch.setenv("SERPER_API_KEY", "a secret")
     if kind is None:
-        assert "SERPER_API_KEY" not in parse_file.parse_apart(".pdf", b"", timeout_s)["text"]
+        assert "SERPER_API_KEY" not in parse_file.parse_in_child(".pdf", b"", timeout_s)["text"]
         return
     with pytest.raises(ToolFault) as raised:
-        parse_file.parse_apart(".pdf", b"", timeout_s)
+        parse_file.parse_in_child(".pdf", b"", timeout_s)
     assert raised.value.kind == kind
     assert not [c for c in psutil.Process().children() if "bad.py" in " ".join(c.cmdline())]
 

@@ -19,7 +19,7 @@ from drlib.tools.pictures import (
     to_png,
 )
 from drlib.worlds import load_world
-from drlib.worlds.emblems import draw, places, sheet
+from drlib.worlds.emblems import draw, make_sheet, sheet_boxes
 
 WORLD = load_world("tour")
 TITLES = [*WORLD.entities]
@@ -54,29 +54,29 @@ def test_a_name_means_its_pixels(album):
 
 def test_every_thing_is_found_by_its_pixels_and_by_nothing_else(album):
     for title in TITLES[::7]:
-        assert album.thing_in(drawn(album, title)) == title
+        assert album.identify(drawn(album, title)) == title
         noisy = drawn(album, title).astype(int) + np.random.default_rng(0).integers(
             -6, 7, (64, 64, 1)
         )
-        assert album.thing_in(np.clip(noisy, 0, 255).astype(np.uint8)) == title
+        assert album.identify(np.clip(noisy, 0, 255).astype(np.uint8)) == title
     picture = drawn(album, "Norway")
     swapped = picture.copy()
     swapped[46:60, 8:32] = drawn(album, "Peru")[46:60, 8:32]  # two digits of another's
-    assert album.thing_in(swapped) is None
+    assert album.identify(swapped) is None
     rows = np.arange(64).reshape(8, 8)[:, ::-1].ravel()  # every patch upside down, equal on average
-    assert album.thing_in(picture[rows]) is None
-    assert album.thing_in(np.full_like(picture, 255)) is None
-    assert album.thing_in(picture[:, :40]) is None and album.thing_in(picture[:46]) is None
-    assert Album().thing_in(picture) is None
+    assert album.identify(picture[rows]) is None
+    assert album.identify(np.full_like(picture, 255)) is None
+    assert album.identify(picture[:, :40]) is None and album.identify(picture[:46]) is None
+    assert Album().identify(picture) is None
 
 
 def test_image_search_crop_and_read_work_together(album, toolbox):
-    picture = album.add(sheet([drawn(album, title) for title in TITLES[:4]]))
+    picture = album.add(make_sheet([drawn(album, title) for title in TITLES[:4]]))
     numbers = [album.emblems[title].number for title in TITLES[:4]]
     read = toolbox.call("read", {"image": picture})
     assert read.text.split() == numbers and read.ok
     assert toolbox.call("image_search", {"image": picture}).text == NOT_FOUND, "four things"
-    for title, number, box in zip(TITLES, numbers, places(4)):
+    for title, number, box in zip(TITLES, numbers, sheet_boxes(4)):
         cut = toolbox.call("crop", {"image": picture, "box": ",".join(map(str, box))})
         part, _, size = cut.text.partition(" ")
         assert size == "(64 x 64 pixels)" and part in album

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from drlib.tools import Dependable, DiskCache, ReliabilityPolicy
+from drlib.tools import DiskCache, ReliabilityPolicy, ReliableOperation
 from drlib.tools.backends import FunctionBackend, digest, uniform
 from tests.tool_examples import PLAIN, FakeClock, Q, Scripted, fault, together
 
@@ -24,7 +24,7 @@ def clock():
 def test_attempts_and_back_off_are_exact(clock):
     policy = ReliabilityPolicy(attempts=5, backoff_s=1, backoff_max_s=4, breaker_failures=0, seed=7)
     backend = Scripted("a", *[fault("server")] * 4, clock=clock)
-    outcome = Dependable("search", [backend], policy, clock=clock).call(Q)
+    outcome = ReliableOperation("search", [backend], policy, clock=clock).call(Q)
     key = digest("search", Q, "")
     waits = [step * (0.5 + uniform(7, key, n) / 2) for n, step in enumerate([1, 2, 4, 4], 1)]
     assert backend.times == pytest.approx([sum(waits[:n]) for n in range(5)])
@@ -39,7 +39,7 @@ def test_jitter_depends_on_seed_key_and_attempt_alone():
         policy = ReliabilityPolicy(attempts=3, breaker_failures=0, seed=seed)
         clock, after = FakeClock(), fault("connection")
         backend = Scripted("a", after=after, clock=clock)
-        Dependable("search", [backend], policy, clock=clock).call(arguments)
+        ReliableOperation("search", [backend], policy, clock=clock).call(arguments)
         assert len(backend.times) == 3
         return tuple(backend.times)
 
@@ -50,7 +50,7 @@ def test_jitter_depends_on_seed_key_and_attempt_alone():
 @pytest.mark.parametrize("kind", ["auth", "forbidden", "too_large"])
 def test_a_fault_that_time_does_not_heal_is_not_retried(kind, clock):
     backend = Scripted("a", after=fault(kind))
-    outcome = Dependable("visit", [backend], clock=clock).call(Q)
+    outcome = ReliableOperation("visit", [backend], clock=clock).call(Q)
     assert (outcome.attempts, outcome.error, outcome.env_fault) == (1, kind, True)
     assert clock.now == 0
 
@@ -59,7 +59,7 @@ def test_a_fault_that_time_does_not_heal_is_not_retried(kind, clock):
 def test_answers_of_the_world_are_no_faults(kind, clock):
     policy = ReliabilityPolicy(breaker_failures=1)
     first, second = Scripted("a", after=fault(kind)), Scripted("b")
-    chain = Dependable("visit", [first, second], policy, clock=clock)
+    chain = ReliableOperation("visit", [first, second], policy, clock=clock)
     for n in range(3):
         outcome = chain.call({"url": str(n)})
         assert (outcome.error, outcome.source, outcome.value) == (kind, "a", None)
@@ -70,21 +70,23 @@ def test_answers_of_the_world_are_no_faults(kind, clock):
 
 def test_what_one_source_does_not_have_the_source_in_this_process_may(clock):
     here = FunctionBackend("world", lambda arguments, timeout_s: "page")
-    chain = Dependable("visit", [Scripted("a", after=fault("refused")), Scripted("b")], clock=clock)
+    chain = ReliableOperation(
+        "visit", [Scripted("a", after=fault("refused")), Scripted("b")], clock=clock
+    )
     outcome = chain.call({"url": "cldr:Norway"}, "v1", here)
     assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
 
 
 def test_retry_after_is_honoured(clock):
     backend = Scripted("a", fault("rate_limited", retry_after_s=7.25), clock=clock)
-    outcome = Dependable("search", [backend], clock=clock).call(Q)
+    outcome = ReliableOperation("search", [backend], clock=clock).call(Q)
     assert outcome.value == "ok" and backend.times == [0, 7.25]
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(clock):
     policy = ReliabilityPolicy(deadline_s=30)
     first = Scripted("a", after=fault("rate_limited", retry_after_s=31), clock=clock)
-    outcome = Dependable("search", [first, Scripted("b")], policy, clock=clock).call(Q)
+    outcome = ReliableOperation("search", [first, Scripted("b")], policy, clock=clock).call(Q)
     assert outcome.source == "b" and clock.now == 0 and outcome.attempts == 2
 
 
@@ -95,7 +97,9 @@ def test_the_deadline_holds_and_every_try_knows_what_is_left(clock):
         raise fault("timeout")
 
     given, policy = [], ReliabilityPolicy(attempts=9, timeout_s=4, deadline_s=10, backoff_s=0.5)
-    chain = Dependable("visit", [FunctionBackend("a", hangs), Scripted("b")], policy, clock=clock)
+    chain = ReliableOperation(
+        "visit", [FunctionBackend("a", hangs), Scripted("b")], policy, clock=clock
+    )
     outcome = chain.call(Q)
     assert clock.now <= 10 + 1e-9 and outcome.env_fault and outcome.degraded
     assert given[:2] == [4, 4] and 0 < given[2] < 2 and len(given) == 3
@@ -103,7 +107,7 @@ def test_the_deadline_holds_and_every_try_knows_what_is_left(clock):
 
 def test_a_bug_in_a_backend_is_raised_and_forgotten(clock):
     backend = Scripted("a", RuntimeError("bug"))
-    chain = Dependable("search", [backend], clock=clock)
+    chain = ReliableOperation("search", [backend], clock=clock)
     with pytest.raises(RuntimeError, match="bug"):
         chain.call(Q)
     assert chain.call(Q).value == "ok"
@@ -114,7 +118,7 @@ def test_a_bug_in_a_backend_is_raised_and_forgotten(clock):
 
 def test_primary_down_gives_the_backup_and_says_so(clock):
     first, second = Scripted("a", after=fault("server")), Scripted("b", after="backup")
-    outcome = Dependable("search", [first, second], PLAIN, clock=clock).call(Q)
+    outcome = ReliableOperation("search", [first, second], PLAIN, clock=clock).call(Q)
     assert (outcome.value, outcome.source, outcome.attempts) == ("backup", "b", 4)
     assert outcome.degraded and not outcome.env_fault and outcome.error == ""
 
@@ -132,15 +136,15 @@ def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
         backup = Scripted("b", after=after)
         backends, last = ([first], here) if in_process else ([first, backup], None)
         disk = DiskCache(tmp_path / str(in_process))
-        chain = Dependable("visit", backends, policy, disk=disk, clock=clock)
-        down, up = chain.call(Q, last=last), chain.call(Q, last=last)
+        chain = ReliableOperation("visit", backends, policy, disk=disk, clock=clock)
+        down, up = chain.call(Q, local=last), chain.call(Q, local=last)
         assert not down.value and down.degraded and down.env_fault is critical
         assert (up.value, up.source, up.cache_hit) == (["page"], "a", False)
 
 
 def test_what_a_backup_answered_is_not_kept_either(clock):
     first = Scripted("a", fault("server"), after="new")
-    chain = Dependable(
+    chain = ReliableOperation(
         "visit", [first, Scripted("b", after="old")], ReliabilityPolicy(attempts=1), clock=clock
     )
     assert [chain.call(Q).value for _ in range(3)] == ["old", "new", "new"]
@@ -151,11 +155,11 @@ def test_faults_of_one_page_open_no_breaker_and_ask_the_next_backend(clock):
     policy = ReliabilityPolicy(attempts=2, breaker_failures=1)
     first = Scripted("a", *[fault("unreachable")] * 2, fault("unreadable"), after="page")
     second = Scripted("b", after=fault("unreadable"))
-    chain = Dependable("visit", [first, second], policy, clock=clock)
+    chain = ReliableOperation("visit", [first, second], policy, clock=clock)
     for attempts in (3, 2):  # "unreachable" is tried again, "unreadable" is not
         outcome = chain.call(Q)
         assert (outcome.error, outcome.attempts) == ("unreadable", attempts)
-        assert outcome.answered and not outcome.env_fault and not outcome.cache_hit
+        assert outcome.has_answer and not outcome.env_fault and not outcome.cache_hit
     assert chain.call(Q).source == "a"
     second.after = fault("server")  # that one is down: it might have had the page
     first.after = fault("unreadable")
@@ -169,30 +173,32 @@ def test_the_source_in_this_process_is_asked_after_the_deadline_too(clock):
 
     given = []
     here = FunctionBackend("world", lambda arguments, timeout_s: given.append(timeout_s) or "page")
-    chain = Dependable(
+    chain = ReliableOperation(
         "search", [FunctionBackend("a", hangs), FunctionBackend("b", hangs)], PLAIN, clock=clock
     )
-    outcome = chain.call(Q, last=here)
+    outcome = chain.call(Q, local=here)
     assert clock.now >= 60 and given == [15.0]
     assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
-    assert chain.call({"query": "x"}, last=here, until=clock.now + 1).value == "page"
+    assert chain.call({"query": "x"}, local=here, until=clock.now + 1).value == "page"
     assert clock.now <= 61.001
 
 
 def test_all_down_is_an_outcome_and_no_exception(clock):
     backends = [Scripted("a", after=fault("server")), Scripted("b", after=fault("timeout"))]
-    chain = Dependable("search", backends, PLAIN, clock=clock)
+    chain = ReliableOperation("search", backends, PLAIN, clock=clock)
     for _ in range(2):  # a failure is not kept
         outcome = chain.call(Q)
         assert (outcome.value, outcome.source, outcome.error) == (None, "", "timeout")
         assert outcome.degraded and outcome.env_fault and outcome.attempts == 6
-        assert not outcome.answered and not outcome.cache_hit
+        assert not outcome.has_answer and not outcome.cache_hit
     assert len(backends[0].calls) == 6
 
 
 def test_what_is_not_critical_is_no_fault_of_the_environment(clock):
     policy = ReliabilityPolicy(critical=False)
-    outcome = Dependable("visit", [Scripted("a", after=fault("auth"))], policy, clock=clock).call(Q)
+    outcome = ReliableOperation(
+        "visit", [Scripted("a", after=fault("auth"))], policy, clock=clock
+    ).call(Q)
     assert outcome.degraded and not outcome.env_fault
 
 
@@ -203,7 +209,7 @@ def test_a_malformed_reply_is_tried_again(clock):
         return value
 
     backend = Scripted("a", "<html>")
-    outcome = Dependable("search", [backend], check=check, clock=clock).call(Q)
+    outcome = ReliableOperation("search", [backend], check=check, clock=clock).call(Q)
     assert (outcome.value, outcome.attempts) == ("ok", 2)
 
 
@@ -213,7 +219,7 @@ def test_a_malformed_reply_is_tried_again(clock):
 def test_the_breaker_opens_half_opens_and_closes(clock):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=3, breaker_open_s=10)
     first, second = Scripted("a", *[fault("server")] * 4), Scripted("b", after="backup")
-    chain = Dependable("search", [first, second], policy, clock=clock)
+    chain = ReliableOperation("search", [first, second], policy, clock=clock)
     ask = (chain.call({"query": str(n)}) for n in range(99))
     sources = [next(ask).source for _ in range(5)]
     assert sources == ["b"] * 5 and len(first.calls) == 3  # the third failure opened it
@@ -242,7 +248,7 @@ def test_the_breaker_opens_half_opens_and_closes(clock):
 def test_which_faults_open_the_breaker(kind, opens, clock):
     backend = Scripted("a", after=fault(kind))
     policy = ReliabilityPolicy(attempts=1, breaker_failures=2)
-    chain = Dependable("search", [backend], policy, clock=clock)
+    chain = ReliableOperation("search", [backend], policy, clock=clock)
     for n in range(4):
         chain.call({"query": str(n)})
     assert len(backend.calls) == (2 if opens else 4)
@@ -260,7 +266,9 @@ def test_a_half_open_breaker_lets_one_call_through(clock):
         return "ok"
 
     calls, policy = [], ReliabilityPolicy(attempts=1, breaker_failures=1, breaker_open_s=5)
-    chain = Dependable("search", [FunctionBackend("a", slow), Scripted("b")], policy, clock=clock)
+    chain = ReliableOperation(
+        "search", [FunctionBackend("a", slow), Scripted("b")], policy, clock=clock
+    )
     chain.call({"query": "first"})
     clock.now = 6.0
     trial = threading.Thread(target=chain.call, args=({"query": "trial"},))
@@ -283,7 +291,9 @@ def test_a_call_from_before_the_breaker_opened_does_not_close_it(clock):
         return "ok"
 
     policy = ReliabilityPolicy(attempts=1, breaker_failures=1)
-    chain = Dependable("search", [FunctionBackend("a", uneven), Scripted("b")], policy, clock=clock)
+    chain = ReliableOperation(
+        "search", [FunctionBackend("a", uneven), Scripted("b")], policy, clock=clock
+    )
     slow = threading.Thread(target=chain.call, args=({"query": "slow"},))
     slow.start()
     assert entered.wait(20) and chain.call({"query": "1"}).attempts == 2
@@ -294,7 +304,7 @@ def test_a_call_from_before_the_breaker_opened_does_not_close_it(clock):
 
 def test_a_breaker_that_is_open_everywhere_is_skipped_at_once(clock):
     policy = ReliabilityPolicy(attempts=3, breaker_failures=1)
-    chain = Dependable("search", [Scripted("a", after=fault("server"))], policy, clock=clock)
+    chain = ReliableOperation("search", [Scripted("a", after=fault("server"))], policy, clock=clock)
     outcome = chain.call({"query": "1"})  # opened in the middle: no more tries and no wait
     assert (outcome.attempts, outcome.error, clock.now) == (1, "server", 0)
     outcome = chain.call({"query": "2"})
@@ -308,7 +318,7 @@ def test_a_breaker_that_is_open_everywhere_is_skipped_at_once(clock):
 def test_the_rate_is_never_exceeded_in_any_window_with_50_threads(rate, clock):
     backend = Scripted("a", clock=clock)
     policy = ReliabilityPolicy(rate=rate, deadline_s=1000)
-    chain = Dependable("search", [backend], policy, clock=clock)
+    chain = ReliableOperation("search", [backend], policy, clock=clock)
     outcomes = together(50, lambda i: chain.call({"query": str(i)}))
     assert all(o.value == "ok" and o.attempts == 1 for o in outcomes)
     times = sorted(backend.times)
@@ -320,13 +330,13 @@ def test_the_rate_is_never_exceeded_in_any_window_with_50_threads(rate, clock):
 def test_a_retry_takes_its_turn_like_any_call(clock):
     backend = Scripted("a", *[fault("server")] * 3, clock=clock)
     policy = ReliabilityPolicy(attempts=4, rate=1, backoff_s=0.01)
-    Dependable("search", [backend], policy, clock=clock).call(Q)
+    ReliableOperation("search", [backend], policy, clock=clock).call(Q)
     assert all(b - a >= 1 for a, b in zip(backend.times, backend.times[1:]))
 
 
 def test_no_turn_before_the_deadline_is_a_skipped_backend(clock):
     policy = ReliabilityPolicy(rate=1, deadline_s=0.5)
-    chain = Dependable("search", [Scripted("a"), Scripted("b")], policy, clock=clock)
+    chain = ReliableOperation("search", [Scripted("a"), Scripted("b")], policy, clock=clock)
     assert [chain.call({"query": str(n)}).source for n in range(3)] == ["a", "b", ""]
     assert clock.now == 0
 

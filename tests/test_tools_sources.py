@@ -6,7 +6,7 @@ Run: python -m pytest tests/test_tools_sources.py
 import pytest
 
 from drlib.sandbox import SandboxResult
-from drlib.tools import NO_RESULTS, FaultInjector, ReliabilityPolicy, Toolbox, ledger
+from drlib.tools import NO_RESULTS, FaultInjector, ReliabilityPolicy, Toolbox, summarize_calls
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS
 from drlib.worlds import Entity, SmallWorld, load_world
 from tests.tool_examples import FakeClock, Scripted, fault, hits
@@ -179,7 +179,7 @@ def test_a_ledger_counts_what_a_trajectory_took(cldr):
     with Toolbox(world, policies=policies, clock=clock) as toolbox:
         results = [toolbox.call("search", {"query": [q]}) for q in ("Norway", "Norway", "Peru")]
         results.append(toolbox.call("search", {"query": "Norway"}))
-    found = ledger(results)
+    found = summarize_calls(results)
     assert found.pop("latency_s") == pytest.approx(clock.now)
     assert found == {
         "calls": 4,
@@ -190,4 +190,4 @@ def test_a_ledger_counts_what_a_trajectory_took(cldr):
         "attempts": 2 + 3 + 1,
         "sources": {"cldr": 2, "": 2},
     }
-    assert ledger([])["calls"] == 0
+    assert summarize_calls([])["calls"] == 0

@@ -57,7 +57,7 @@ def scripted(start, rights=(), **changes):
     """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
     that are right, one a question."""
     config = settings(rl_questions=8, rl_group=4, rl_pool=16, rl_python_share=1.0, **changes)
-    questions = Questions(config, start.world, Names.of(start.world))
+    questions = Questions(config, start.world, Names.from_world(start.world))
     agent = Scripted(dict(zip(questions.pool, rights)))
     return Asking(config, questions, Ranks(), agent.under, start.chat), agent
 

@@ -181,7 +181,7 @@ def test_without_the_setting_no_stage_draws_a_skill(tmp_path, monkeypatch):
 
 def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start):
     config, *_ = built
-    names = Names.of(start.world)
+    names = Names.from_world(start.world)
 
     def texts(config: Config) -> list[str]:
         stream = documents(config, names, start.chat)("a")

@@ -17,7 +17,7 @@ from drlib.rl.stability import Alarm, PageHinkley
 from drlib.training.ranks import Ranks
 from drlib.training.steering import Told, is_worse, monitors_of, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories
-from drlib.worlds.perturbed import ChangedWorld, all_changed
+from drlib.worlds.perturbed import PerturbedWorld, perturb_worlds
 from tests.loop_examples import a_batch, build_stages, cold_start, flat, learned, settings
 
 start = cold_start
@@ -148,7 +148,7 @@ def test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_und
 
 def test_a_changed_world_tells_the_same_facts_in_another_order(start):
     usual = start.world
-    changed = ChangedWorld(usual)
+    changed = PerturbedWorld(usual)
     assert changed.version == f"{usual.version}-changed" and len(changed) == len(usual)
     page = changed.page("Gabon")
     assert page.links == usual.page("Gabon").links and page.text != usual.page("Gabon").text
@@ -167,7 +167,7 @@ def test_a_changed_world_tells_the_same_facts_in_another_order(start):
 def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
     step = stepping(start, tmp_path, rl_questions=16)
     tasks, worlds = step.questions.draw(1, step.curriculum)
-    moved, changed = all_changed(tasks, worlds, start.world)
+    moved, changed = perturb_worlds(tasks, worlds, start.world)
     assert changed.keys() == {f"{version}-changed" for version in (*worlds, start.world.version)}
     for task, same in zip(tasks, moved, strict=True):
         expected = task.world if task.kind == "python" else f"{task.world}-changed"

@@ -376,7 +376,7 @@ def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
     policy, rollouts, chat, world, tmp_path, interrupted_after
 ):
     config = settings(rl_steps=40)
-    questions = Questions(config, world, Names.of(world))
+    questions = Questions(config, world, Names.from_world(world))
 
     def go_on(name, stop_after):
         run = RunFolder(tmp_path / name, {})

@@ -17,7 +17,7 @@ start = cold_start
 
 
 def questions_of(start, **changes) -> Questions:
-    return Questions(settings(**changes), start.world, Names.of(start.world))
+    return Questions(settings(**changes), start.world, Names.from_world(start.world))
 
 
 def sources(drawn) -> list[str]:
@@ -168,10 +168,10 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
         for task, _ in questions_of(start, rl_pool=240, rl_python_share=1.0).pool.values()
     )
     assert len(kinds) == 8 and min(kinds.values()) > 10
-    small = fictional_world(1, Names.of(start.world))
+    small = fictional_world(1, Names.from_world(start.world))
     few = settings(rl_pool=3000, rl_python_share=0.0, rl_fictional_share=0.0)
     with pytest.raises(ValueError, match=r"rl_pool=3000: only \d+ different questions.*lower it"):
-        Questions(few, small, Names.of(start.world))
+        Questions(few, small, Names.from_world(start.world))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from drlib.training.rollouts import step_seed
 from drlib.training.run import read_metrics
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward
-from drlib.worlds.perturbed import changed_version
+from drlib.worlds.perturbed import perturbed_version
 from tests.loop_examples import (
     a_batch,
     build_world,
@@ -173,7 +173,7 @@ def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
 
 def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
     """Sums have no world, and what was learned since the change stays."""
-    assert answers_still("python") and answers_still(changed_version("tour-1"))
+    assert answers_still("python") and answers_still(perturbed_version("tour-1"))
     assert not answers_still("tour-1")
     config = settings(**{**REPLAYING, "rl_replay_groups": 40}, rl_world_change=2)
     step = start.step(config, tmp_path / "run")

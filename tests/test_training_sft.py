@@ -151,7 +151,7 @@ def test_tool_use_passes_its_filters_and_is_mixed_in_by_its_share(attempts):
 
 def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
     _, chat = attempts
-    names = Names.of(load_world("tour"))
+    names = Names.from_world(load_world("tour"))
 
     def texts(n=300, **shares):
         documents = pretrain.documents(Config.load("ci", **shares), names, chat)("k")
@@ -181,7 +181,7 @@ def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
 
 def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
     _, chat = attempts
-    names = Names.of(load_world("tour"))
+    names = Names.from_world(load_world("tour"))
     world = fictional_world(7, names)
     rows = ActionRows(names, chat, 2, from_memory=True)
     tried = list(rows._attempts(world, random.Random(7)))

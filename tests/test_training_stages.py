@@ -18,7 +18,7 @@ import torch
 
 from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
-from drlib.files import WriteError, write_whole
+from drlib.files import WriteError, write_atomic
 from drlib.training import build, grpo, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder, RunFolderError, read_metrics
@@ -324,5 +324,5 @@ def test_failed_write_keeps_the_old_file(tmp_path):
         raise OSError("No space left on device")
 
     with pytest.raises(WriteError, match="manifest.json.*disk full"):
-        write_whole(path, fails)
+        write_atomic(path, fails)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -75,7 +75,7 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     right = Counter((row["kind"], row["correct"]) for row in asked)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
-    drawn, invented = questions.Questions(config, world, Names.of(world)).draw(
+    drawn, invented = questions.Questions(config, world, Names.from_world(world)).draw(
         0, Curriculum(questions.SKILLS)
     )
     searches = [task for task in drawn if task.kind == "search"]
@@ -90,7 +90,7 @@ def test_its_names_are_tokens_and_the_invented_worlds_wear_them(line):
     world = SmallWorld.load(made["world"] / "world.json")
     chat = ChatIds(tokenizer)
     assert all(len(chat.encode(title)) == len(title.split()) for title in world.entities)
-    names = Names.of(world)
+    names = Names.from_world(world)
     documents = ActionData(names, chat).stream(0)
     texts = [tokenizer.decode(next(documents).ids) for _ in range(60)]
     assert any("](folder:" in text for text in texts)
@@ -179,7 +179,9 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
     train = {task.id for task in data.engine_questions(world, config, "train").all()}
 
     def drawn(most):
-        source = questions.Questions(config.derive(rl_conditions=most), world, Names.of(world))
+        source = questions.Questions(
+            config.derive(rl_conditions=most), world, Names.from_world(world)
+        )
         tasks, invented = source.draw(0, Curriculum(questions.SKILLS))
         several = [task for task in tasks if task.conditions > 1]
         assert {task.world for task in several} <= {world.version, *invented}
@@ -194,7 +196,7 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
 def test_a_policy_that_masters_two_conditions_is_asked_for_three():
     config = Config.load("ci", world=TERN, questions="engine", rl_questions=60)
     world, _ = data.training_world(config)
-    source = questions.Questions(config, world, Names.of(world))
+    source = questions.Questions(config, world, Names.from_world(world))
     mastered = dict.fromkeys(questions.SKILLS, 1.0) | {"c3": 0.5}
     tasks, _ = source.draw(0, Curriculum(questions.SKILLS, mastered))
     # an invented world that has none of three gives one of two

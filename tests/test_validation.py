@@ -17,11 +17,11 @@ from drlib.files import (
     append_json_line,
     iter_json_lines,
     read_json_lines,
+    write_atomic,
     write_json_lines,
-    write_whole,
 )
 from drlib.task import Task, is_accepted, is_correct
-from tests.test_house import MODULES, ROOMS, room_of
+from tests.test_layout import MODULES, ROOMS, room_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,30 +84,30 @@ def test_the_ground_brings_no_model_library(name):
 )
 def test_text_bytes_and_a_function_write_the_same_file(tmp_path, content):
     path = tmp_path / "a" / "new folder" / "file"
-    assert write_whole(str(path), content) == path
+    assert write_atomic(str(path), content) == path
     assert path.read_bytes() == "é\n".encode()
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("fault", [OSError("no space"), RuntimeError("no space"), ValueError("x")])
 def test_a_failed_write_leaves_what_was_there_and_names_it(tmp_path, fault):
-    path = write_whole(tmp_path / "file", "old")
+    path = write_atomic(tmp_path / "file", "old")
 
     def fails(partial):
         partial.write_text("half")
         raise fault
 
     with pytest.raises(ValueError if isinstance(fault, ValueError) else WriteError) as raised:
-        write_whole(path, fails)
+        write_atomic(path, fails)
     if isinstance(raised.value, WriteError):
         assert str(path) in str(raised.value) and "disk full" in str(raised.value)
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
-    write_whole(tmp_path / "taken", "")
+    write_atomic(tmp_path / "taken", "")
     with pytest.raises(WriteError, match="taken"):
-        write_whole(tmp_path / "taken" / "file", "text")
+        write_atomic(tmp_path / "taken" / "file", "text")
 
 
 ROWS = [{"text": "a\u2028b\x85c \u00e9", "n": 1.5}, {}, [1, "half a pair: \ud800"], 3]
@@ -122,13 +122,13 @@ def test_json_lines_come_back_whatever_stands_in_them(tmp_path):
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
-    path = write_whole(tmp_path / "rows.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": 2}')
+    path = write_atomic(tmp_path / "rows.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": 2}')
     assert list(iter_json_lines(path)) == [(1, {"a": 1}), (4, {"a": 2})]
 
 
 @pytest.mark.parametrize("bad", [b'{"a": 1', b"\xff", b"no", b"[" * 100_000])
 def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
-    path = write_whole(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
+    path = write_atomic(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
     rows = iter_json_lines(path)
     assert next(rows) == (1, {})
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is no JSON object"):
@@ -144,11 +144,11 @@ def test_imports_that_last_are_not_searched_and_the_collector_is_as_before(colle
     """Of a process of its own: what is frozen stays so."""
     code = f"""
 import gc
-from drlib.startup import lasting_imports
+from drlib.startup import freeze_imports
 if not {collects}: gc.disable()
 before = gc.get_freeze_count()
 try:
-    with lasting_imports():
+    with freeze_imports():
         inside, made = gc.isenabled(), [[] for _ in range(1000)]
         raise ValueError
 except ValueError:

@@ -66,7 +66,7 @@ def test_version_is_the_data():
 
 
 def test_fictional_worlds_repeat_and_invent(cldr):
-    names = Names.of(cldr)
+    names = Names.from_world(cldr)
     one, same, other = (fictional_world(s, names) for s in (1, 1, 2))
     assert one.version == same.version != other.version
     relations = {r for e in cldr.entities.values() for r in e.facts}

@@ -14,18 +14,18 @@ from drlib.worlds.emblems import (
     SHAPES,
     SIZE,
     Emblem,
-    boxes_in,
+    assign_emblems,
     draw,
-    emblem_of,
-    emblems_of,
-    places,
+    find_boxes,
+    make_emblem,
+    make_sheet,
     read_numbers,
-    resized,
-    sheet,
+    resize,
+    sheet_boxes,
 )
 
 NUMBERS = ("0123", "4567", "8901", "1111", "7770")
-SHEET = sheet([draw(Emblem("ring", "red", number)) for number in NUMBERS], columns=2)
+SHEET = make_sheet([draw(Emblem("ring", "red", number)) for number in NUMBERS], columns=2)
 
 
 def cut(pixels, box):
@@ -34,20 +34,22 @@ def cut(pixels, box):
 
 
 def test_an_emblem_is_a_function_of_the_title():
-    assert emblem_of("Norway") == Emblem("ring", "yellow", "9366") != emblem_of("Norway", salt=1)
-    drawn = draw(emblem_of("Norway"))
+    assert (
+        make_emblem("Norway") == Emblem("ring", "yellow", "9366") != make_emblem("Norway", salt=1)
+    )
+    drawn = draw(make_emblem("Norway"))
     assert drawn.shape == (SIZE, SIZE, 3) and drawn.dtype == np.uint8
     assert hashlib.sha256(drawn.tobytes()).hexdigest()[:12] == "8e1fd4448bdf"
-    assert emblem_of("Norway").caption == "a yellow ring over the number 9366"
+    assert make_emblem("Norway").caption == "a yellow ring over the number 9366"
 
 
 def test_no_two_things_look_alike_however_many_there_are():
     titles = [f"thing {n}" for n in range(3000)]
-    found = emblems_of(titles)
-    assert len({*found.values()}) == len(titles) > len({emblem_of(title) for title in titles})
-    assert found == emblems_of(reversed(titles)), "in whatever order they come"
+    found = assign_emblems(titles)
+    assert len({*found.values()}) == len(titles) > len({make_emblem(title) for title in titles})
+    assert found == assign_emblems(reversed(titles)), "in whatever order they come"
     with pytest.raises(ValueError, match="would repeat"):
-        emblems_of(map(str, range(240_001)))
+        assign_emblems(map(str, range(240_001)))
 
 
 def test_shapes_and_colours_all_differ():
@@ -61,19 +63,19 @@ def test_every_digit_is_read_in_every_place():
         drawn = draw(Emblem("square", "grey", number))
         assert read_numbers(drawn) == number
         assert read_numbers(drawn.repeat(3, 0).repeat(3, 1)) == number
-        assert read_numbers(resized(drawn, 96, 96)) == number
+        assert read_numbers(resize(drawn, 96, 96)) == number
 
 
 def test_a_sheet_is_read_in_reading_order():
-    assert boxes_in(SHEET) == places(5, columns=2)
+    assert find_boxes(SHEET) == sheet_boxes(5, columns=2)
     assert read_numbers(SHEET) == "0123 4567\n8901 1111\n7770"
-    assert [read_numbers(cut(SHEET, box)) for box in boxes_in(SHEET)] == [*NUMBERS]
+    assert [read_numbers(cut(SHEET, box)) for box in find_boxes(SHEET)] == [*NUMBERS]
     blank = np.full_like(SHEET, 255)
-    assert boxes_in(blank) == [] and read_numbers(blank) == ""
+    assert find_boxes(blank) == [] and read_numbers(blank) == ""
 
 
 def test_crops_read_what_they_hold_and_say_what_is_cut_off():
-    left, top, width, height = places(5)[1]  # of 4567
+    left, top, width, height = sheet_boxes(5)[1]  # of 4567
     for less in range(1, 9):
         whole = (left + less, top + less, width - 2 * less, height - less)
         assert read_numbers(cut(SHEET, whole)) == "4567"

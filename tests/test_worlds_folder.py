@@ -18,7 +18,7 @@ pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 
 from drlib.worlds import folder
-from drlib.worlds.chunking import CHUNK, chunks
+from drlib.worlds.chunking import CHUNK, chunk_file
 from tests.folder_examples import API, INTRO, facts_of, load, mixed_folder
 
 
@@ -28,7 +28,7 @@ def place(tmp_path):
 
 
 def test_chunks_links_tables_and_front_matter_of_markdown():
-    part = chunks("guide/intro.md", INTRO)
+    part = chunk_file("guide/intro.md", INTRO)
     first, install, details, again = (
         "guide/intro.md",
         "guide/intro.md#install-now",
@@ -64,11 +64,11 @@ def test_chunks_links_tables_and_front_matter_of_markdown():
     assert "[the web](https://example.org/a.md)" in part.documents[0].text
     # not all of the front matter became facts: it stays to be read, as a block of code
     assert "nested: {a: 1}" in part.documents[0].text
-    assert "author" not in chunks("a.md", "---\nauthor: Ada\n---\n# A").documents[0].text
+    assert "author" not in chunk_file("a.md", "---\nauthor: Ada\n---\n# A").documents[0].text
 
 
 def test_sections_and_links_of_rst():
-    part = chunks("api.rst", API)
+    part = chunk_file("api.rst", API)
     assert [d.title for d in part.documents] == [
         "api.rst",
         "api.rst#usage",
@@ -116,7 +116,7 @@ def test_all_types_are_pages_that_can_be_found(place):
 def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
     rng = random.Random("lines-0")
     lines = ["x" * rng.randrange(1, 300) for _ in range(200)]
-    part = chunks("a.txt", "\n".join(lines))
+    part = chunk_file("a.txt", "\n".join(lines))
     assert [d.title for d in part.documents[:3]] == ["a.txt", "a.txt (2)", "a.txt (3)"]
     *cut, last = part.documents
     texts = []
@@ -127,7 +127,7 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
         texts.append(text)
     assert "\n".join([*texts, last.text]).split("\n") == lines and last.links == ()
     assert all(len(text) <= CHUNK for text in [*texts, last.text])
-    one = chunks("b.md", "# B\n" + "y" * (3 * CHUNK - 1))
+    one = chunk_file("b.md", "# B\n" + "y" * (3 * CHUNK - 1))
     texts = [d.text.split("\n\nContinues at ")[0] for d in one.documents]
     assert [*map(len, texts)] == [CHUNK + 3, CHUNK + 3, CHUNK + 2]  # "B" and an empty line
     assert {d.text[:3] for d in one.documents} == {"B\n\n"}
@@ -148,13 +148,13 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
     ],
 )
 def test_a_table_that_is_not_clean_is_only_text(table):
-    part = chunks("a.md", table)
+    part = chunk_file("a.md", table)
     assert facts_of(part) == set() and [d.text for d in part.documents] == [table]
 
 
 def test_a_column_never_takes_the_name_of_an_inverse():
     table = "| City | capital of | x: y of |\n|--|--|--|\n| Oslo | Norway | z |"
-    assert facts_of(chunks("a.md", table)) == {
+    assert facts_of(chunk_file("a.md", table)) == {
         ("a.md: Oslo", "table", "a.md"),
         ("a.md: Oslo", "capital", "Norway"),
         ("a.md: Oslo", "x y", "z"),
@@ -184,8 +184,8 @@ def test_only_the_changed_file_is_read_again_and_the_result_is_that_of_a_new_bui
     place, tmp_path, monkeypatch
 ):
     index, read = tmp_path / "index.sqlite", []
-    real = folder.chunks
-    monkeypatch.setattr(folder, "chunks", lambda *args: read.append(args[0]) or real(*args))
+    real = folder.chunk_file
+    monkeypatch.setattr(folder, "chunk_file", lambda *args: read.append(args[0]) or real(*args))
     first = load(place, index)
     assert len(read) == 7
     again = load(place, index)
@@ -239,9 +239,9 @@ def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
     for i in range(3_000):
         (place / f"more{i}.md").write_text(f"# Number {i}\n\n[next](more{i + 1}.md)\n")
     program = (
-        "import sys; from drlib.worlds import folder; real = folder.chunks\n"
+        "import sys; from drlib.worlds import folder; real = folder.chunk_file\n"
         "def chunks(*a):\n  print(a[0], flush=True); return real(*a)\n"
-        "folder.chunks = chunks; folder.load(sys.argv[1], sys.argv[2])"
+        "folder.chunk_file = chunks; folder.load(sys.argv[1], sys.argv[2])"
     )
     child = subprocess.Popen([sys.executable, "-c", program, place, index], stdout=subprocess.PIPE)
     for _ in range(300):

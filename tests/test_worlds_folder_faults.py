@@ -11,7 +11,7 @@ pytest.importorskip("pypdf")
 pytest.importorskip("trafilatura")
 
 from drlib.worlds import folder
-from drlib.worlds.folder import chunks
+from drlib.worlds.folder import chunk_file
 from tests.file_examples import BILLION_LAUGHS, docx, paragraph, pdf, zipped
 from tests.folder_examples import load, mixed_folder
 
@@ -139,7 +139,7 @@ def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
         ":doc:`",
     ):
         for suffix in (".md", ".rst"):
-            part = chunks(f"a{suffix}", line * (200_000 // len(line)))  # quadratic: minutes
+            part = chunk_file(f"a{suffix}", line * (200_000 // len(line)))  # quadratic: minutes
             assert part.documents[0].title == f"a{suffix}"
 
 

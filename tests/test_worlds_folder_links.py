@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
-from drlib.worlds.chunking import chunks
-from drlib.worlds.linking import definitions, linked
+from drlib.worlds.chunking import chunk_file
+from drlib.worlds.linking import find_definitions, resolve_links
 from tests.folder_examples import load
 
 
@@ -34,7 +34,7 @@ def links_of(world, title):
 )
 def test_links_that_say_a_path(link, target):
     text = f"see {link} here\n\n[b]: <b c.md> 'title'\n\n## Life now\n"
-    part = chunks("x/a.md", text)
+    part = chunk_file("x/a.md", text)
     assert [value for _, relation, value in part.facts if relation == "link"] == [target]
     assert f"](folder:{target})" in part.documents[0].text
 
@@ -50,7 +50,7 @@ def test_links_that_say_a_path(link, target):
     ],
 )
 def test_what_is_no_link_stays_as_it_is(text):
-    shown, found = linked("a.md", text, definitions(text))
+    shown, found = resolve_links("a.md", text, find_definitions(text))
     assert shown == text and found == ()
 
 
@@ -94,7 +94,7 @@ def test_links_by_name_lead_to_the_one_page_of_that_name(link, target, tmp_path)
 
 
 def test_a_page_of_mdx_begins_with_its_heading():
-    part = chunks(
+    part = chunk_file(
         "a.mdx", "---\ntag: x\n---\nimport X from '@x';\nexport const y = 1;\n\n# A\n\nimport b"
     )
     assert [d.title for d in part.documents] == ["a.mdx"]
@@ -115,8 +115,8 @@ def test_a_name_means_what_it_means_now_and_only_changed_files_are_read(tmp_path
 
     place, index, read = tmp_path / "docs", tmp_path / "index.sqlite", []
     write(place, {"a.md": "---\nfriend: Bea\n---\n[[Note]]", "b.md": "b", "t.md": "# Bea"})
-    real = folder.chunks
-    monkeypatch.setattr(folder, "chunks", lambda *args: read.append(args[0]) or real(*args))
+    real = folder.chunk_file
+    monkeypatch.setattr(folder, "chunk_file", lambda *args: read.append(args[0]) or real(*args))
 
     def now():
         world = load(place, index)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("trafilatura")
 
 from drlib.worlds import folder, load_world
-from drlib.worlds.chunking import chunks
+from drlib.worlds.chunking import chunk_file
 from drlib.worlds.linking import slug
 from tests.folder_examples import facts_of, load
 
@@ -31,13 +31,13 @@ def test_front_matter_is_text_as_it_stands_and_what_is_no_fact_can_be_read():
         f"---\n{front}...\n# A",
         f"---\n{front}---\n# A".replace("\n", "\r\n"),
     ):
-        part = chunks("a.md", text)
+        part = chunk_file("a.md", text)
         assert facts_of(part) - {("a.md", "heading", "A")} == facts
         assert [d.text for d in part.documents] == ["A" if "# A" in text else ""]
     rule = "---\n\nThe zeppelin.\n\n---\n\nMore."
-    assert "The zeppelin." in chunks("a.md", rule).documents[0].text
+    assert "The zeppelin." in chunk_file("a.md", rule).documents[0].text
     long = f"---\ntitle: T\nabout: the zeppelin{' long' * 40}\n---\nbody"
-    part = chunks("a.md", long)
+    part = chunk_file("a.md", long)
     assert "zeppelin" in part.documents[0].text and ("a.md", "title", "T") in facts_of(part)
 
 
@@ -45,10 +45,10 @@ def test_what_looks_like_structure_in_code_is_none():
     code = "# no heading\n| City | Country |\n|--|--|\n| Paris | Spain |\n\n[see](b.md)"
     for fence in ("```", "~~~", "````\n```"):
         text = f"# A\n\n{fence}\n{code}\n{fence.split()[0]}\n\n[it](c.md)"
-        part = chunks("a.md", text)
+        part = chunk_file("a.md", text)
         assert facts_of(part) == {("a.md", "heading", "A"), ("a.md", "link", "c.md")}
         assert code in part.documents[0].text
-    assert len(chunks("a.md", "# A\n\n```\nx\n```\n---\n").documents) == 1  # no heading "```"
+    assert len(chunk_file("a.md", "# A\n\n```\nx\n```\n---\n").documents) == 1  # no heading "```"
 
 
 def test_html_text_and_cells_of_notebooks_are_no_structure(tmp_path):
@@ -82,7 +82,7 @@ def test_two_tables_stay_two(tmp_path):
     named = {fact for fact in load(tmp_path).graph.facts if fact[1] != "table"}
     assert named == {("a.html: Oslo", "Country", "Norway"), ("a.html: 1861", "Ruler", "Victor")}
     joined = "|City|Country|\n|--|--|\n|Oslo|Norway|\n|Year|Ruler|\n|--|--|\n|1861|Victor|\n"
-    assert facts_of(chunks("b.md", joined)) == set()  # which rows are whose cannot be known
+    assert facts_of(chunk_file("b.md", joined)) == set()  # which rows are whose cannot be known
 
 
 def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path, monkeyp
     secret.write_text("TOP SECRET")
     (docs / "a.md").write_text("fine")
     (docs / "b.md").write_text("fine")
-    real = folder._itself
+    real = folder._open_regular
 
     def swapped(name, flags):
         if str(name).endswith("a.md"):
@@ -99,7 +99,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path, monkeyp
             (docs / "a.md").symlink_to(secret)
         return real(name, flags)
 
-    monkeypatch.setattr(folder, "_itself", swapped)
+    monkeypatch.setattr(folder, "_open_regular", swapped)
     world = load(docs)
     assert len(world) == 1 and "not readable" in world.changes.skipped["a.md"]
 

@@ -198,7 +198,7 @@ def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     seen, real = [], subprocess.run
-    names = "from drlib.worlds.pydocs import modules; print(len(modules()))"
+    names = "from drlib.worlds.pydocs import import_modules; print(len(import_modules()))"
 
     def run(command, **options):
         seen.append(real([*command[:-2], "-c", names], check=True, **options))

@@ -156,7 +156,7 @@ def test_a_small_world_is_kept_as_a_file(islands, tmp_path):
 
 def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_facts(islands):
     world = select(islands, **ALL).world
-    names = Names.of(world)
+    names = Names.from_world(world)
     real = {(e.title, r, v) for e in world.entities.values() for r, v in e.facts.items()}
     kinds = {}
     counted = Counter()
@@ -178,7 +178,7 @@ def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_fa
 
 
 def test_invented_numbers_have_the_form_of_real_ones(islands):
-    names = Names.of(select(islands, **ALL).world)
+    names = Names.from_world(select(islands, **ALL).world)
     heights = [
         entity.facts["height"]
         for seed in range(10)
@@ -195,7 +195,7 @@ def test_invented_titles_are_joined_like_the_real_ones():
         for package in ("json", "csv", "zlib")
         for name in ("read", "write", "reset")
     ]
-    names = Names.of(SmallWorld(dotted))
+    names = Names.from_world(SmallWorld(dotted))
     assert set(names.joints) == {"."}
     titles = [title for seed in range(5) for title in fictional_world(seed, names).entities]
     assert any(title.count(".") == 1 for title in titles)

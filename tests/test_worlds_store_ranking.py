@@ -129,6 +129,6 @@ def test_words_that_are_dropped_from_memory_are_found_again(monkeypatch):
     for _ in range(2):
         for word in WORDS:
             assert store.search(word, 1000) == expected[word]
-    kept = store._ranking._added
-    assert store._ranking._kept == sum(len(places) for places, _ in kept.values())
-    assert store._ranking._kept <= 60 or len(kept) == 1
+    kept = store._ranking._scores_by_term
+    assert store._ranking._cached_pages == sum(len(places) for places, _ in kept.values())
+    assert store._ranking._cached_pages <= 60 or len(kept) == 1

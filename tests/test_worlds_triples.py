@@ -11,7 +11,7 @@ import pytest
 
 from drlib.notebook import ROOT
 from drlib.worlds import load_world, read_facts, triples
-from drlib.worlds.triples import Endpoint, relation_name
+from drlib.worlds.triples import TripleExtractor, relation_name
 from tests.triples_examples import Model, model_server
 from tests.waiting import until
 
@@ -296,7 +296,7 @@ def test_endpoint_and_model_come_together(place, model):
     for options in ({"endpoint": model.url}, {"model": "tiny"}):
         with pytest.raises(ValueError, match="endpoint=URL .* and model=NAME .* together"):
             load_world(f"folder:{place}", **options)
-    assert Endpoint("http://x/v1/", "m").url == "http://x/v1"
+    assert TripleExtractor("http://x/v1/", "m").url == "http://x/v1"
 
 
 def notes_of(place, number):

@@ -11,7 +11,7 @@ import torch
 
 from drlib.agents.react import ReAct
 from drlib.config import ROOT
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.rewards.functions import exact_match
 from drlib.synthesis.questions import Chain, search_task
@@ -143,5 +143,5 @@ def page(values: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     cold = ColdStart()
-    print(write_whole(PAGE, page(Walk(cold).values())))
+    print(write_atomic(PAGE, page(Walk(cold).values())))
     cold.close()

@@ -28,7 +28,7 @@ from drlib.analysis.rendering import TINTS, UNSEEN, visible
 from drlib.analysis.token_table import TrajectorySource, outcome, responses, status_of
 from drlib.chat.segments import token_texts
 from drlib.chat.template import load_any_tokenizer
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.trajectory import Termination, Trajectory
 from drlib.validation import require
 
@@ -85,7 +85,7 @@ def viewer_page(
 
 def save(out: str | Path, text: str) -> Path:
     """Write a page, whole or not at all."""
-    return write_whole(out, text)
+    return write_atomic(out, text)
 
 
 def _used_ids(sets: list[list[Trajectory]]) -> np.ndarray:

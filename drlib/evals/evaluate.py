@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drlib.agents.react import ReAct
 from drlib.config import Config
-from drlib.files import read_json_lines, write_json_lines, write_whole
+from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.sandbox import Sandbox
 from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
@@ -25,7 +25,7 @@ from drlib.training.ranks import Ranks
 from drlib.training.run import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
-from drlib.worlds.perturbed import all_changed
+from drlib.worlds.perturbed import perturb_worlds
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
@@ -78,7 +78,7 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
         outcomes.append(
             Outcome(
                 task=task.id,
-                kind=task.counted_as,
+                kind=task.category,
                 hops=task.hops,
                 greedy=is_correct(first.answer, task),
                 samples=[is_correct(t.answer, task) for t in tries],
@@ -127,7 +127,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     asked = stages.input_folder(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
     if config.rl_world_change:  # the same questions, of the world that the policy has met last
-        tasks, changed = all_changed(tasks, {}, world)
+        tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
@@ -144,7 +144,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     if ranks.first:
         rows = rows_of(outcomes, of, config.seed)
         write_json_lines(run.path / "outcomes.jsonl", map(vars, outcomes))
-        write_whole(run.path / "rows.json", json.dumps(rows, indent=0))
+        write_atomic(run.path / "rows.json", json.dumps(rows, indent=0))
     run.finish({"questions": len(outcomes)})
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from drlib.config import Config
 from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
 from drlib.evals.metrics import Interval, difference_interval, share_interval, wilson_interval
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.run import git, read_manifest
@@ -141,8 +141,8 @@ class Results:
         head = {"command": self.command, "profile": self.profile, "made": self.made}
         lines = ",\n".join(json.dumps(r) for r in self.rows)
         text = f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
-        write_whole(folder / "results.json", text)
-        write_whole(folder / "outcomes.json", _packed(self.outcomes))
+        write_atomic(folder / "results.json", text)
+        write_atomic(folder / "outcomes.json", _packed(self.outcomes))
 
     @staticmethod
     def load(folder: Path) -> Results:

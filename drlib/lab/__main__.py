@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.files import WriteError, write_whole
+from drlib.files import WriteError, write_atomic
 from drlib.lab import papers
 from drlib.lab.statements import command_of
 from drlib.notebook.display import AGAIN, REFERENCE, ROOT
@@ -165,12 +165,12 @@ def _table(args) -> None:
 
     changed = refresh_readme(ROOT / "README.md", readme_blocks())
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")
-    print(write_whole(EFFECTS, drawn(effects_figure(reference_sweeps()))))
-    print(write_whole(FINDINGS_PAGE, findings_page()))
+    print(write_atomic(EFFECTS, drawn(effects_figure(reference_sweeps()))))
+    print(write_atomic(FINDINGS_PAGE, findings_page()))
 
 
 def _papers(args) -> None:
-    print(write_whole(papers.PAPERS_PAGE, papers.papers_page()))
+    print(write_atomic(papers.PAPERS_PAGE, papers.papers_page()))
 
 
 if __name__ == "__main__":

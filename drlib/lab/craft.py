@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.files import read_json_lines, write_whole
+from drlib.files import read_json_lines, write_atomic
 from drlib.lab.dataset import KEY, REPLIES
 from drlib.synthesis.crafting import WISHES, Crafted, counts, craft
 from drlib.synthesis.families.agentfounder import KEPT, CptRow, higher_order
@@ -182,9 +182,9 @@ def _write(crafted: Sequence[Crafted], rows: Sequence[CptRow], args: argparse.Na
     questions = [
         one._asdict() | {"known": [known._asdict() for known in one.known]} for one in crafted
     ]
-    write_whole(args.out / QUESTIONS, _lines(questions))
-    write_whole(args.out / ROWS, _lines(row._asdict() | {"text": row.text} for row in rows))
-    write_whole(args.out / CARD, _card(crafted, rows, args))
+    write_atomic(args.out / QUESTIONS, _lines(questions))
+    write_atomic(args.out / ROWS, _lines(row._asdict() | {"text": row.text} for row in rows))
+    write_atomic(args.out / CARD, _card(crafted, rows, args))
 
 
 def _lines(rows: Iterable[dict]) -> str:

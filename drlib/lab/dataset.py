@@ -19,7 +19,7 @@ import yaml
 from datasets import disable_progress_bars
 
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.notebook.display import use_style
 from drlib.synthesis.dataset import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
 from drlib.synthesis.dataset_files import CONFIGS, VERL, write_folder
@@ -145,8 +145,8 @@ def _write(wish: Wish, drawn: Drawn, folder: Path, world) -> None:
         figure = quality_figure([report])
         # without the software's name, so that equal content gives equal bytes
         png = partial(figure.savefig, format="png", metadata={"Software": None})
-        write_whole(folder / FIGURE, png)
-    write_whole(folder / CARD, card(wish, drawn, report, unsaid))
+        write_atomic(folder / FIGURE, png)
+    write_atomic(folder / CARD, card(wish, drawn, report, unsaid))
 
 
 def shortfall(wish: Wish, drawn: Drawn) -> str:

@@ -20,7 +20,7 @@ import yaml
 from drlib.config import Config
 from drlib.evals.metrics import Interval
 from drlib.evals.results import Results
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.lab.arms import save_arm
 from drlib.lab.statements import Statement, command_of, rounded
 from drlib.notebook.display import ROOT
@@ -81,7 +81,7 @@ def measure(
     for arm, configs in arms.items():
         save_arm(configs, claim.stage, runs, command, out / name / arm)
     found = finding(claim, out / name)
-    return write_whole(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+    return write_atomic(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
 
 
 def finding(claim: Claim, rows: Path) -> dict:

@@ -28,7 +28,7 @@ import torch
 from drlib.analysis import tour
 from drlib.config import Config
 from drlib.evals.results import EVALUATED, Results, gather, titles
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.lab.arms import copy_curve
 from drlib.lab.findings import FINDINGS
 from drlib.lab.findings_page import findings_block
@@ -250,5 +250,5 @@ def refresh_readme(readme: Path, blocks: Mapping[str, str]) -> bool:
         new = with_block(new, block, name)
     if new == text:
         return False
-    write_whole(readme, new)
+    write_atomic(readme, new)
     return True

@@ -31,7 +31,7 @@ from drlib.evals.strategies import (
     load_ledgers,
     save_ledgers,
 )
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.lab.arms import copy_curve
 from drlib.lab.findings import FINDINGS
 from drlib.lab.statements import outcome_of
@@ -149,7 +149,7 @@ def measure(
     for claim in plan.claims.values():
         found = finding(claim, out, seeds)
         path = findings / f"{claim.name}.json"
-        made.append(write_whole(path, json.dumps(found, indent=1) + "\n"))
+        made.append(write_atomic(path, json.dumps(found, indent=1) + "\n"))
     return made
 
 

@@ -30,7 +30,7 @@ import yaml
 
 from drlib.config import ROOT, Config
 from drlib.lab.statements import Statement
-from drlib.registry import load_plugins, nearest
+from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
 from drlib.validation import require
 
@@ -113,7 +113,9 @@ def load_sweep(
 def _found(file: str | Path) -> Path:
     shipped = {path.stem: path for path in SWEEPS.glob("*.yaml")}
     path = shipped.get(str(file), Path(file))
-    fault = f"no sweep {str(file)!r}: give the path of a file, or a name: {nearest(file, shipped)}"
+    fault = (
+        f"no sweep {str(file)!r}: give the path of a file, or a name: {suggest_name(file, shipped)}"
+    )
     require(path.is_file(), fault)
     return path
 
@@ -139,7 +141,7 @@ def _read(path: Path) -> dict:
 
 def _known(given: Iterable, known: Iterable[str], what: str) -> None:
     unknown = next((key for key in given if key not in known), None)
-    require(unknown is None, f"unknown {what} {unknown!r}: {nearest(str(unknown), known)}")
+    require(unknown is None, f"unknown {what} {unknown!r}: {suggest_name(str(unknown), known)}")
 
 
 def _check_name(what: str, name) -> None:
@@ -164,7 +166,7 @@ def _arms(given, control: str) -> dict[str, Arm]:
         content = _settings(f"arm {name!r}", content)
         settings = {key: value for key, value in content.items() if key not in SAID}
         arms[name] = Arm(name, settings, _statement(name, content, name == control))
-    require(control in arms, f"control {control!r} is no arm: {nearest(control, arms)}")
+    require(control in arms, f"control {control!r} is no arm: {suggest_name(control, arms)}")
     return arms
 
 

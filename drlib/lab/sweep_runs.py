@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.lab.arms import save_arm
 from drlib.lab.sweep import Sweep
 from drlib.training import stages
@@ -99,7 +99,7 @@ def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> N
         if done:
             save_arm(done, sweep.stage, runs, command, partial / arm, demonstrator=False)
     head = {"command": command, **what_ran(sweep), "seeds": list(sweep.seeds), "runs": kept}
-    write_whole(partial / RUNS, json.dumps(head, indent=1) + "\n")
+    write_atomic(partial / RUNS, json.dumps(head, indent=1) + "\n")
     shutil.rmtree(out / RESULTS, ignore_errors=True)
     os.replace(partial, out / RESULTS)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drlib.analysis import tour
 from drlib.evals.results import Results
-from drlib.files import read_json_lines, write_whole
+from drlib.files import read_json_lines, write_atomic
 from drlib.lab.arms import curve_name
 from drlib.lab.statements import rounded
 from drlib.lab.sweep import Arm, Sweep
@@ -33,10 +33,10 @@ def write_summary(sweep: Sweep, out: Path) -> dict:
     from drlib.analysis import sweep_plots  # lazily: matplotlib, which --list does without
 
     found = summary(sweep, out / RESULTS)
-    write_whole(out / "sweep.json", json.dumps(found, indent=1) + "\n")
-    write_whole(out / "table.md", table(found))
+    write_atomic(out / "sweep.json", json.dumps(found, indent=1) + "\n")
+    write_atomic(out / "table.md", table(found))
     figure = sweep_plots.sweep_figure(found, curves(found, out / RESULTS))
-    write_whole(out / "figure.png", sweep_plots.drawn(figure))
+    write_atomic(out / "figure.png", sweep_plots.drawn(figure))
     return found
 
 

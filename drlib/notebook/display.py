@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 from drlib.config import ROOT
-from drlib.files import write_whole
+from drlib.files import write_atomic
 
 REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
 AGAIN = REFERENCE.with_name("again")  # the same recipe, trained by a later commit
@@ -61,4 +61,4 @@ def save_figure(fig, name: str) -> Path:
     if not FIGURE_NAME.fullmatch(name):
         raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
     path = Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures") / f"{name}.png"
-    return write_whole(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))
+    return write_atomic(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))

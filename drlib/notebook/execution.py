@@ -21,10 +21,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.notebook.display import ROOT
-from drlib.registry import nearest
-from drlib.startup import SELDOM
+from drlib.registry import suggest_name
+from drlib.startup import GC_THRESHOLDS
 
 FOLDER = ROOT / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -105,7 +105,7 @@ def check_parameters(notebook, parameters: dict) -> dict:
     known = defaults(notebook)
     for name, value in parameters.items():
         if name not in known:
-            raise NotebookError(f"unknown parameter {name!r}: {nearest(str(name), known)}")
+            raise NotebookError(f"unknown parameter {name!r}: {suggest_name(str(name), known)}")
         want = type(known[name])
         got = type(value)
         if known[name] is not None and got is not want and (want, got) != (float, int):
@@ -160,7 +160,7 @@ def refresh(path: Path) -> bool:
         text = nbformat.writes(normalised(read(copy))) + "\n"
     if text == path.read_text(encoding="utf-8"):
         return False
-    write_whole(path, text)
+    write_atomic(path, text)
     return True
 
 
@@ -248,7 +248,7 @@ def kernel_environment(scratch: Path) -> dict[str, str | None]:
     """
     begins = scratch / "ipython" / "profile_default" / "startup"
     begins.mkdir(parents=True, exist_ok=True)
-    (begins / "collector.py").write_text(f"__import__('gc').set_threshold{SELDOM}\n")
+    (begins / "collector.py").write_text(f"__import__('gc').set_threshold{GC_THRESHOLDS}\n")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         "IPYTHONDIR": str(scratch / "ipython"),

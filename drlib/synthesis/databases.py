@@ -142,7 +142,7 @@ class Domain:
         """(whether it worked, the observation) of one call; a failed one changes nothing."""
         api = self.apis.get(name)
         try:
-            if api is None or {*arguments} != {*api.params} or api.tool.misfit(arguments):
+            if api is None or {*arguments} != {*api.params} or api.tool.argument_error(arguments):
                 raise LookupError(f"no tool {name} that takes {sorted(arguments)} as strings")
             return True, json.dumps(self._functions[name](db, **arguments))
         except (LookupError, UnicodeError, sqlite3.Error) as error:

@@ -23,8 +23,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from drlib.files import read_json_lines, write_json_lines, write_whole
-from drlib.registry import nearest
+from drlib.files import read_json_lines, write_atomic, write_json_lines
+from drlib.registry import suggest_name
 from drlib.synthesis.checks import effort
 from drlib.synthesis.draws import FAMILIES, draw_block
 from drlib.synthesis.evidence import facts_used, quote
@@ -80,7 +80,7 @@ class Wish:
         require(self.tries >= 1, f"a model is asked at least once, not {self.tries} times")
         require(self.families, f"name a family. Known: {', '.join(FAMILIES)}")
         for name in self.families:
-            require(name in FAMILIES, f"unknown family {name!r}: {nearest(name, FAMILIES)}")
+            require(name in FAMILIES, f"unknown family {name!r}: {suggest_name(name, FAMILIES)}")
         for path in self.benchmarks:
             if not Path(path).is_file():
                 raise FileNotFoundError(f"no benchmark file {path}")
@@ -165,7 +165,7 @@ def _claim(folder: Path, wish: Wish, world) -> None:
     own = json.loads(json.dumps(asdict(wish) | {"world_version": world.version}))
     path = folder / SETTINGS
     if not path.exists():
-        write_whole(path, json.dumps(own, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(path, json.dumps(own, indent=1, ensure_ascii=False) + "\n")
         return
     held = json.loads(path.read_text(encoding="utf-8"))
     other = [name for name in own if own[name] != held.get(name)]

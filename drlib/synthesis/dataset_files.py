@@ -16,7 +16,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.synthesis.dataset import task_of
 from drlib.synthesis.export import formal_questions, questions, write
 
@@ -49,7 +49,7 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
             if found:
                 write(found, folder / CONFIGS[config].format(split=side))
         verl = Dataset.from_list([_for_verl(row, place) for place, row in enumerate(some)])
-        write_whole(folder / VERL.format(split=side), verl.to_parquet)
+        write_atomic(folder / VERL.format(split=side), verl.to_parquet)
     _save_to_disk(rows, folder / "hf")
     return unsaid
 

@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from drlib.registry import nearest
+from drlib.registry import suggest_name
 from drlib.synthesis.checks import coincidences, effort, first_fault
 from drlib.synthesis.clues import can_be_asked_for
 from drlib.synthesis.engine import (
@@ -100,7 +100,7 @@ def draw_block(
     well. `plain`: such as a person would ask; the engine fills up with others, as in
     `synthesize_questions`, the other families do not. ValueError: the family is not known."""
     if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}: {nearest(family, FAMILIES)}")
+        raise ValueError(f"unknown family {family!r}: {suggest_name(family, FAMILIES)}")
     draws = FAMILIES[family].draws
     if draws is None:
         with warnings.catch_warnings(record=True) as said:

@@ -24,7 +24,7 @@ from drlib.synthesis.questions import short_digest
 from drlib.synthesis.replies import Replies, prompt
 from drlib.task import Task, is_correct
 from drlib.trajectory import Termination
-from drlib.validation import require, within
+from drlib.validation import require, require_within
 
 # (tasks, n) -> for each task, whether each of n attempts was right; None: nobody can say
 Attempt = Callable[[Sequence[Task], int], Sequence[Sequence[bool | None]]]
@@ -124,7 +124,7 @@ def gate(task: Task, easy: float = 0.0) -> str:
 
     ValueError: `easy` is no rate.
     """
-    within(easy, "[0, 1]", "easy")
+    require_within(easy, "[0, 1]", "easy")
     if task.closed_book is None:
         return "not judged closed book"
     if task.closed_book > easy:

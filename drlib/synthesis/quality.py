@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from drlib.files import read_json_lines, write_whole
+from drlib.files import read_json_lines, write_atomic
 from drlib.synthesis.checks import coincidences, faults
 from drlib.synthesis.queries import (
     Query,
@@ -186,7 +186,7 @@ def _size_of_gram(length: int) -> int:
 
 def save_report(report: dict, path: str | Path) -> Path:
     """Write `quality_report.json`, whole or not at all."""
-    return write_whole(path, json.dumps(report, indent=1, ensure_ascii=False))
+    return write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False))
 
 
 def words(text: str) -> list[str]:

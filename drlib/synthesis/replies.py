@@ -6,7 +6,7 @@ so the same program, started again after it was killed, asks only for what it ha
 budget counts all requests that the file tells of, those of earlier runs among them, and holds
 exactly: a request that could exceed it is not sent.
 
-What is known of a failure decides what follows: one that passes (`EndpointError.passing`) is tried
+What is known of a failure decides what follows: one that passes (`EndpointError.is_transient`) is tried
 again with longer and longer pauses, any other costs that one prompt its reply; a server that fails
 `MAX_FAILED` prompts in a row is not asked any more.
 
@@ -128,7 +128,7 @@ class Replies:
             text, used, fault = self._try(asked, most)
             tokens += used
             failed = str(fault or "")
-            if fault is None or not fault.passing:
+            if fault is None or not fault.is_transient:
                 break
             if attempt + 1 < self.attempts:
                 longer_s = self.pause_s * 2**attempt * (1 + random.random() / 2)

@@ -1,4 +1,4 @@
-"""What an agent can call, and what keeps a call dependable."""
+"""Tools of an agent, with caching, limits, retries and fail-over."""
 
 from drlib.tools.backends import ToolFault
 from drlib.tools.definitions import TOOLS, trl_environment
@@ -6,21 +6,21 @@ from drlib.tools.fault_injection import FaultInjector
 from drlib.tools.fetch import PageReader
 from drlib.tools.parse_file import ParseFile
 from drlib.tools.providers import Provider
-from drlib.tools.reliability import Dependable, DiskCache, ReliabilityPolicy
-from drlib.tools.toolbox import NO_RESULTS, Toolbox, ledger
+from drlib.tools.reliability import DiskCache, ReliabilityPolicy, ReliableOperation
+from drlib.tools.toolbox import NO_RESULTS, Toolbox, summarize_calls
 
 __all__ = [
     "NO_RESULTS",
     "TOOLS",
-    "Dependable",
     "DiskCache",
     "FaultInjector",
     "PageReader",
     "ParseFile",
     "Provider",
     "ReliabilityPolicy",
+    "ReliableOperation",
     "ToolFault",
     "Toolbox",
-    "ledger",
+    "summarize_calls",
     "trl_environment",
 ]

@@ -1,9 +1,9 @@
-"""What a backend of a tool is, and the one exception by which it says that it failed.
+"""The interface of a tool backend, and `ToolFault`, the exception by which it fails.
 
-A backend is a callable `(arguments, timeout_s) -> value`: one operation (one query, one page, one
-program), arguments and value made of JSON types, with a `name` that ends up in
-`ToolResult.source`. It either returns the value or raises `ToolFault`; anything else that it raises
-is a bug of ours. `dependable.py` decides what to do about a fault.
+A backend is a callable `(arguments, timeout_s) -> value` for one operation (a query, a page, a
+program). Arguments and value consist of JSON types; its `name` becomes `ToolResult.source`. It
+returns the value or raises `ToolFault`. Any other exception is a bug. `reliability.py` handles
+faults.
 """
 
 import hashlib
@@ -32,14 +32,19 @@ PAGE_FAULTS = ("unreachable", "unreadable")  # nor are these, but another backen
 
 
 class ToolFault(Exception):
-    """A backend could not do its work; the policy's doing in `ANSWERS` and `PAGE_FAULTS` alone.
+    """A backend could not do its work.
+
+    Only kinds in `ANSWERS` and `PAGE_FAULTS` are caused by the policy's arguments.
 
     Args:
         kind: one of `FAULT_KINDS`.
-        detail: what happened, for the ledger; the observation stays a fixed text.
-        retry_after_s: seconds that the server asked us to wait (HTTP `Retry-After`).
+        detail: cause, for the log; the observation of the policy is a fixed text.
+        retry_after_s: seconds that the server asked to wait (HTTP `Retry-After`).
 
-    `transient`: whether the same backend may succeed when asked again. ValueError: another kind.
+    `transient` is True if the same backend may succeed later.
+
+    Raises:
+        ValueError: unknown kind.
     """
 
     def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -58,7 +63,7 @@ class Backend(Protocol):
     name: str  # ends up in `ToolResult.source`
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
-        """The value for `arguments` within `timeout_s` seconds; raises `ToolFault`."""
+        """Return the value for `arguments` within `timeout_s` seconds, or raise `ToolFault`."""
 
 
 class FunctionBackend(NamedTuple):
@@ -72,12 +77,12 @@ class FunctionBackend(NamedTuple):
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 (hex) of JSON values in canonical form: equal values, equal digest."""
+    """Return the SHA-256 (hex) of JSON values in canonical form."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def uniform(*parts: Any) -> float:
-    """A number in [0, 1) that depends on `parts` alone: chance that threads cannot disturb."""
+    """Return a number in [0, 1) that depends on `parts` only, whatever the threads do."""
     digits = digest(*parts)[:13]  # 52 bits: what a float can tell apart
     return int(digits, 16) / 16**13

@@ -1,8 +1,8 @@
 """Exact arithmetic on an expression, without `eval`.
 
-Of Python's syntax tree only numbers, operators and a few functions are computed, as fractions:
-0.1 + 0.2 is 0.3. Sizes are bounded before anything is computed, so 9**9**9 costs nothing. Roots are
-floats. A result that is no integer is shown with 15 significant digits.
+Only numbers, operators and a few functions of Python's syntax tree are evaluated, as fractions: 0.1
++ 0.2 is 0.3. Sizes are checked before anything is computed, so 9**9**9 is rejected at once. Roots
+are floats. A non-integer result has 15 significant digits.
 """
 
 import ast
@@ -32,20 +32,28 @@ NOT_COMPUTED = (
 
 
 def calculate(expression: str) -> dict[str, str]:
-    """`{"text", "status"}`: the value and "ok", or one of `ERRORS` and "arguments"."""
+    """Evaluate an expression.
+
+    Returns:
+        {"text", "status"}: the value and "ok", or one of `ERRORS` and "arguments".
+
+    Example:
+        >>> calculate("0.1 + 0.2")
+        {'text': '0.3', 'status': 'ok'}
+    """
     expression = expression.strip()
     try:
         if len(expression) > MAX_EXPRESSION_CHARS:
             raise OverflowError
         tree = ast.parse(expression, mode="eval")
-        return {"text": _shown(_value(tree.body, expression)), "status": "ok"}
+        return {"text": _format_value(_evaluate(tree.body, expression)), "status": "ok"}
     except NOT_COMPUTED as error:
         text = next(text for kind, text in ERRORS.items() if isinstance(error, kind))
         return {"text": text, "status": "arguments"}
 
 
-def _value(node: ast.expr, text: str) -> Fraction:
-    """What the node of the syntax tree of `text` comes to; one of `NOT_COMPUTED` for any other."""
+def _evaluate(node: ast.expr, text: str) -> Fraction:
+    """Evaluate a node of the syntax tree of `text`; raise one of `NOT_COMPUTED` if invalid."""
     match node:
         case ast.Constant(value=float()):  # the digits as they stand, which a float would round
             value = Decimal(ast.get_source_segment(text, node))
@@ -54,11 +62,11 @@ def _value(node: ast.expr, text: str) -> Fraction:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass
         case ast.BinOp(left, operation, right):
-            value = _KNOWN[type(operation)](_value(left, text), _value(right, text))
+            value = _KNOWN[type(operation)](_evaluate(left, text), _evaluate(right, text))
         case ast.UnaryOp(operation, operand):
-            value = _KNOWN[type(operation)](_value(operand, text))
+            value = _KNOWN[type(operation)](_evaluate(operand, text))
         case ast.Call(ast.Name(name), arguments, []):
-            value = _KNOWN[name](*[_value(argument, text) for argument in arguments])
+            value = _KNOWN[name](*[_evaluate(argument, text) for argument in arguments])
         case _:
             raise ValueError("neither a number nor an operation")
     value = Fraction(value)
@@ -108,7 +116,7 @@ _KNOWN = {
 }
 
 
-def _shown(value: Fraction) -> str:
+def _format_value(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     with localcontext(prec=15):

@@ -1,17 +1,16 @@
-"""A web site as a folder of Markdown, which is a world: `load_world("folder:OUT")`.
+"""Crawl a web site into a folder of Markdown, for `load_world("folder:OUT")`.
 
     drlib crawl https://docs.example.org/guide/ site --pages 200
 
-A crawl reads what its start links to, breadth first, as a guest: what robots.txt closes is not
-asked for, nor anything outside the start's folder on its host; one request at a time, `delay_s` or
-the site's own Crawl-delay apart; "Retry-After" is waited for. Each page is fetched by the guarded
-reader (`drlib.tools.fetch`), so no redirect leads into this machine's network, and is kept in
-`OUT/.crawl`: a crawl that was killed, or is to have more pages, asks for nothing twice. At the end
-the pages become files. Links between them become links between files; a file whose page is as it
-was is not touched, so that the world's index reads only what is new.
+Pages are fetched breadth first within the folder of the start page on its host. The crawl obeys
+robots.txt and "Retry-After", sends one request at a time, and waits `delay_s` or the site's
+Crawl-delay between them. Pages are fetched by the guarded reader (`drlib.tools.fetch`), so no
+redirect leads into the local network, and are cached in `OUT/.crawl`: an interrupted or extended
+crawl fetches nothing twice. At the end the pages are written as files with links between them.
+Files of unchanged pages are not touched, so the world's index reads only new ones.
 
-Left out: scripts, forms, sitemaps, `<base>`, pages that changed since they were fetched (delete
-`.crawl` to fetch them again).
+Not implemented: scripts, forms, sitemaps, `<base>`, pages that changed since they were fetched
+(delete `.crawl` to fetch them again).
 """
 
 import argparse
@@ -28,7 +27,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.robotparser import RobotFileParser
 
-from drlib.files import append_json_line, resume_json_lines, write_whole
+from drlib.files import append_json_line, resume_json_lines, write_atomic
 from drlib.tools.backends import ToolFault
 from drlib.tools.fetch import Fetched, PageReader, web_address
 from drlib.validation import require
@@ -39,7 +38,7 @@ ATTEMPTS = 3  # for a page, while its faults may pass
 LONGEST_WAIT_S = 60.0
 MAX_FAILED = 5  # pages in a row, until the site is left alone
 MAX_CHARS = 1_000_000  # of a page's text
-KEPT = ".crawl"
+CACHE_FOLDER = ".crawl"
 LINK = re.compile(r"(?<!\\)\]\(([^()\s<>]{1,2000})\)")
 FENCE = re.compile(r"`{3,}$")
 
@@ -48,12 +47,16 @@ class Crawl:
     """A crawl from `start` into `folder`.
 
     Args:
-        pages: that the folder may hold, those of earlier runs included.
-        delay_s: between two requests, at least; the site may ask for more.
-        timeout_s: for one page. reader: by which pages are fetched.
+        start: address of the first page.
+        folder: output folder.
+        pages: largest number of pages in the folder, including those of earlier runs.
+        delay_s: least time between two requests; the site may ask for more.
+        timeout_s: seconds for one page.
+        reader: fetches the pages.
 
-    ValueError: `start` is no web address, `folder` holds another crawl or other files, or an
-    impossible setting.
+    Raises:
+        ValueError: `start` is no web address, `folder` contains another crawl or other files, or a
+            setting is out of range.
     """
 
     def __init__(
@@ -83,11 +86,18 @@ class Crawl:
         self._next = 0.0  # when the next request may be sent
         self._load()
 
-    def run(self, told: Callable[[str], None] = lambda line: None) -> Counter[str]:
-        """Fetch, then write the files. How many addresses came to what end; `told` hears of each.
+    def run(self, report: Callable[[str], None] = lambda line: None) -> Counter[str]:
+        """Fetch the pages and write the files.
 
-        ConnectionError: the site's robots.txt cannot be read, pages fail one after another, or not
-        one was kept; what was fetched is kept, and its files are written.
+        Args:
+            report: called with one line for each address.
+
+        Returns:
+            Number of addresses by outcome.
+
+        Raises:
+            ConnectionError: robots.txt cannot be read, too many pages failed in a row, or no page
+                was kept; fetched pages are kept and their files written.
         """
         ends = Counter()
         try:
@@ -95,7 +105,7 @@ class Crawl:
             with closing(self._parser):
                 for url, row in self._fetch_all():
                     ends[row["fault"].partition(":")[0] or "fetched"] += 1
-                    told(f"{row['fault'] or 'fetched'}  {url}")
+                    report(f"{row['fault'] or 'fetched'}  {url}")
         finally:
             ends["files written"] = self._write_files()
         first = self._rows[self.start]
@@ -104,8 +114,8 @@ class Crawl:
         return ends
 
     def _load(self) -> None:
-        """Take in the lines of earlier runs."""
-        path = self.folder / KEPT / "pages.jsonl"
+        """Load the rows of earlier runs."""
+        path = self.folder / CACHE_FOLDER / "pages.jsonl"
         if not path.exists():
             others = [*self.folder.glob("*")]
             require(not others, f"{self.folder} holds files that no crawl wrote: give another one")
@@ -122,7 +132,9 @@ class Crawl:
     def _read_robots(self) -> None:
         address = urljoin(self.start, "/robots.txt")
         try:
-            lines = self._patiently(address, lambda url: True).body.decode("utf-8", "replace")
+            lines = self._fetch_with_retries(address, lambda url: True).body.decode(
+                "utf-8", "replace"
+            )
         except ToolFault as fault:
             if fault.transient:  # RFC 9309, 2.3.1.4: then nothing may be asked for
                 raise ConnectionError(f"{address} cannot be read ({fault}): try later") from None
@@ -131,49 +143,49 @@ class Crawl:
         self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))
         self._next = time.monotonic() + self.delay_s
 
-    def _permits(self, url: str) -> bool:
+    def _is_permitted(self, url: str) -> bool:
         within = url.startswith(self._within) or f"{url}/" == self._within
         return within and self._robots.can_fetch(AGENT, url)
 
     def _fetch_all(self) -> Iterator[tuple[str, dict]]:
-        """Each address that is new, with its row; those that were fetched before lead on too."""
+        """Yield each new address with its row, and follow the links of known ones."""
         waiting, seen, failed = deque([self.start]), {self.start}, 0
         while waiting and sum(bool(row["kept"]) for row in self._rows.values()) < self.pages:
             url = waiting.popleft()
             row = self._rows.get(url)
             if row is None:
-                row = self._row(url)
+                row = self._crawl_page(url)
                 self._rows[url] = row
-                append_json_line(self.folder / KEPT / "pages.jsonl", row)
+                append_json_line(self.folder / CACHE_FOLDER / "pages.jsonl", row)
                 failed = failed + 1 if row["may_pass"] else 0
                 yield url, row
                 if failed == MAX_FAILED:
                     raise ConnectionError(f"{failed} pages in a row failed ({row['fault']})")
-            new = [link for link in row["links"] if link not in seen and self._permits(link)]
+            new = [link for link in row["links"] if link not in seen and self._is_permitted(link)]
             seen.update(new)
             waiting.extend(new)
 
-    def _row(self, url: str) -> dict:
-        """What came of `url`; its text is kept."""
+    def _crawl_page(self, url: str) -> dict:
+        """Fetch `url`, cache its text and return its row."""
         row = {"url": url, "to": url, "kept": "", "title": "", "links": [], "fault": ""}
         row["may_pass"] = False
         try:
-            page = self._patiently(url, self._permits)
+            page = self._fetch_with_retries(url, self._is_permitted)
             row["to"] = urldefrag(page.url).url
             if any(other["kept"] and other["to"] == row["to"] for other in self._rows.values()):
                 return row  # a redirect to what is there
-            title, name, data = self._text(page)
-            write_whole(self.folder / KEPT / name, data)
+            title, name, data = self._page_file(page)
+            write_atomic(self.folder / CACHE_FOLDER / name, data)
         except (ToolFault, Unreadable) as fault:
             row["fault"] = str(fault) if isinstance(fault, ToolFault) else ": ".join(fault.args)
             row["may_pass"] = isinstance(fault, ToolFault) and fault.transient
             return row
         found = _links(data.decode()) if name.endswith(".md") else []
-        links = dict.fromkeys(_absolute(row["to"], link) for link in found)
+        links = dict.fromkeys(_resolve_link(row["to"], link) for link in found)
         return row | {"kept": name, "title": title, "links": [link for link in links if link]}
 
-    def _patiently(self, url: str, permits: Callable[[str], bool]) -> Fetched:
-        """The page, each request in its turn; faults that may pass are waited for."""
+    def _fetch_with_retries(self, url: str, permits: Callable[[str], bool]) -> Fetched:
+        """Fetch a page, with the delay between requests and retries after transient faults."""
         for attempt in range(1, ATTEMPTS + 1):
             time.sleep(max(0.0, self._next - time.monotonic()))
             wait_s = self.delay_s
@@ -188,9 +200,11 @@ class Crawl:
                 self._next = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 
-    def _text(self, page: Fetched) -> tuple[str, str, bytes]:
-        """(title, name of the file that keeps it, what that holds): Markdown of HTML, other types
-        as they are, because the folder's world reads them itself."""
+    def _page_file(self, page: Fetched) -> tuple[str, str, bytes]:
+        """Return (title, cache file name, contents).
+
+        HTML becomes Markdown. Other types are kept, because the folder's world reads them itself.
+        """
         name = hashlib.sha256(page.url.encode()).hexdigest()[:16]
         if page.suffix != ".html":
             return "", name + page.suffix, page.body
@@ -200,24 +214,24 @@ class Crawl:
         return found["title"], f"{name}.md", found["text"].encode()
 
     def _write_files(self) -> int:
-        """The pages as files of the folder, links between them relative; how many were written."""
+        """Write the pages with relative links; return the number of written files."""
         kept = [row for row in self._rows.values() if row["kept"]]
-        files = {row["to"]: _file_of(row["to"], row["kept"]) for row in kept}
+        files = {row["to"]: _file_name(row["to"], row["kept"]) for row in kept}
         files |= {row["url"]: files[row["to"]] for row in self._rows.values() if row["to"] in files}
         written = 0
         for row in kept:
-            data = (self.folder / KEPT / row["kept"]).read_bytes()
+            data = (self.folder / CACHE_FOLDER / row["kept"]).read_bytes()
             if row["kept"].endswith(".md"):
-                data = _with_files(data.decode(), row, files).encode()
+                data = _rewrite_links(data.decode(), row, files).encode()
             path = self.folder / files[row["to"]]
             if not path.exists() or path.read_bytes() != data:
-                write_whole(path, data)
+                write_atomic(path, data)
                 written += 1
         return written
 
 
-def _absolute(url: str, link: str) -> str:
-    """Where a link of the page at `url` leads, without its anchor; "" outside the web."""
+def _resolve_link(url: str, link: str) -> str:
+    """Return the absolute address of a link without its anchor; "" if it is no web address."""
     try:
         return urldefrag(str(web_address(urljoin(url, link)))).url
     except (ToolFault, ValueError):
@@ -229,7 +243,7 @@ def _links(text: str) -> list[str]:
 
 
 def _outside_fences(text: str) -> Iterator[str]:
-    """The lines of Markdown; "" in place of each of a fence."""
+    """Yield the lines of Markdown, with "" for each line of a code fence."""
     mark = ""
     for line in text.split("\n"):
         ends = FENCE.match(line)
@@ -240,8 +254,8 @@ def _outside_fences(text: str) -> Iterator[str]:
             yield "" if mark else line
 
 
-def _file_of(url: str, kept: str) -> str:
-    """The file for the page at `url`: its path, made harmless, and a digest of what follows "?"."""
+def _file_name(url: str, kept: str) -> str:
+    """Return the sanitised path of a page's file, with a digest of the query string."""
     parts = urlsplit(url)
     suffix = posixpath.splitext(kept)[1]
     path = "/".join(
@@ -258,13 +272,13 @@ def _file_of(url: str, kept: str) -> str:
     return path + suffix
 
 
-def _with_files(text: str, row: dict, files: dict[str, str]) -> str:
-    """A page's Markdown with links to files where there are such, and its title as heading."""
+def _rewrite_links(text: str, row: dict, files: dict[str, str]) -> str:
+    """Point the links of a page at files where possible, and add its title as heading."""
     here = posixpath.dirname(files[row["to"]])
 
     def lead(match: re.Match) -> str:
         url, anchor = urldefrag(urljoin(row["to"], match[1]))
-        to = files.get(_absolute(row["to"], url))
+        to = files.get(_resolve_link(row["to"], url))
         shown = posixpath.relpath(to, here or ".") if to else url
         return f"]({shown}#{anchor})" if anchor else f"]({shown})"
 

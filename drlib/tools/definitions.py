@@ -1,12 +1,14 @@
-"""The tools, each defined once: name, description, parameters.
+"""Tool definitions: name, description and parameters.
 
-The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator. From a
-definition come the schema that stands in prompts (short: no text a parameter), the function format
-of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads a method's
-signature and docstring; what it derives is `Tool.function`, which therefore leaves out `minItems`.
+The five tools of Tongyi DeepResearch (`python` is its PythonInterpreter) and a calculator. A
+definition yields the schema in prompts (short: parameters have no description), the function format
+of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads signature and
+docstring of a method and derives `Tool.function`, which therefore omits `minItems`.
 
-`TOOLS` has them by name. A tool of your own brings its code (`run`) and needs nothing else: once it
-is registered, every toolbox made from then on offers it.
+`TOOLS` contains them by name. A custom tool provides its code (`run`); once registered, every
+toolbox created later offers it:
+
+    TOOLS.register("double", Tool("double", "Double a text.", (Parameter("x", "Text."),), run=...))
 """
 
 import inspect
@@ -21,7 +23,7 @@ MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas o
 
 @dataclass(frozen=True)
 class Parameter:
-    """A required argument: a string, or a list of at least one (`many`)."""
+    """A required argument: a string, or a non-empty list of strings (`many`)."""
 
     name: str
     description: str
@@ -29,24 +31,34 @@ class Parameter:
 
     @property
     def type(self) -> type:
-        """As a Python type."""
+        """The Python type."""
         return list[str] if self.many else str
 
     @property
     def json_type(self) -> dict:
-        """As JSON schema names it."""
+        """The JSON schema type."""
         text = {"type": "string"}
         return {"type": "array", "items": text} if self.many else text
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What a policy is told about a tool, and its code where that needs no world and no sandbox.
+    """Definition of a tool as the policy sees it, and its code if it needs no world or sandbox.
 
-    run: called with the arguments by name, each a string or a list of strings; returns what the
-        policy reads. It must give the same for the same arguments (answers are cached) and say in
-        its text what is wrong with them; `drlib.tools.ToolFault` is for what is not the policy's
-        doing, such as a server that is down. None: the `Toolbox` knows how to run it.
+    Args:
+        name: as it is called.
+        description: one sentence, part of the prompt.
+        parameters: all are required.
+        run: called with the arguments by name, each a string or a list of strings; returns the
+            observation. It must be deterministic (results are cached) and describe wrong arguments
+            in its text. Failures not caused by the policy, such as a server that is down, raise
+            `drlib.tools.ToolFault`. None: the `Toolbox` implements the tool.
+
+    Example:
+        >>> text = Parameter("text", "A text.")
+        >>> shout = Tool("shout", "Repeat in capitals.", (text,), run=str.upper)
+        >>> shout.schema["parameters"]["required"]
+        ['text']
     """
 
     name: str
@@ -65,7 +77,7 @@ class Tool:
 
     @property
     def function(self) -> dict:
-        """The tool in OpenAI's function format, parameters described."""
+        """The tool in OpenAI's function format, with described parameters."""
         properties = {}
         for parameter in self.parameters:
             description = {"description": parameter.description}
@@ -77,22 +89,28 @@ class Tool:
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def operands(self, arguments: Mapping[str, Any]) -> list:
-        """The operations of a call: each entry of its first argument; a tool with its own code
-        gets all of its arguments at once."""
+        """Return the operations of a call: the entries of its first argument.
+
+        A tool with its own code gets all arguments at once.
+        """
         if self.run is not None:
             return [{p.name: arguments[p.name] for p in self.parameters}]
         first = arguments[self.parameters[0].name]
         return first if isinstance(first, list) else [first]
 
     def answer(self, arguments: Mapping[str, Any], _world: Any = None) -> dict[str, str]:
-        """What `run` gives, in the form in which a toolbox takes it; TypeError unless a text."""
+        """Run the tool's own code; return {"text"}.
+
+        Raises:
+            TypeError: it returned no text.
+        """
         text = self.run(**arguments)
         if not isinstance(text, str):
             raise TypeError(f"tool {self.name}: run returned {type(text).__name__}, not a text")
         return {"text": text}
 
-    def misfit(self, arguments: Mapping[str, Any]) -> str:
-        """What is wrong with a call's arguments, "" for nothing."""
+    def argument_error(self, arguments: Mapping[str, Any]) -> str:
+        """Return the first error in a call's arguments; "" if they are valid."""
         for parameter in reversed(self.parameters):
             name = parameter.name
             value = arguments.get(name)
@@ -106,7 +124,7 @@ class Tool:
 
 
 def _is_list_of_texts(value: Any) -> bool:
-    """Whether it is a list of strings with at least one entry."""
+    """Return True for a non-empty list of strings."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(entry, str) for entry in value)
@@ -152,11 +170,15 @@ for _tool in _BUILT_IN:
 
 
 def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
-    """A class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
+    """Create a class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 
-    An instance keeps the `ToolResult`s of its rollout in `results`; reward functions get the
-    instances as `environments`. `worlds`: other worlds by version, chosen by a row's `world`; one
-    that is not there is a ValueError.
+    An instance collects the `ToolResult`s of its rollout in `results`; reward functions receive the
+    instances as `environments`.
+
+    Args:
+        toolbox: the tools.
+        worlds: other worlds by version, selected by a row's `world`; an unknown one raises
+            ValueError.
     """
     own_version = getattr(toolbox.world, "version", "")
     # A row that names no world gets the toolbox's own.
@@ -179,7 +201,7 @@ def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> ty
 
 
 def _method(tool: Tool, toolbox: Any):
-    """A method that calls the tool, with the signature and the docstring that TRL reads."""
+    """Create a method that calls the tool, with the signature and docstring that TRL reads."""
 
     def method(self, **arguments):
         result = toolbox.call(tool.name, arguments, world=self.world)

@@ -1,8 +1,8 @@
-"""Faults on demand, for notebooks and tests: errors, delays, drift, replies that make no sense.
+"""Seeded fault injection for notebooks and tests: errors, delays, drift, malformed replies.
 
-`FaultInjector` wraps a backend or a whole world. The fault of an operation's n-th call depends on
-(seed, backend, arguments, n) alone, so a run can be repeated whatever the threads do, as long as no
-two rollouts make equal calls: of those the first to come gets the first fault.
+`FaultInjector` wraps a backend or a whole world. The fault of the n-th call of an operation depends
+on (seed, backend, arguments, n) only, so a run is reproducible with any number of threads unless
+two rollouts make equal calls: then the first to arrive gets the first fault.
 """
 
 import copy
@@ -34,17 +34,21 @@ FAULT_NAMES = (*RAISED, "latency", "drift")
 
 
 class FaultInjector:
-    """A seeded source of faults. ValueError: an unknown one, or rates that are no probabilities.
+    """A seeded source of faults.
+
+    `injected` counts the faults so far, and under "" the calls without one.
 
     Args:
-        rates: fault (one of `FAULT_NAMES`) -> probability a call.
-        script: the faults of an operation's first, second, ... call, "" for none, by a value of its
-            arguments ("Norway") or "*" for any; after the script's end `rates` hold.
-        latency_s: how long "latency" holds a call up.
-        retry_after_s: what "429" asks for.
-        clock: has `sleep(seconds)`, as the module `time`.
+        rates: fault (one of `FAULT_NAMES`) -> probability per call.
+        script: faults of an operation's first, second, ... call ("" for none), by a value of its
+            arguments ("Norway") or "*" for any; `rates` apply after the end of a script.
+        seed: equal seeds give equal faults.
+        latency_s: duration of a "latency" fault.
+        retry_after_s: `Retry-After` of a "429" fault.
+        clock: has `sleep(seconds)`, like the module `time`.
 
-    `injected` counts the faults so far, "" those calls that had none.
+    Raises:
+        ValueError: an unknown fault, or rates that are no probabilities.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class FaultInjector:
             raise ValueError(f"rates {self.rates}: give probabilities with a sum of at most 1")
 
     def backend(self, backend: Backend) -> Backend:
-        """`backend` with faults, under its own name."""
+        """Return `backend` with faults, under the same name."""
 
         def faulty(arguments: Mapping[str, Any], timeout_s: float) -> Any:
             work = partial(backend, arguments, timeout_s)
@@ -83,7 +87,7 @@ class FaultInjector:
         return FunctionBackend(backend.name, faulty)
 
     def world(self, world: World) -> World:
-        """`world` with faults in `search` and `page`; graph, version and name are its own."""
+        """Return `world` with faults in `search` and `page`; graph, version and name are kept."""
 
         def search(query: str, k: int = 10) -> Any:
             arguments = {"query": query, "k": k}
@@ -100,7 +104,7 @@ class FaultInjector:
     def _apply(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, work: Callable[[], Any]
     ) -> Any:
-        """`work()` with the fault that is due to this operation of `name`."""
+        """Return `work()` with the next fault of this operation."""
         fault = self._next_fault(name, arguments)
         if fault == "timeout" and timeout_s < math.inf:
             self._clock.sleep(timeout_s)
@@ -111,19 +115,19 @@ class FaultInjector:
             wait = self.retry_after_s if fault == "429" else None
             raise ToolFault(RAISED[fault], f"injected {fault}", wait)
         value = work()
-        return drifted(value) if fault == "drift" else value
+        return apply_drift(value) if fault == "drift" else value
 
     def _next_fault(self, name: str, arguments: Mapping[str, Any]) -> str:
         key = digest(name, arguments)
         with self._lock:
             number = self._calls[key]
             self._calls[key] += 1
-            fault = self._due(key, number, arguments)
+            fault = self._pick_fault(key, number, arguments)
             self.injected[fault] += 1
             return fault
 
-    def _due(self, key: str, number: int, arguments: Mapping[str, Any]) -> str:
-        """The fault of this operation's call with this number, counted from 0; "" for none."""
+    def _pick_fault(self, key: str, number: int, arguments: Mapping[str, Any]) -> str:
+        """Return the fault of this operation's call `number` (from 0); "" for none."""
         named = [self.script[value] for value in arguments.values() if value in self.script]
         scripted = named[0] if named else self.script.get("*", ())
         if number < len(scripted):
@@ -136,10 +140,10 @@ class FaultInjector:
         return ""
 
 
-def drifted(value: Any) -> Any:
-    """The value after the world changed: hits in another order, the second half of texts lost."""
+def apply_drift(value: Any) -> Any:
+    """Return the value as after a change of the world: reversed hits, halved texts."""
     if isinstance(value, list):
-        return [drifted(hit) for hit in reversed(value)]
+        return [apply_drift(hit) for hit in reversed(value)]
     fields = value if isinstance(value, dict) else vars(value)
     halved = {name: _first_half(fields[name]) for name in ("snippet", "text") if name in fields}
     return {**value, **halved} if isinstance(value, dict) else replace(value, **halved)

@@ -1,12 +1,12 @@
 """HTTP for tools: one bounded exchange, and `PageReader`, the backend of `visit` for live pages.
 
-A policy chooses the addresses, so a page may point at this machine, its network or a cloud's
-metadata. Each name is looked up once, all its addresses must be public, and the first is dialled as
-it is, with Host header and TLS name of the URL: no second look-up can differ (DNS rebinding). Each
-redirect goes the same way; proxies of the environment are not used. One clock bounds look-up, TLS,
-headers and body. Of httpx only the transport is used: its client reads `Location` and cookies also
-where nobody asked for it, and raises. Left out: a second address of a dead server, kept-alive
-connections, scripts.
+The policy chooses addresses, so a page may point at this machine, its network or cloud metadata.
+Each host is resolved once and all its addresses must be public. The first address is contacted
+directly with the URL's Host header and TLS name, so no second resolution can differ (DNS
+rebinding). Redirects are checked in the same way; proxies from the environment are ignored. One
+deadline covers resolution, TLS, headers and body. Only httpx's transport is used, because its
+client also reads `Location` and cookies by itself, and raises on them. Not implemented: a second
+address of a dead server, persistent connections, scripts.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from drlib.tools.backends import ANSWERS, ToolFault
-from drlib.tools.parse_file import parse_apart
+from drlib.tools.parse_file import parse_in_child
 from drlib.worlds.reading import require_libraries
 
 MAX_BYTES = 10_000_000  # of a body, unpacked
@@ -74,21 +74,24 @@ CLOSED = [
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address may be visited."""
+    """Return True if an IP address may be visited."""
     number = ip_address(address)
     return not any(number in net for net in CLOSED)
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a name, or of a number in any notation, as the system sees them."""
+    """Return the addresses of a host name, or of a number in any notation."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [address[0] for _, _, _, _, address in found]
 
 
 def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:
-    """An http(s) URL without user info, seen from `base`; "refused" otherwise.
+    """Parse an http(s) URL without user info, relative to `base`.
 
-    What has a scheme is not joined: readers do not agree whose host "http:x" means.
+    A text with a scheme is not joined, because implementations disagree on the host of "http:x".
+
+    Raises:
+        ToolFault: "refused" for anything else.
     """
     try:
         url = httpx.URL(text)
@@ -117,10 +120,18 @@ def exchange(
     json: Any = None,
     look_up: Callable[[str], str] = lambda host: host,
 ) -> tuple[int, httpx.Headers, bytes]:
-    """(status, headers, body) of a GET, or a POST of `json`, over at `deadline` (`monotonic`).
+    """Send a GET, or a POST of `json`, and return (status, headers, body).
 
-    `inspect` sees status and headers before the body is read, and may raise. `look_up` gives the
-    address of a host to dial; by default the system does. No fault tells what was sent.
+    Args:
+        url: address.
+        deadline: `time.monotonic` value by which it ends.
+        headers: additional headers.
+        inspect: receives status and headers before the body is read, and may raise.
+        json: body of a POST.
+        look_up: returns the address to contact for a host; the system's resolution by default.
+
+    Raises:
+        ToolFault: the message contains nothing that was sent.
     """
     sent = {"Host": url.netloc, "User-Agent": "drlib", "Accept-Encoding": "gzip", **headers}
     host = url.raw_host.decode()
@@ -129,7 +140,9 @@ def exchange(
     def work() -> tuple[int, httpx.Headers, bytes]:
         # The address is dialled, while TLS and the Host header go on naming the host.
         target = url.copy_with(host=look_up(host))
-        waits = httpx.Timeout(_left(deadline)).as_dict()  # of one read: `_within` bounds them all
+        waits = httpx.Timeout(
+            _remaining_s(deadline)
+        ).as_dict()  # of one read: `_run_with_deadline` bounds them all
         extensions = {"sni_hostname": host, "timeout": waits}
         request = httpx.Request(method, target, headers=sent, json=json, extensions=extensions)
         with contextlib.closing(transport.handle_request(request)) as reply:
@@ -138,7 +151,7 @@ def exchange(
 
     try:
         with httpx.HTTPTransport(verify=_tls(), trust_env=False) as transport:
-            return _within(deadline, work)
+            return _run_with_deadline(deadline, work)
     except (TimeoutError, httpx.TimeoutException):
         raise ToolFault("timeout", f"{host} did not answer in time") from None
     except BROKEN as error:
@@ -150,15 +163,15 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
     return left
 
 
-def _within(deadline: float, work: Callable[[], Any]) -> Any:
-    """`work()` in a thread: neither the system's look-up nor dripped headers know a time-out."""
+def _run_with_deadline(deadline: float, work: Callable[[], Any]) -> Any:
+    """Run `work()` in a thread; system resolution and slow headers have no timeout."""
     done = Future()
 
     def run() -> None:
@@ -168,11 +181,11 @@ def _within(deadline: float, work: Callable[[], Any]) -> Any:
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return done.result(timeout=_left(deadline))
+    return done.result(timeout=_remaining_s(deadline))
 
 
 def _body(reply: httpx.Response, deadline: float) -> bytes:
-    """Unpacked, piece by piece: a gzip bomb stops after one, 64 kB that are 64 MB at most."""
+    """Read and decompress the body in pieces; a gzip bomb stops after 64 kB (at most 64 MB)."""
     coding = reply.headers.get("content-encoding", "")
     if coding not in ("", "identity", "gzip", "deflate"):  # several in a row would multiply that
         raise ToolFault("malformed", f"content encoding {coding!r:.40} was not asked for")
@@ -182,12 +195,12 @@ def _body(reply: httpx.Response, deadline: float) -> bytes:
         as_sent = reply.num_bytes_downloaded
         if len(body) > MAX_BYTES or as_sent > MAX_BYTES:
             raise ToolFault("too_large", f"the body has more than {MAX_BYTES} bytes")
-        _left(deadline)
+        _remaining_s(deadline)
     return bytes(body)
 
 
 def check_status(status: int, headers: httpx.Headers, who: str) -> None:
-    """Raises the `ToolFault` of an HTTP status outside 200-299."""
+    """Raise the `ToolFault` of an HTTP status outside 200-299."""
     if 200 <= status < 300:
         return
     if status in STATUS_FAULTS:
@@ -196,12 +209,12 @@ def check_status(status: int, headers: httpx.Headers, who: str) -> None:
         kind = "server"
     else:
         kind = "forbidden" if status >= 400 else "malformed"
-    after = _seconds_asked_for(headers.get("retry-after", ""))
+    after = _parse_retry_after(headers.get("retry-after", ""))
     raise ToolFault(kind, f"{who} answered HTTP {status}", after)
 
 
-def _seconds_asked_for(wait: str) -> float | None:
-    """What `Retry-After` says, in seconds or as a date (RFC 9110, section 10.2.3)."""
+def _parse_retry_after(wait: str) -> float | None:
+    """Parse `Retry-After`, in seconds or as a date (RFC 9110, section 10.2.3)."""
     try:
         if re.fullmatch("[0-9]{1,9}", wait):
             return max(0.0, int(wait))
@@ -211,8 +224,14 @@ def _seconds_asked_for(wait: str) -> float | None:
 
 
 class Fetched(NamedTuple):
-    """A page as its server sent it: its address after redirects, the suffix that its content type
-    stands for (".html"), the declared encoding or "", and the bytes."""
+    """A page as its server sent it.
+
+    Args:
+        url: address after redirects.
+        suffix: file suffix of its content type, such as ".html".
+        charset: declared encoding, or "".
+        body: its bytes.
+    """
 
     url: str
     suffix: str
@@ -223,12 +242,15 @@ class Fetched(NamedTuple):
 class PageReader:
     """Backend: {"url": an http(s) address} -> {"url" (after redirects), "title", "text"}.
 
-    Reads HTML, text, JSON and PDF; other types, and addresses that are not on the public internet,
-    are "refused". The policy chose the host, so all that goes wrong with it is an answer about that
-    page and no `env_fault`: "unreachable" (no look-up, no connection, cut, slow, 408, 429, 5xx) is
-    tried again, "unreadable" (other 4xx, too large, broken content) is not. That our own network is
-    down looks the same from here; provider-level faults (`Provider`) do void rollouts.
-    `resolver`: host -> addresses. `allow_private`: for tests and own networks, visit any address.
+    Reads HTML, text, JSON and PDF. Other types, and addresses outside the public internet, are
+    "refused". The policy chose the host, so its failures are answers about the page and no
+    `env_fault`: "unreachable" (no resolution, no connection, cut, slow, 408, 429, 5xx) is retried,
+    "unreadable" (other 4xx, too large, broken content) is not. An outage of our own network cannot
+    be distinguished here; faults of a `Provider` do void rollouts.
+
+    Args:
+        allow_private: allow any address, for tests and private networks.
+        resolver: host -> addresses.
     """
 
     name = "web"
@@ -253,14 +275,22 @@ class PageReader:
     def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
         page = self.fetch(arguments.get("url"), deadline - time.monotonic())
         rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
-        parsed = parse_apart(page.suffix, page.body, rest, page.charset)
+        parsed = parse_in_child(page.suffix, page.body, rest, page.charset)
         return {"url": page.url, **parsed}
 
     def fetch(
         self, address: Any, timeout_s: float, permits: Callable[[str], bool] = lambda url: True
     ) -> "Fetched":
-        """The page as it was sent, in `timeout_s` seconds with its redirects. `permits`: whether an
-        address may be asked for; each redirect's is asked about too. Raises `ToolFault`."""
+        """Fetch a page with its redirects within `timeout_s` seconds.
+
+        Args:
+            address: http(s) URL.
+            timeout_s: seconds.
+            permits: returns True if an address may be requested; also called for each redirect.
+
+        Raises:
+            ToolFault: no page.
+        """
         deadline = time.monotonic() + timeout_s
         url = web_address(address)
         accept = {"Accept": "text/html,text/*,application/json,application/pdf"}
@@ -287,7 +317,7 @@ class PageReader:
 
 
 def _location(headers: httpx.Headers) -> str | None:
-    """Where a redirect leads; "refused" if it names several places."""
+    """Return the target of a redirect; "refused" if there are several."""
     places = {*headers.get_list("location")}
     if len(places) > 1:
         raise ToolFault("refused", f"a redirect to {len(places)} places at once")
@@ -301,7 +331,7 @@ def _inspect(status: int, headers: httpx.Headers) -> None:
 
 
 def _type(headers: httpx.Headers) -> tuple[str, str]:
-    """(file suffix, charset) that a content type stands for; "refused" if it is not read."""
+    """Return (file suffix, charset) of a content type; "refused" if it is not supported."""
     kind, _, rest = headers.get("content-type", "").lower().partition(";")
     kind = kind.strip()
     suffix = TYPES.get(kind, "")

@@ -1,13 +1,14 @@
-"""A web site as a world that is fetched when it is loaded: `load_world("live:https://docs.x.org/")`.
+"""World `live`: a web site that is crawled when it is loaded.
 
-What the question engine needs is the whole of a site, not a page now and then, so loading crawls it
-(`drlib.tools.crawl`: as a guest, within the start's folder, each page once) and reads the folder
-that comes of it. Loading it again asks the site for its robots.txt and for the pages that are still
-missing; where the site does not answer any more, what was kept before is the world, with a warning.
-The web address of each file stands in `.crawl/pages.jsonl`.
+    load_world("live:https://docs.x.org/")
 
-Left out: pages that have changed since they were fetched (delete the folder to fetch them again),
-sites that want a browser or a password.
+Question synthesis needs a whole site, so loading crawls it (`drlib.tools.crawl`: within the start's
+folder, each page once) and reads the resulting folder. Loading again requests robots.txt and
+missing pages only. If the site does not answer, the pages kept before are the world, with a
+warning. The web address of each file is in `.crawl/pages.jsonl`.
+
+Not implemented: pages that changed since they were fetched (delete the folder to fetch them again),
+sites that need a browser or a password.
 """
 
 import hashlib
@@ -17,11 +18,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from drlib.config import ROOT
-from drlib.tools.crawl import KEPT, Crawl
+from drlib.tools.crawl import CACHE_FOLDER, Crawl
 from drlib.tools.fetch import PageReader
 from drlib.worlds import Library, load_world
 
-KEPT_SITES = ROOT / "runs" / "live"
+SITES_FOLDER = ROOT / "runs" / "live"
 
 
 def load(
@@ -34,16 +35,22 @@ def load(
     private: bool = False,
     **options,
 ) -> Library:
-    """The site at the address `rest` as a `Library`.
+    """Load the site at the address `rest` as a `Library`.
 
-    folder: where its pages are kept; None: one of its own in `runs/live`. pages, delay_s: see
-    `Crawl`. private: whether the site may be on this machine's own network. options: those of
-    "folder:PATH".
+    Args:
+        rest: address of the start page.
+        index_path: file of the index; None: in memory.
+        folder: where pages are kept; None: a folder in `runs/live`.
+        pages: largest number of pages.
+        delay_s: seconds between requests.
+        private: allow a site in the local network.
+        options: those of "folder:PATH".
 
-    ValueError: no web address, or a folder of something else. ConnectionError: the site cannot be
-    read, and nothing was kept of it before.
+    Raises:
+        ValueError: no web address, or the folder contains something else.
+        ConnectionError: the site cannot be read and no page was kept before.
     """
-    place = Path(folder) if folder is not None else KEPT_SITES / _name_of(rest)
+    place = Path(folder) if folder is not None else SITES_FOLDER / _folder_name(rest)
     reader = PageReader(allow_private=private)
     crawl = Crawl(rest, place, pages=pages, delay_s=delay_s, reader=reader)
     try:
@@ -57,13 +64,14 @@ def load(
     return library
 
 
-def _name_of(address: str) -> str:
-    """A folder's name for a site: its host, and a digest of the whole address."""
+def _folder_name(address: str) -> str:
+    """Return a folder name for a site: its host and a digest of the whole address."""
     host = re.sub(r"[^\w.-]", "_", urlsplit(address).netloc)
     return f"{host}-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
 
 
 def _holds_pages(folder: Path) -> bool:
     return any(
-        path.is_file() and KEPT not in path.relative_to(folder).parts for path in folder.rglob("*")
+        path.is_file() and CACHE_FOLDER not in path.relative_to(folder).parts
+        for path in folder.rglob("*")
     )

@@ -1,4 +1,4 @@
-"""`parse_file`: the text of a file of one folder, for an agent; `drlib.worlds.reading` reads it."""
+"""`parse_file`: text of the files of a folder for an agent, parsed by `drlib.worlds.reading`."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,8 +11,8 @@ from drlib.worlds.reading import MAX_FILE, Parser, Unreadable, require_libraries
 class ParseFile:
     """Backend: {"file": a name relative to `folder`} -> {"name", "text"}.
 
-    Raises "not_found" or "refused": a name outside the folder, an unknown type, and whatever is
-    wrong with a file, which is no fault of the environment and would be no better next time.
+    Raises `ToolFault` "not_found", or "refused" for a name outside the folder, an unknown type and
+    any defect of the file: none of these is an environment fault, and a retry would not help.
     """
 
     name = "files"
@@ -37,15 +37,23 @@ class ParseFile:
         except (TypeError, OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
             raise ToolFault("refused", f"{name!r:.200} cannot be opened") from None
         try:
-            parsed = parse_apart(path.suffix.lower(), data, timeout_s)
+            parsed = parse_in_child(path.suffix.lower(), data, timeout_s)
         except ToolFault as fault:
             raise ToolFault("refused", str(fault)) from None
         return {"name": name, "text": parsed["text"]}
 
 
-def parse_apart(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
-    """{"title", "text"} of a file of type `suffix` (".pdf"), by a parser of its own: no stranger's
-    file meets another's. Raises `ToolFault`."""
+def parse_in_child(suffix: str, data: bytes, timeout_s: float, charset: str = "") -> dict[str, str]:
+    """Parse a file of type `suffix` (".pdf") in its own subprocess.
+
+    Untrusted files are thus isolated from each other.
+
+    Returns:
+        {"title", "text"}
+
+    Raises:
+        ToolFault: no text can be extracted.
+    """
     try:
         with closing(Parser()) as parser:
             return parser.parse(suffix, data, timeout_s, charset)

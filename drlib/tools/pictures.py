@@ -1,17 +1,16 @@
-"""Pictures that a policy can look at: an album, and the tools that search, cut and read in it.
+"""Pictures that a policy can inspect: an album, and the tools image_search, crop and read.
 
-A picture is named by a hash of its pixels, and a part of one by the picture's name and where it
-lies (`ab12cd34.png#xywh=8,8,64,64`, the form of W3C's media fragments). So a name means the same
-pixels in every attempt, nothing has to be kept when a part is cut out, and a tool's answer may be
-cached like any other.
+A picture is named by a hash of its pixels, and a part of it by the picture's name and position
+(`ab12cd34.png#xywh=8,8,64,64`, W3C media fragments). A name thus means the same pixels in every
+rollout, cropping needs no storage, and results can be cached.
 
-`image_search` goes from pixels to a thing of the world: it compares with the drawn emblems
-(`drlib.worlds.emblems`), patch by patch, so that one other digit makes another thing, and a blank
-or foreign picture finds nothing. WebWatcher (arXiv 2508.05748) has it among its five tools, and a
-reader of text; `crop` is added here.
+`image_search` maps pixels to a thing of the world. It compares patches with the drawn emblems
+(`drlib.worlds.emblems`), so one different digit is another thing, and a blank or foreign picture
+matches nothing. It is one of the five tools of WebWatcher (arXiv 2508.05748), as is text reading;
+`crop` is an addition.
 
-Left out: search by likeness in photographs, and readers of other fonts: register a tool of your own
-for these (CONTRIBUTING.md, section 2).
+Not implemented: similarity search in photographs and other fonts; register a custom tool for these
+(CONTRIBUTING.md, section 2).
 """
 
 import base64
@@ -31,11 +30,11 @@ from drlib.worlds.emblems import (
     Box,
     Emblem,
     Pixels,
-    boxes_in,
+    assign_emblems,
     draw,
-    emblems_of,
+    find_boxes,
     read_numbers,
-    resized,
+    resize,
 )
 from drlib.worlds.graph import VALUE
 
@@ -53,9 +52,13 @@ _BOX = re.compile(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,6})")
 
 
 class Album:
-    """Pictures by name, and the emblems of a world's things, which `image_search` knows.
+    """Pictures by name, and the emblems of a world's things for `image_search`.
 
-    world: its graph's nodes have emblems; None for pictures alone. ValueError: it has no graph.
+    Args:
+        world: nodes of its graph have emblems; None for pictures only.
+
+    Raises:
+        ValueError: the world has no graph.
     """
 
     def __init__(self, world: World | None = None):
@@ -63,7 +66,7 @@ class Album:
         if world is not None:
             require(world.graph is not None, f"{world.name} has no graph: nothing to draw")
             titles = [t for t, node in world.graph.nodes.items() if node.kind != VALUE]
-        self.emblems: dict[str, Emblem] = emblems_of(titles)
+        self.emblems: dict[str, Emblem] = assign_emblems(titles)
         self._scheme = "" if world is None else f"{world.scheme}:"
         self._pictures: dict[str, Pixels] = {}
         self._titles = [*self.emblems]
@@ -72,7 +75,7 @@ class Album:
         self._means = _patches(self._known).mean(axis=(2, 4))
 
     def add(self, pixels: Pixels) -> str:
-        """Take a picture, uint8 [H, W, 3]; returns its name, the same for the same pixels."""
+        """Add a picture, uint8 [H, W, 3]; return its name, which depends on the pixels only."""
         pixels = np.ascontiguousarray(pixels)
         good = pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
         require(good and pixels.size > 0, f"a picture is uint8 [H, W, 3], not {pixels.shape}")
@@ -89,24 +92,28 @@ class Album:
         return True
 
     def pixels(self, name: str) -> Pixels:
-        """The picture of a name, or the part of one, uint8 [H, W, 3]. KeyError: there is none."""
+        """Return the pixels of a picture or part, uint8 [H, W, 3].
+
+        Raises:
+            KeyError: unknown name.
+        """
         if name in self._pictures:
             return self._pictures[name]
         part = _PART.fullmatch(name)
         whole = self._pictures[part["whole"]] if part else None
-        box = None if whole is None else _box(part["box"], whole)
+        box = None if whole is None else _parse_box(part["box"], whole)
         if box is None:
             raise KeyError(name)
         left, top, width, height = box
         return whole[top : top + height, left : left + width]
 
-    def thing_in(self, pixels: Pixels) -> str | None:
-        """The title whose emblem the picture shows, None where it shows no one thing known."""
-        boxes = boxes_in(pixels)
+    def identify(self, pixels: Pixels) -> str | None:
+        """Return the title whose emblem the picture shows; None if it is not exactly one."""
+        boxes = find_boxes(pixels)
         if len(boxes) != 1 or not self._titles:
             return None
         left, top, width, height = boxes[0]
-        shown = resized(pixels[top : top + height, left : left + width], SIZE, SIZE)
+        shown = resize(pixels[top : top + height, left : left + width], SIZE, SIZE)
         # means cannot be further apart than their pixels: most things are told apart by these
         roughly = np.abs(self._means - _patches(shown[None]).mean(axis=(2, 4))).mean(axis=3)
         (near,) = np.nonzero(roughly.max(axis=(1, 2)) < NEAR)
@@ -118,7 +125,7 @@ class Album:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """What a `Toolbox` with this album offers."""
+        """Tools of this album for a `Toolbox`."""
         name = Parameter("image", "The name of a picture, or of a part that crop has named.")
         box = Parameter("box", "left,top,width,height in pixels, as in 8,8,64,64.")
         return (
@@ -128,11 +135,11 @@ class Album:
         )
 
     def crop(self, image: str, box: str) -> str:
-        """What the policy reads of a cut: the name of the part, and its size; or what is wrong."""
+        """Return the observation of a crop: name and size of the part, or the error."""
         if image not in self:
             return NO_PICTURE.format(image)
         pixels = self.pixels(image)
-        cut = _box(box, pixels)
+        cut = _parse_box(box, pixels)
         if cut is None:
             return NO_BOX.format(pixels.shape[1], pixels.shape[0])
         left, top, width, height = cut
@@ -145,7 +152,7 @@ class Album:
     def _search(self, image: str) -> str:
         if image not in self:
             return NO_PICTURE.format(image)
-        title = self.thing_in(self.pixels(image))
+        title = self.identify(self.pixels(image))
         if title is None:
             return NOT_FOUND
         return f"1. [{title}]({self._scheme}{title})\n{self.emblems[title].caption}"
@@ -157,12 +164,12 @@ class Album:
 
 
 def _patches(pictures: np.ndarray) -> np.ndarray:
-    """Emblems [N, 64, 64, 3] as patches [N, 8, 8 pixels, 8, 8 pixels, 3]."""
+    """Split emblems [N, 64, 64, 3] into patches [N, 8, 8 pixels, 8, 8 pixels, 3]."""
     return pictures.reshape(len(pictures), SIZE // PATCH, PATCH, SIZE // PATCH, PATCH, 3)
 
 
-def _box(text: str, pixels: Pixels) -> Box | None:
-    """A box as it is written, where it lies in the picture."""
+def _parse_box(text: str, pixels: Pixels) -> Box | None:
+    """Parse a box; None if it is invalid or outside the picture."""
     written = _BOX.fullmatch(text.replace(" ", ""))
     if written is None:
         return None
@@ -172,7 +179,7 @@ def _box(text: str, pixels: Pixels) -> Box | None:
 
 
 def to_png(pixels: Pixels) -> bytes:
-    """The picture, uint8 [H, W, 3], as a PNG file."""
+    """Encode a picture, uint8 [H, W, 3], as PNG."""
     from PIL import Image  # lazily: most toolboxes have no pictures
 
     buffer = io.BytesIO()
@@ -181,7 +188,11 @@ def to_png(pixels: Pixels) -> bytes:
 
 
 def from_png(data: bytes) -> Pixels:
-    """The pixels of a PNG file, uint8 [H, W, 3]; ValueError: it is none, or too large."""
+    """Decode a PNG file to uint8 [H, W, 3].
+
+    Raises:
+        ValueError: no PNG, or too large.
+    """
     from PIL import Image
 
     require(len(data) <= MAX_BYTES, f"a picture of {len(data)} bytes, above {MAX_BYTES}")
@@ -196,11 +207,15 @@ def from_png(data: bytes) -> Pixels:
 
 
 def to_data_url(pixels: Pixels) -> str:
-    """The picture as an `image_url` of a chat message has it."""
+    """Encode the picture as the `image_url` of a chat message."""
     return _HEAD + base64.b64encode(to_png(pixels)).decode()
 
 
 def from_data_url(url: str) -> Pixels:
-    """The pixels behind a `to_data_url`, uint8 [H, W, 3]; ValueError: it is none."""
+    """Decode a `to_data_url` to uint8 [H, W, 3].
+
+    Raises:
+        ValueError: no such URL.
+    """
     require(url.startswith(_HEAD), f"no PNG as a data URL: {url[:40]!r}")
     return from_png(base64.b64decode(url.removeprefix(_HEAD)))

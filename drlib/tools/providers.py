@@ -1,9 +1,10 @@
 """Live search engines and the Jina reader as backends; each is a row of `PROVIDERS`.
 
-A row says what to send, where the hits lie in the reply and which of their fields become ours. Keys
-are taken from the environment at each call and go into a header: no object, address, error or log
-holds one. OpenAlex documents its key as a parameter of the address, but its proxy takes the header.
-`/retrieve` is the server of Search-R1 and s3. Left out: paging, answer boxes, filters, other APIs.
+A row defines the request, the path of the hits in the reply and the mapping of their fields. Keys
+are read from the environment at each call and sent in a header, so that no object, address, error
+or log contains one. OpenAlex documents its key as a URL parameter, but its proxy accepts the
+header. `/retrieve` is the server of Search-R1 and s3. Not implemented: paging, answer boxes,
+filters, other APIs.
 """
 
 import json
@@ -24,7 +25,7 @@ FIELDS = ("title", "url", "snippet", "date", "source")
 
 
 class ProviderSpec(NamedTuple):
-    """One provider."""
+    """Definition of a provider."""
 
     base: str
     ask: Callable[[str, int], Any]  # (query, k) -> path to GET, or (path, JSON to POST)
@@ -36,7 +37,7 @@ class ProviderSpec(NamedTuple):
 
 
 def _abstract(hit: dict) -> dict:
-    """With the text of {word: [positions]}."""
+    """Add the abstract, rebuilt from {word: [positions]}."""
     index = hit.get("abstract_inverted_index") or {}
     placed = []
     for word, places in index.items():
@@ -45,7 +46,7 @@ def _abstract(hit: dict) -> dict:
 
 
 def _passage(hit: dict) -> dict:
-    """{"document": {"id", "contents": title, newline, text}, "score"}, or the document alone."""
+    """Flatten {"document": {"id", "contents": title, newline, text}, "score"} or a document."""
     document = hit.get("document", hit)
     title, _, text = document["contents"].partition("\n")
     return {**document, "title": title.strip(' "'), "text": text, "id": str(document.get("id", ""))}
@@ -113,9 +114,15 @@ PROVIDERS = {
 class Provider:
     """Backend: {"query": str, "k": 1 to 100} -> at most k dicts of `FIELDS`, all strings.
 
-    "jina" is a page backend instead: {"url": str} -> {"url", "title", "text" (Markdown)}; what it
-    finds wrong with the page is an answer ("refused") or "unreadable", its own faults are faults.
-    `base_url` is scheme, host and port of the server; "searxng" and "retrieve" need it.
+    "jina" is a page backend: {"url": str} -> {"url", "title", "text" (Markdown)}. Its findings
+    about a page are an answer ("refused") or "unreadable"; its own failures are faults.
+
+    Args:
+        name: key of `PROVIDERS`.
+        base_url: scheme, host and port of the server; required for "searxng" and "retrieve".
+
+    Raises:
+        ValueError: unknown name, or a missing key or base_url.
     """
 
     def __init__(self, name: str, base_url: str = "") -> None:
@@ -131,7 +138,7 @@ class Provider:
         self._key_header()
 
     def _key_header(self) -> dict[str, str]:
-        """The header with the key, {} where none is needed; ValueError where it is missing."""
+        """Return the header with the key; {} if none is needed; ValueError if it is missing."""
         variable = self._spec.key.rstrip("?")
         required = self._spec.key != "" and not self._spec.key.endswith("?")
         key = os.environ.get(variable, "").strip()
@@ -147,8 +154,8 @@ class Provider:
         k = arguments.get("k", 10)
         if not isinstance(text, str) or type(k) is not int or not 1 <= k <= 100:
             raise ToolFault("refused", "query and url are strings, k is 1 to 100")
-        asked = self._spec.ask(clean(text), k)
-        path, payload = asked if isinstance(asked, tuple) else (asked, None)
+        request = self._spec.ask(clean(text), k)
+        path, payload = request if isinstance(request, tuple) else (request, None)
         accept = "text/plain" if self._reads_pages else "application/json"
         headers = {"Accept": accept, **self._key_header()}
         try:
@@ -165,7 +172,7 @@ class Provider:
             raise ToolFault(kind, fault.detail, fault.retry_after_s) from None
 
     def _exchange(self, path: str, payload: Any, headers: Mapping, deadline: float) -> bytes:
-        """The body of the reply to a GET, or a POST of `payload`."""
+        """Return the body of the reply to a GET, or a POST of `payload`."""
         url = web_address(self._base + path)
         status, _, body = exchange(url, deadline, headers, self._inspect, json=payload)
         if status == 400:  # the query is no good; Serper also says so of an empty account
@@ -174,30 +181,30 @@ class Provider:
         return body
 
     def _inspect(self, status: int, headers: httpx.Headers) -> None:
-        said = f"{self.name} answered HTTP {status}"
+        message = f"{self.name} answered HTTP {status}"
         of_page = self._reads_pages and status in (403, 404, 410, 451)
         if of_page or status in (414, 422):
-            raise ToolFault("refused", said)
+            raise ToolFault("refused", message)
         if status in (404, 410):  # of a service this is no answer
-            raise ToolFault("forbidden", f"{said}: is base_url right?")
+            raise ToolFault("forbidden", f"{message}: is base_url right?")
         if self.name == "searxng" and status == 403:
-            raise ToolFault("forbidden", f"{said}: add json to search.formats in its settings")
+            raise ToolFault("forbidden", f"{message}: add json to search.formats in its settings")
         if status != 400:
             check_status(status, headers, self.name)
 
     def _hits(self, reply: Any) -> list[dict[str, str]]:
-        found = _at(reply, self._spec.hits)
+        found = _get_path(reply, self._spec.hits)
         if not isinstance(found, list) or not all(isinstance(hit, dict) for hit in found):
             raise TypeError
         if not found and reply.get("unresponsive_engines"):
             raise ToolFault("server", f"the engines behind {self.name} do not answer")
-        hits = [self._as_ours(self._spec.rebuild(hit)) for hit in found]
+        hits = [self._convert_hit(self._spec.rebuild(hit)) for hit in found]
         if not all(hit["title"] or hit["url"] for hit in hits):
             raise ValueError
         return hits
 
-    def _as_ours(self, hit: dict) -> dict[str, str]:
-        return {field: _text(hit, paths) for field, paths in zip(FIELDS, self._spec.fields)}
+    def _convert_hit(self, hit: dict) -> dict[str, str]:
+        return {field: _first_text(hit, paths) for field, paths in zip(FIELDS, self._spec.fields)}
 
 
 def _page(url: str, body: bytes) -> dict[str, str]:
@@ -211,8 +218,8 @@ def _page(url: str, body: bytes) -> dict[str, str]:
     return {"url": url, "title": title, "text": shorten(text.strip())}
 
 
-def _at(value: Any, path: str) -> Any:
-    """What lies at a dotted path of a reply; None where nothing does."""
+def _get_path(value: Any, path: str) -> Any:
+    """Return the value at a dotted path of a reply, or None."""
     for key in path.split("."):
         if isinstance(value, list):
             value = value[int(key)]
@@ -221,10 +228,10 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _text(hit: dict, paths: str) -> str:
-    """The first of these paths that holds something; TypeError unless it is text or a year."""
+def _first_text(hit: dict, paths: str) -> str:
+    """Return the first non-empty value of these paths; TypeError unless it is text or a year."""
     for path in paths.split():
-        value = _at(hit, path)
+        value = _get_path(hit, path)
         kinds = (str, int) if path == "year" else str
         if value is not None and not isinstance(value, kinds):
             raise TypeError

@@ -1,16 +1,17 @@
-"""What keeps a tool call dependable: cache, rate limit, retries, circuit breaker, fail-over.
+"""Caching, rate limits, retries, circuit breaking and fail-over for tool calls.
 
-`Dependable` asks the ordered backends of one operation and returns an `OperationOutcome`, never a
-fault. "not_found" and "refused" are answers: no retry, no count at the breaker, no fault of the
-environment; only a source in this process is still asked. If a source before was down, though, the
-answer or an empty value of the next is the environment's fault: the first might have known. Faults
-of one page move no breaker either; other backends are asked.
+`ReliableOperation` calls the ordered backends of one operation and returns an `OperationOutcome`;
+it never raises a fault. "not_found" and "refused" are answers: they are not retried, do not count
+at the circuit breaker and are no environment fault; only a source in this process is still called.
+If an earlier backend was down, however, an empty answer of the next one is an environment fault,
+because the first might have had the value. Faults of one page do not count at the breaker; other
+backends are called.
 
-Tongyi DeepResearch's report asks for deterministic calls: back-off depends on (seed, key, attempt)
-alone. What depends on which thread comes first is not in an outcome (waiting for a turn) or can be
-switched off (the breaker). Left out: stopping a backend that overruns its time limit (a thread
-cannot be stopped), expiry of cached values (the world's version is in the key), one rate for
-several processes.
+Tongyi DeepResearch's report requires deterministic calls: the back-off depends on (seed, key,
+attempt) only. Effects of thread order are not part of an outcome (waiting for the rate limit) or
+can be disabled (the breaker). Not implemented: stopping a backend that exceeds its time limit
+(threads cannot be stopped), expiry of cached values (the world's version is part of the key), a
+rate shared by several processes.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ from typing import Any, NamedTuple
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS, Backend, ToolFault, digest, uniform
 
 WINDOW_S = 1.000001  # a second and a hair, so that rounded sums keep the distance
-PASSING = ("timeout", "killed")  # how a program ended by the clock or from outside: never kept
+TRANSIENT_STATUSES = (
+    "timeout",
+    "killed",
+)  # how a program ended by the clock or from outside: never kept
 
 
 @dataclass(frozen=True)
 class ReliabilityPolicy:
-    """How hard to try. ValueError for a number that makes no sense.
+    """Limits on retries, time and rate of an operation.
 
-    A source in this process (world, sandbox) has no rate and no breaker, and is asked once even
-    when the deadline is over.
+    A source in this process (world, sandbox) has no rate limit and no breaker, and is called once
+    even after the deadline.
+
+    Raises:
+        ValueError: a number is out of range.
     """
 
     attempts: int = 3  # tries a backend
@@ -63,7 +70,7 @@ class ReliabilityPolicy:
 
 
 class OperationOutcome(NamedTuple):
-    """What came of an operation; equal calls share it, so its value is not to be changed."""
+    """Result of an operation; equal calls share it, so `value` must not be changed."""
 
     value: Any  # None when nobody had one
     source: str = ""  # the backend that answered
@@ -74,28 +81,31 @@ class OperationOutcome(NamedTuple):
     error: str = ""  # the kind of the answer without a value, or of the last fault
 
     @property
-    def answered(self) -> bool:
-        """Whether the world spoke, if only to say that there is nothing."""
+    def has_answer(self) -> bool:
+        """True if a source answered, even if it has no value."""
         return not self.error or self.error in (*ANSWERS, *PAGE_FAULTS)
 
     @property
-    def lasting(self) -> bool:
-        """Whether a later call may be given it: nothing was down, and no clock had a say."""
+    def is_cacheable(self) -> bool:
+        """True if later calls may reuse it: no backend was down and no time limit applied."""
         status = self.value.get("status") if isinstance(self.value, dict) else ""
-        sound = self.answered and not self.degraded and not self.env_fault
-        return sound and status not in PASSING
+        sound = self.has_answer and not self.degraded and not self.env_fault
+        return sound and status not in TRANSIENT_STATUSES
 
 
-class Dependable:
-    """One operation behind ordered `backends`; safe from many threads.
+class ReliableOperation:
+    """One operation with ordered `backends`; safe for many threads.
 
     Args:
-        tool: part of the cache key.
-        check: gives a backend's value in the form expected, or raises ToolFault("malformed"). A
-            dict with a true "env_fault" that it lets pass makes the outcome one, not to be kept.
-        disk: keeps what the first backend answers.
-        memory: what was used last; one of its own by default, several may share one.
-        clock: has `monotonic()` and `sleep(seconds)`, as the module `time`.
+        tool: name of the tool, part of the cache key.
+        backends: called in order until one has a value.
+        policy: limits.
+        check: converts a backend's value to the expected form, or raises ToolFault("malformed"). If
+            it returns a dict with a true "env_fault", the outcome is an environment fault and not
+            cached.
+        disk: caches values of the first backend.
+        memory: cache of recent outcomes, may be shared between operations.
+        clock: has `monotonic()` and `sleep(seconds)`, like the module `time`.
     """
 
     def __init__(
@@ -115,20 +125,22 @@ class Dependable:
         self._disk = disk
         self._memory = memory or MemoryCache()
         self._clock = clock
-        self._guards = [_Guard(backend, policy, clock) for backend in backends]
+        self._backends = [_GuardedBackend(backend, policy, clock) for backend in backends]
 
     def call(
         self,
         arguments: Mapping[str, Any],
         version: str = "",
-        last: Backend | None = None,
+        local: Backend | None = None,
         until: float = math.inf,
     ) -> OperationOutcome:
-        """The outcome for `arguments` in world `version`, never a fault; equal calls share one.
+        """Return the outcome for `arguments` in world `version`; equal calls share one.
 
         Args:
-            last: a source in this process, asked after all backends.
-            until: the clock's time when it must be over, if that is before the policy's deadline.
+            arguments: JSON types.
+            version: version of the world, part of the cache key.
+            local: a source in this process, called after all backends.
+            until: the clock's time of an earlier deadline than the policy's.
         """
         key = digest(self.tool, arguments, version)
 
@@ -137,86 +149,91 @@ class Dependable:
             if stored:
                 value, source = stored
                 return OperationOutcome(value, source, cache_hit=True)
-            made = self._ask(key, arguments, last, until)
-            if self._disk and made.lasting and not made.error:
+            made = self._ask(key, arguments, local, until)
+            if self._disk and made.is_cacheable and not made.error:
                 self._disk.put(key, [made.value, made.source])
             return made
 
-        outcome, shared = self._memory.get(key, make, lambda made: made.lasting)
+        outcome, shared = self._memory.get(key, make, lambda made: made.is_cacheable)
         if not shared:
             return outcome
         # What others waited for as well is a hit, unless it was a failure.
-        return outcome._replace(cache_hit=outcome.answered and not outcome.env_fault)
+        return outcome._replace(cache_hit=outcome.has_answer and not outcome.env_fault)
 
     def _ask(
-        self, key: str, arguments: Mapping, last: Backend | None, until: float
+        self, key: str, arguments: Mapping, local: Backend | None, until: float
     ) -> OperationOutcome:
-        """Ask one backend after the other, until one has a value."""
+        """Call one backend after the other until one has a value."""
         until = min(until, self._clock.monotonic() + self.policy.deadline_s)
-        guards = list(self._guards)
-        if last is not None:
+        guarded_backends = list(self._backends)
+        if local is not None:
             free = replace(self.policy, rate=0, breaker_failures=0)
-            guards.append(_Guard(last, free, self._clock))
+            guarded_backends.append(_GuardedBackend(local, free, self._clock))
         attempts = 0  # tries over all backends
         error = "skipped"  # the kind of the last fault
-        down = not guards  # whether a source before this one did not work, and might have known
-        nothing = None  # the outcome of the first source that said: there is nothing
-        for place, guard in enumerate(guards):
-            if nothing is not None and guard.backend is not last:
+        is_down = (
+            not guarded_backends
+        )  # whether a source before this one did not work, and might have known
+        empty_outcome = None  # the outcome of the first source that said: there is nothing
+        for place, guarded in enumerate(guarded_backends):
+            if empty_outcome is not None and guarded.backend is not local:
                 continue
-            value, fault, attempts = self._try(guard, key, arguments, until, attempts, last)
-            name = guard.backend.name
+            value, fault, attempts = self._try(guarded, key, arguments, until, attempts, local)
+            name = guarded.backend.name
             degraded = place > 0
             if fault is None:
-                spoilt = isinstance(value, dict) and bool(value.get("env_fault"))
-                env_fault = self.policy.critical and (spoilt or (down and not value))
+                has_env_fault = isinstance(value, dict) and bool(value.get("env_fault"))
+                env_fault = self.policy.critical and (has_env_fault or (is_down and not value))
                 return OperationOutcome(value, name, attempts, False, degraded, env_fault)
             error = fault.kind
-            if error in ANSWERS and nothing is None:
-                env_fault = self.policy.critical and down
-                nothing = OperationOutcome(None, name, 0, False, degraded, env_fault, error)
-            down = down or error not in (*ANSWERS, *PAGE_FAULTS)
-        if nothing is not None:
-            return nothing._replace(attempts=attempts)
-        env_fault = self.policy.critical and down
+            if error in ANSWERS and empty_outcome is None:
+                env_fault = self.policy.critical and is_down
+                empty_outcome = OperationOutcome(None, name, 0, False, degraded, env_fault, error)
+            is_down = is_down or error not in (*ANSWERS, *PAGE_FAULTS)
+        if empty_outcome is not None:
+            return empty_outcome._replace(attempts=attempts)
+        env_fault = self.policy.critical and is_down
         return OperationOutcome(None, "", attempts, False, True, env_fault, error)
 
     def _try(
         self,
-        guard: _Guard,
+        guarded: _GuardedBackend,
         key: str,
         arguments: Mapping,
         until: float,
         attempts: int,
-        last: Backend | None,
+        local: Backend | None,
     ) -> tuple[Any, ToolFault | None, int]:
-        """Ask one backend as often as the policy says: (its value, the last fault or None, the
-        tries over all backends, which were `attempts` before)."""
-        turn_until = math.inf if guard.backend is last else until
+        """Call one backend as often as the policy allows.
+
+        Returns:
+            Its value; the last fault or None; attempts over all backends, `attempts` included.
+        """
+        turn_until = math.inf if guarded.backend is local else until
         for retry in range(self.policy.attempts):
             try:
-                return guard.ask(arguments, turn_until, self._check), None, attempts + 1
+                return guarded.ask(arguments, turn_until, self._check), None, attempts + 1
             except ToolFault as caught:
                 fault = caught
             if fault.kind != "skipped":
                 attempts += 1
             wait = self._backoff(key, attempts, retry, fault)
             too_late = self._clock.monotonic() + wait >= until
-            hopeless = not fault.transient or guard.open_until is not None
-            if hopeless or too_late or retry + 1 == self.policy.attempts:
+            is_final = not fault.transient or guarded.open_until is not None
+            if is_final or too_late or retry + 1 == self.policy.attempts:
                 break
             self._clock.sleep(wait)
         return None, fault, attempts
 
     def _backoff(self, key: str, attempt: int, retry: int, fault: ToolFault) -> float:
-        """Seconds before the next try."""
+        """Return the seconds before the next attempt."""
         step = min(self.policy.backoff_s * 2**retry, self.policy.backoff_max_s)
         wait = step * (0.5 + uniform(self.policy.seed, key, attempt) / 2)
         return max(wait, fault.retry_after_s or 0.0)
 
 
-class _Guard:
-    """The door of one backend: its turns under the rate limit and its circuit breaker."""
+class _GuardedBackend:
+    """One backend with its rate limit and circuit breaker."""
 
     def __init__(self, backend: Backend, policy: ReliabilityPolicy, clock: Any) -> None:
         self.backend = backend
@@ -226,10 +243,10 @@ class _Guard:
         self._lock = threading.Lock()
         self._starts: deque[float] = deque(maxlen=policy.rate)  # of the calls let in last
         self._failures = 0  # in a row
-        self._trying = False  # whether the one call that may try is under way
+        self._trial_running = False  # whether the one call that may try is under way
 
     def ask(self, arguments: Mapping[str, Any], until: float, check: Callable) -> Any:
-        """The backend's value, checked, when it is our turn; what came of it moves the breaker."""
+        """Return the backend's checked value when the rate allows; update the breaker."""
         trial = self._admit(until)
         failed = True
         try:
@@ -241,14 +258,14 @@ class _Guard:
             failed = fault.transient and fault.kind not in PAGE_FAULTS or fault.kind == "auth"
             raise
         finally:
-            self._note(trial, failed)
+            self._record(trial, failed)
 
-    def _note(self, trial: bool, failed: bool) -> None:
-        """Move the breaker by what came of a call."""
+    def _record(self, trial: bool, failed: bool) -> None:
+        """Update the breaker with the result of a call."""
         with self._lock:
             if not trial and self.open_until is not None:
                 return  # only the trial call has a say
-            self._trying = False
+            self._trial_running = False
             if not failed:
                 self._failures = 0
                 self.open_until = None
@@ -258,13 +275,13 @@ class _Guard:
                 self.open_until = self._clock.monotonic() + self._policy.breaker_open_s
 
     def _admit(self, until: float) -> bool:
-        """Wait for a turn; returns whether this is the trial call of an open breaker."""
+        """Wait for the rate limit; return True for the trial call of an open breaker."""
         rate = self._policy.rate
         while True:
             with self._lock:
                 now = self._clock.monotonic()
                 trial = self.open_until is not None
-                if trial and (self._trying or now < self.open_until):
+                if trial and (self._trial_running or now < self.open_until):
                     raise ToolFault("skipped", f"the breaker of {self.backend.name} is open")
                 full = rate > 0 and len(self._starts) == rate and now - self._starts[0] < 1.0
                 turn = self._starts[0] + WINDOW_S if full else now
@@ -272,13 +289,13 @@ class _Guard:
                     raise ToolFault("skipped", f"{self.backend.name}: no turn before the deadline")
                 if not full:
                     self._starts.append(now)
-                    self._trying = trial
+                    self._trial_running = trial
                     return trial
             self._clock.sleep(turn - now)
 
 
 class _Entry:
-    """A place of the memory: one thread makes the value while the others wait for the lock."""
+    """A cache entry: one thread computes the value while others wait for the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -287,18 +304,24 @@ class _Entry:
 
 
 class MemoryCache:
-    """The values used last, at most `entries` and `size` bytes of their text and keys in all; equal
-    calls share one's value. Safe from many threads: one makes a value, the others wait for it."""
+    """Cache of recently used values; safe for many threads.
+
+    One thread computes a value, equal calls wait for it. At most `entries` values and `size` bytes
+    of their text and keys are kept.
+    """
 
     def __init__(self, entries: int = 20_000, size: int = 256 << 20) -> None:
         self._entries = entries
         self._size = size
-        self._held = 0  # bytes of all entries
+        self._bytes = 0  # bytes of all entries
         self._lock = threading.Lock()
         self._values: OrderedDict[str, _Entry] = OrderedDict()  # the one used last at the end
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
-        """The value of `key`, and whether it was there; what `make` gives stays if `keep(it)`."""
+        """Return the value of `key`, and whether it was cached.
+
+        A value computed by `make` is cached if `keep(value)` is true.
+        """
         with self._lock:
             entry = self._values.setdefault(key, _Entry())
             self._values.move_to_end(key)
@@ -314,23 +337,23 @@ class MemoryCache:
                     pass  # somebody has put it out meanwhile
                 elif stays:
                     entry.size = size
-                    self._held += size
+                    self._bytes += size
                     self._evict()
                 else:
                     del self._values[key]
             return entry.value, False
 
     def _evict(self) -> None:
-        while len(self._values) > self._entries or self._held > self._size:
+        while len(self._values) > self._entries or self._bytes > self._size:
             _, oldest = self._values.popitem(last=False)
-            self._held -= oldest.size
+            self._bytes -= oldest.size
 
 
 class DiskCache:
     """JSON values by key in a SQLite file, for many threads and processes.
 
-    Rows carry a digest: one with a changed byte, which SQLite does not see, is as good as absent.
-    A file that cannot be used is named in a warning and left as it is.
+    Each row has a digest, so a changed byte, which SQLite does not detect, counts as a miss. An
+    unusable file gives a warning and is left unchanged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -338,7 +361,7 @@ class DiskCache:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> Any:
-        """The value, or None."""
+        """Return the value, or None."""
         row = self._run("SELECT body, digest FROM calls WHERE key = ?", key)
         if row is None:
             return None
@@ -347,6 +370,7 @@ class DiskCache:
         return json.loads(text) if stamp == digest(key, text) else None
 
     def put(self, key: str, value: Any) -> None:
+        """Store a JSON value."""
         body = json.dumps(value)
         self._run("REPLACE INTO calls VALUES (?, ?, ?)", key, body, digest(key, body))
 

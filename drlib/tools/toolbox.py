@@ -1,13 +1,13 @@
-"""What an agent can call: search and pages of a world or the web, files, `python`, a calculator.
+"""The tools of an agent: search and pages of a world or the web, files, `python`, a calculator.
 
-Schemas and output shapes follow Tongyi DeepResearch (inference/prompt.py of its repository). Bad
-arguments, unknown tools and faults of the infrastructure come back as a `ToolResult` whose `text`
-is the observation. `env_fault` marks the last kind, so that a broken sandbox is never the policy's
-failure. Only a bug in a tool's own code is raised.
+Schemas and output formats follow Tongyi DeepResearch (inference/prompt.py of its repository).
+Invalid arguments, unknown tools and infrastructure faults are returned as a `ToolResult` whose
+`text` is the observation. `env_fault` marks infrastructure faults, so that a broken sandbox is
+never counted against the policy. Only a bug in a tool's own code is raised.
 
-Each query, page, file or program of a call is an operation of the tool's `Dependable`: backends in
-order, then the world or the sandbox of this process; cached by tool, arguments and world version:
-tools are pure functions of those. Calls of many rollouts run at the same time on a thread pool
+Each query, page, file or program of a call is one `ReliableOperation`: backends in order, then the
+world or sandbox of this process. Results are cached by tool, arguments and world version, because
+tools are pure functions of these. Calls of many rollouts run concurrently on a thread pool
 (`submit`).
 """
 
@@ -30,11 +30,11 @@ from drlib.tools.calculator import calculate
 from drlib.tools.definitions import TOOLS, Tool
 from drlib.tools.pictures import Album
 from drlib.tools.reliability import (
-    Dependable,
     DiskCache,
     MemoryCache,
     OperationOutcome,
     ReliabilityPolicy,
+    ReliableOperation,
 )
 from drlib.trajectory import ToolResult
 from drlib.worlds import World
@@ -42,7 +42,9 @@ from drlib.worlds import World
 NO_RESULTS = "No results."
 UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
-SEAM = re.compile("^(?========$)", re.MULTILINE)  # in a page, it would fake another's response
+FAKE_SEPARATOR = re.compile(
+    "^(?========$)", re.MULTILINE
+)  # in a page, it would fake another's response
 SEARCHES = ("search", "google_scholar")
 OPERAND = {
     "search": "query",
@@ -52,7 +54,7 @@ OPERAND = {
     "python": "code",
     "calculator": "expression",
 }
-LEAD = {
+PREFIXES = {
     "visit": "The useful information in {} for user goal {} as follows:\n",
     "parse_file": "The content of {}:\n",
 }
@@ -61,29 +63,36 @@ MISSING = {
     "parse_file": "Error: {} could not be read.",
 }
 HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
-READS_TEXTS = (*SEARCHES, *LEAD)  # tools whose texts others have written
+FOREIGN_TEXT_TOOLS = (*SEARCHES, *PREFIXES)  # tools whose texts others have written
 CALL_THREADS = 8  # calls that run at the same time
-ONCE = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
+SINGLE_ATTEMPT = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
 
 
 class Toolbox(AbstractContextManager):
-    """The tools of one world, shared by all rollouts; safe from many threads.
+    """The tools of one world, shared by all rollouts; safe for many threads.
 
     Args:
-        world: what `search` and `visit` read; None leaves them out.
-        sandbox: where `python` runs; None leaves it out.
-        calculator: whether that tool is there.
-        pictures: what `image_search`, `crop` and `read` look at; None leaves them out.
-        results: hits that a query returns, 1 to 100 (Tongyi: 10; the tour's small policy reads 2).
-        closed_book: every tool answers "No results.": what a policy knows without looking.
-        backends: ordered sources by tool (see `backends.py`); world or sandbox come after them.
-        policies: how hard to try, by tool.
-        cache: file that keeps what backends answered, files that came with a question excepted:
-            equal names of two questions are not the same file.
-        clock: has `monotonic()` and `sleep(seconds)`, as the module `time`.
+        world: source of `search` and `visit`; None omits them.
+        sandbox: runs `python`; None omits it.
+        results: hits per query, 1 to 100 (Tongyi: 10; the tour's small policy: 2).
+        closed_book: every tool returns "No results.", to measure what a policy knows by itself.
+        calculator: include that tool.
+        pictures: album of `image_search`, `crop` and `read`; None omits them.
+        backends: ordered sources by tool (see `backends.py`), called before world or sandbox.
+        policies: limits by tool.
+        cache: file for answers of backends. Files that came with a question are not cached, because
+            two questions may use one name for different files.
+        clock: has `monotonic()` and `sleep(seconds)`, like the module `time`.
 
     Raises:
-        ValueError: backends or policies for a tool that is not there, or `results` out of range.
+        ValueError: backends or policies of a missing tool, or `results` out of range.
+
+    Example:
+        >>> from drlib.worlds import load_world
+        >>> with Toolbox(load_world("tour"), results=1) as toolbox:
+        ...     print(toolbox.call("search", {"query": ["Oslo"]}).text)
+        1. [Oslo](cldr:Oslo)
+        territory Norway.
     """
 
     def __init__(
@@ -109,10 +118,10 @@ class Toolbox(AbstractContextManager):
         self._clock = clock
         backends = backends or {}
         policies = policies or {}
-        self._here = _sources_here(world, sandbox, calculator)
+        self._local = _local_sources(world, sandbox, calculator)
         known = _with_pictures(pictures)
-        self._here |= {name: tool.answer for name, tool in known.items() if tool.run is not None}
-        there = {*self._here, *backends}
+        self._local |= {name: tool.answer for name, tool in known.items() if tool.run is not None}
+        there = {*self._local, *backends}
         self.tools = {name: tool for name, tool in known.items() if name in there}
         for name in {**backends, **policies}:
             if name not in self.tools:
@@ -120,16 +129,16 @@ class Toolbox(AbstractContextManager):
         # All tools share one memory and one file.
         memory = MemoryCache()
         disk = DiskCache(cache) if cache else None
-        self._dependable: dict[str, Dependable] = {}
+        self._operations: dict[str, ReliableOperation] = {}
         for name in self.tools:
-            usual = ReliabilityPolicy() if name in backends else ONCE
+            usual = ReliabilityPolicy() if name in backends else SINGLE_ATTEMPT
             alone = name not in backends and name not in policies
             kept = name in backends and name != "parse_file"
-            self._dependable[name] = Dependable(
+            self._operations[name] = ReliableOperation(
                 name,
                 backends.get(name, ()),
                 policies.get(name, usual),
-                check=partial(_checked, name, alone),
+                check=partial(_check_value, name, alone),
                 disk=disk if kept else None,
                 memory=memory,
                 clock=clock,
@@ -138,11 +147,17 @@ class Toolbox(AbstractContextManager):
 
     @property
     def schemas(self) -> list[dict]:
-        """JSON schemas of the tools that are there, for the chat template's `tools`."""
+        """JSON schemas of the tools, for the chat template's `tools`."""
         return [tool.schema for tool in self.tools.values()]
 
     def call(self, name: str, arguments: Mapping, *, world: World | None = None) -> ToolResult:
-        """Run one tool to its observation. `world` replaces this toolbox's world for the call."""
+        """Run a tool and return its observation.
+
+        Args:
+            name: name of the tool.
+            arguments: as the policy wrote them; errors become an observation.
+            world: replaces this toolbox's world for the call.
+        """
         started = self._clock.monotonic()
         result = self._run(name, arguments, self.world if world is None else world)
         result.latency_s = self._clock.monotonic() - started
@@ -156,47 +171,47 @@ class Toolbox(AbstractContextManager):
         world: World | None = None,
         then: Callable[[ToolResult], Any] = lambda result: result,
     ) -> Future:
-        """`then(call(...))` on the thread pool; by default the result as it is."""
+        """Run `then(call(...))` on the thread pool; by default `then` returns the result."""
         return self._pool.submit(lambda: then(self.call(name, arguments, world=world)))
 
     def close(self) -> None:
-        """End the thread pool; calls that have not begun are cancelled."""
+        """Stop the thread pool; queued calls are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __exit__(self, *_exc) -> None:
         self.close()
 
     def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
-        """Check the call, run its operations one after the other, and join what they gave."""
+        """Validate the call, run its operations in order, and join their results."""
         if not _is_json_object(arguments):
-            return _refused(name, {}, "the arguments are no JSON object.", "arguments")
+            return _reject(name, {}, "the arguments are no JSON object.", "arguments")
         tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is None:
             known = ", ".join(self.tools)
-            return _refused(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
-        wrong = tool.misfit(arguments)
+            return _reject(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
+        wrong = tool.argument_error(arguments)
         if wrong:
-            return _refused(name, arguments, wrong, "arguments")
+            return _reject(name, arguments, wrong, "arguments")
 
         # What is to be looked up, read or run: one of it, or several.
         operands = tool.operands(arguments)
-        until = self._clock.monotonic() + self._dependable[name].policy.deadline_s
+        until = self._clock.monotonic() + self._operations[name].policy.deadline_s
         outcomes = [self._operate(name, operand, world, until) for operand in operands]
 
         goal = arguments.get("goal")
         texts, errors = [], []
         for operand, outcome in zip(operands, outcomes):
             text, error = _observation(name, operand, outcome, goal)
-            texts.append(SEAM.sub(" ", text) if name in READS_TEXTS else text)
+            texts.append(FAKE_SEPARATOR.sub(" ", text) if name in FOREIGN_TEXT_TOOLS else text)
             errors.append(error)
-        error = _error_of_all(errors, outcomes)
+        error = _combine_errors(errors, outcomes)
         return ToolResult(
             name,
             dict(arguments),
             SEPARATOR.join(texts),
             ok=not error,
             error=error,
-            attempts=_attempts_of_all(outcomes),
+            attempts=_count_attempts(outcomes),
             source=",".join(dict.fromkeys(o.source for o in outcomes if o.source)),
             cache_hit=all(o.cache_hit for o in outcomes),
             degraded=any(o.degraded for o in outcomes),
@@ -206,7 +221,7 @@ class Toolbox(AbstractContextManager):
     def _operate(
         self, tool: str, operand: str | dict, world: World | None, until: float
     ) -> OperationOutcome:
-        """One query, page, file or program, or one call of a registered tool, over at `until`."""
+        """Run one query, page, file or program, or one call of a registered tool."""
         reads_world = tool in ("search", "visit") and world is not None
         source = world.name if reads_world else tool
         if self.closed_book:
@@ -214,13 +229,13 @@ class Toolbox(AbstractContextManager):
         arguments: dict[str, Any] = {OPERAND[tool]: operand} if tool in OPERAND else dict(operand)
         if tool in SEARCHES:
             arguments["k"] = self.results
-        last = None
-        if tool in self._here:
-            run = self._here[tool]
-            last = FunctionBackend(source, lambda given, _: run(given, world))
+        local_backend = None
+        if tool in self._local:
+            run = self._local[tool]
+            local_backend = FunctionBackend(source, lambda given, _: run(given, world))
         version = "" if world is None else world.version
-        outcome = self._dependable[tool].call(arguments, version, last, until)
-        if tool in LEAD and outcome.error == "skipped" and self._clock.monotonic() >= until:
+        outcome = self._operations[tool].call(arguments, version, local_backend, until)
+        if tool in PREFIXES and outcome.error == "skipped" and self._clock.monotonic() >= until:
             # the pages before took all the time, as was chosen
             return outcome._replace(error="unreachable", env_fault=False)
         if outcome.source == "python" and outcome.value:
@@ -228,8 +243,8 @@ class Toolbox(AbstractContextManager):
         return outcome
 
 
-def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
-    """What a trajectory's calls took: counts, tries (not of cached ones), seconds, and sources."""
+def summarize_calls(results: Iterable[ToolResult]) -> dict[str, Any]:
+    """Summarise a trajectory's calls: counts, attempts (not of cached calls), seconds, sources."""
     results = list(results)
     return {
         "calls": len(results),
@@ -245,7 +260,7 @@ def ledger(results: Iterable[ToolResult]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShownPage:
-    """A page, or the part of it, that stood in a result; `url` is the title of a page visited."""
+    """A page, or part of it, in a tool result; `url` of a visited page is its title."""
 
     title: str
     url: str
@@ -253,7 +268,7 @@ class ShownPage:
 
 
 def extract_pages(result: ToolResult) -> list[ShownPage]:
-    """The hits of a search and the pages of a visit; none where the call failed."""
+    """Parse the hits of a search or the pages of a visit; [] if the call failed."""
     if not result.ok:
         return []
     shown = [ShownPage(hit["title"], hit["url"], hit["text"]) for hit in HIT.finditer(result.text)]
@@ -262,24 +277,23 @@ def extract_pages(result: ToolResult) -> list[ShownPage]:
     return shown + [ShownPage(url, url, result.text) for url in urls]
 
 
-def _sources_here(
+def _local_sources(
     world: World | None, sandbox: Sandbox | None, calculator: bool
 ) -> dict[str, Callable[[Mapping, World | None], Any]]:
-    """The tools that this process can answer by itself, by name: a function of an operation's
-    arguments and of the call's world."""
-    here: dict[str, Callable[[Mapping, World | None], Any]] = {}
+    """Return the tools that this process implements, as functions of (arguments, world)."""
+    local: dict[str, Callable[[Mapping, World | None], Any]] = {}
     if world is not None:
-        here["search"] = _search
-        here["visit"] = _visit
+        local["search"] = _search
+        local["visit"] = _visit
     if sandbox is not None:
-        here["python"] = lambda arguments, _world: _python(sandbox, arguments["code"])
+        local["python"] = lambda arguments, _world: _python(sandbox, arguments["code"])
     if calculator:
-        here["calculator"] = lambda arguments, _world: calculate(arguments["expression"])
-    return here
+        local["calculator"] = lambda arguments, _world: calculate(arguments["expression"])
+    return local
 
 
 def _with_pictures(pictures: Album | None) -> dict[str, Tool]:
-    """All tools that there may be, by name: the registered ones and those of the pictures."""
+    """Return the registered tools and those of the pictures by name."""
     own = {} if pictures is None else {tool.name: tool for tool in pictures.tools}
     taken = own.keys() & TOOLS.keys()
     if taken:
@@ -295,17 +309,19 @@ def _is_json_object(arguments: Any) -> bool:
     return True
 
 
-def _error_of_all(errors: list[str], outcomes: list[OperationOutcome]) -> str:
-    """Of a call: the first fault of the infrastructure; "" where an operation went well; otherwise
-    how the first one failed."""
+def _combine_errors(errors: list[str], outcomes: list[OperationOutcome]) -> str:
+    """Return the error of a call.
+
+    The first infrastructure fault; "" if an operation succeeded; else the first error.
+    """
     for error, outcome in zip(errors, outcomes):
-        if outcome.env_fault or not outcome.answered:
+        if outcome.env_fault or not outcome.has_answer:
             return error
     return "" if "" in errors else errors[0]
 
 
-def _attempts_of_all(outcomes: list[OperationOutcome]) -> int:
-    """1 for the call, and each try after the first of an operation; 0 where nobody was asked."""
+def _count_attempts(outcomes: list[OperationOutcome]) -> int:
+    """Return 1 plus all retries; 0 if no source was called."""
     tries = [outcome.attempts for outcome in outcomes if outcome.attempts]
     if not tries:
         return 0
@@ -340,12 +356,14 @@ def _python(sandbox: Sandbox, code: str) -> dict:
     }
 
 
-def _checked(tool: str, alone: bool, value: Any) -> Any:
-    """A backend's value in the form that `_observation` reads; raises ToolFault. Where our sandbox
-    is `alone`, nobody else can be asked: what it says of its own faults is the observation."""
+def _check_value(tool: str, alone: bool, value: Any) -> Any:
+    """Convert a backend's value to the form that `_observation` reads, or raise ToolFault.
+
+    If our sandbox is the only source (`alone`), its own fault text is the observation.
+    """
     match value:
         case list() if tool in SEARCHES:
-            return [_as_world_s(hit) for hit in value]
+            return [_normalise_hit(hit) for hit in value]
         case {"text": str(text)} if tool not in SEARCHES:
             if value.get("env_fault") and not alone:
                 raise ToolFault("server", text)
@@ -354,8 +372,8 @@ def _checked(tool: str, alone: bool, value: Any) -> Any:
     raise ToolFault("malformed", f"{tool}: {str(value)[:80]}")
 
 
-def _as_world_s(hit: Any) -> dict[str, str]:
-    """A hit as the world's are: date and source become part of the snippet."""
+def _normalise_hit(hit: Any) -> dict[str, str]:
+    """Convert a hit to the world's form: date and source become part of the snippet."""
     fields = {}
     if isinstance(hit, dict) and isinstance(hit.get("url"), str):
         fields = {name: hit.get(name) or "" for name in ("title", "snippet", "date", "source")}
@@ -372,9 +390,9 @@ def _as_world_s(hit: Any) -> dict[str, str]:
 def _observation(
     tool: str, operand: str, outcome: OperationOutcome, goal: str | None
 ) -> tuple[str, str]:
-    """What the policy reads of one operation, and the kind of failure, "" for none."""
+    """Return the observation of one operation, and the kind of failure ("" for none)."""
     value = outcome.value
-    if not outcome.answered:
+    if not outcome.has_answer:
         return UNAVAILABLE, outcome.error
     if not value:
         return MISSING.get(tool, NO_RESULTS).format(operand), "empty"
@@ -385,9 +403,9 @@ def _observation(
         ]
         return "\n".join(lines), ""
     status = value.get("status", "ok")
-    lead = LEAD.get(tool, "").format(operand, goal)
+    lead = PREFIXES.get(tool, "").format(operand, goal)
     return lead + value["text"], "" if status == "ok" else status
 
 
-def _refused(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:
+def _reject(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:
     return ToolResult(str(tool), dict(arguments), f"Error: {text}", False, error)

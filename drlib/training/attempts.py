@@ -15,7 +15,7 @@ import torch
 
 from drlib.agents import ReAct
 from drlib.config import Config
-from drlib.files import append_json_line, read_json_lines, write_whole
+from drlib.files import append_json_line, read_json_lines, write_atomic
 from drlib.sandbox import Sandbox
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import Episode
@@ -86,7 +86,7 @@ def _done(pool: Path, config: Config) -> int:
         return 0
     lines = [line for line in pool.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     whole = len(lines) // (BLOCK * config.attempts) * BLOCK
-    write_whole(pool, b"".join(lines[: whole * config.attempts]))
+    write_atomic(pool, b"".join(lines[: whole * config.attempts]))
     return whole
 
 

@@ -19,7 +19,7 @@ from drlib.config import ROOT, Config
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
-from drlib.startup import lasting_imports
+from drlib.startup import freeze_imports
 from drlib.training import stages
 from drlib.training.run import Interrupted, NotFinite, RunFolder, RunFolderError
 
@@ -95,7 +95,7 @@ def main() -> None:
     args = stage_arguments("build one stage whose inputs are there").parse_args()
     try:
         config = config_from(args)  # what is misspelled is said before torch is imported
-        with lasting_imports():
+        with freeze_imports():
             from drlib.training.ranks import Ranks
 
             stages.STAGES[args.stage].builder(config)

@@ -144,7 +144,7 @@ def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
 
 def engine_texts(world: SmallWorld, wording: Wording = "brackets") -> list[str]:
     """How the engine words its questions of invented worlds, and what a hand thinks about them."""
-    names = Names.of(world)
+    names = Names.from_world(world)
     texts = []
     for seed in range(INVENTED):
         invented = fictional_world(f"wordings-{seed}", names)
@@ -184,7 +184,7 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     world, counts = training_world(config, run.path / "replies.jsonl")
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
-    names = Names.of(world)
+    names = Names.from_world(world)
     if config.questions == "engine":
         counts |= _count_conditions(world)
         texts += engine_texts(world, config.question_wording)
@@ -253,7 +253,7 @@ def demonstration_tasks(
 def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Task, SmallWorld]]:
     """`n` short trails, each in a world of its own."""
     rng = random.Random(f"trails-{seed}")
-    names = Names.of(world)
+    names = Names.from_world(world)
     return [trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)]
 
 
@@ -293,7 +293,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
 def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
     """An attempt's line in `episodes.jsonl`."""
     return {
-        "kind": task.counted_as,
+        "kind": task.category,
         "hops": task.hops,
         "task": task.id,
         "correct": episode.correct,

@@ -25,7 +25,7 @@ from drlib.config import PATHS, ROOT, Config
 from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.models.vllm_server import REMEDY
-from drlib.registry import nearest
+from drlib.registry import suggest_name
 from drlib.training import shapes
 from drlib.training.ranks import gpu_fault
 from drlib.training.stages import WEIGHTS
@@ -190,7 +190,7 @@ def _world_faults(config: Config) -> list[str]:
     kind, _, rest = config.world.partition(":")
     pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
     if pattern is None or bool(rest) != (":" in pattern):
-        return [f"unknown world {config.world!r}: {nearest(config.world, WORLDS)}"]
+        return [f"unknown world {config.world!r}: {suggest_name(config.world, WORLDS)}"]
     if kind == "live":
         return [
             f"world={config.world!r}: a site may change while a policy is trained on it: "

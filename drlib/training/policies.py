@@ -25,7 +25,7 @@ def policy_tools(config: Config, runs: Path):
     folder = stages.input_folder("a policy", "world", config, runs)
     tokenizer = load_tokenizer(folder / "tokenizer")
     world = SmallWorld.load(folder / WORLD_FILE)
-    return tokenizer, ChatIds(tokenizer), world, Names.of(world)
+    return tokenizer, ChatIds(tokenizer), world, Names.from_world(world)
 
 
 def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):

@@ -43,7 +43,7 @@ from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.rollouts import has_changed, step_seed
 from drlib.training.staleness import Clock
 from drlib.trajectory import Termination, Trajectory
-from drlib.worlds.perturbed import changed_version
+from drlib.worlds.perturbed import perturbed_version
 
 COLUMNS = ("token_ids", "generated", "logprobs", "entropies", "versions", "routed_experts")
 FIELDS = ("id", "task_id", "group_id", "world_version", "policy_version", "reward")
@@ -129,7 +129,7 @@ class Replay:
 
 def answers_still(world: str) -> bool:
     """Whether a world's version is none of before the change (`rl_world_change`)."""
-    return world == NO_WORLD or world.endswith(changed_version(""))
+    return world == NO_WORLD or world.endswith(perturbed_version(""))
 
 
 def replayed(

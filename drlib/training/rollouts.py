@@ -18,7 +18,7 @@ from drlib.training.ranks import SHARDS, Ranks
 from drlib.training.rewarding import judged, reward_of, rewarded
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld
-from drlib.worlds.perturbed import all_changed
+from drlib.worlds.perturbed import perturb_worlds
 
 
 def limits_of(config: Config) -> Limits:
@@ -68,7 +68,7 @@ def tried(
     """
     sources = [source_of(task, worlds) for task in tasks]  # before the real world is among them
     if has_changed(config, step):
-        tasks, worlds = all_changed(tasks, worlds, agent.toolbox.world)
+        tasks, worlds = perturb_worlds(tasks, worlds, agent.toolbox.world)
     tries = config.rl_group * config.rl_oversample
     half = tries // 2 if config.rl_adaptive_group else tries
     judge = reward_of(config)

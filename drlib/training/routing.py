@@ -30,7 +30,7 @@ from drlib.models.routing_replay import (
     router_entropy,
 )
 from drlib.trajectory import NO_RECORD
-from drlib.validation import one_of, require
+from drlib.validation import require, require_one_of
 
 Routed = Literal["none", "r2", "r3"]
 GIVEN = "routed_experts"  # a rollout function's field; in TRL's batch: `trl_batch.ROUTES`
@@ -51,7 +51,7 @@ class Routing:
     """
 
     def __init__(self, model: nn.Module, mode: Routed = "none"):
-        one_of(mode, get_args(Routed), "routing")
+        require_one_of(mode, get_args(Routed), "routing")
         self.mode, self.sizes = mode, _sizes(model)
         require(
             mode == "none" or self.sizes is not None,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drlib.config import ROOT
-from drlib.files import append_json_line, read_json_lines, write_whole
+from drlib.files import append_json_line, read_json_lines, write_atomic
 from drlib.training.reporting import Reporter, require_package
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RunFolder:
             self._done, extra = state["step"], state["extra"]
         if self.ranks.first and log.exists():  # a line a step
             kept = b"".join(log.read_bytes().splitlines(True)[: self._done])
-            write_whole(log, kept)
+            write_atomic(log, kept)
         self.ranks.barrier()
         return extra
 
@@ -142,7 +142,7 @@ class RunFolder:
 
             model, optimizers = (part.state_dict() for part in self._trained)
             state = {"step": step, "model": model, "extra": extra, "optimizers": optimizers}
-            write_whole(self.path / CHECKPOINT, lambda p: torch.save(state, p))
+            write_atomic(self.path / CHECKPOINT, lambda p: torch.save(state, p))
         self.ranks.barrier()
 
     def finish(self, metrics: dict) -> dict:
@@ -157,7 +157,7 @@ class RunFolder:
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
             }
             text = json.dumps(manifest, indent=1, sort_keys=True)
-            write_whole(self.path / MANIFEST, text)
+            write_atomic(self.path / MANIFEST, text)
             shutil.rmtree(self.final, ignore_errors=True)  # half a folder: it has no manifest
             os.replace(self.path, self.final)
         self.ranks.barrier()

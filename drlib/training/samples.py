@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from drlib.trajectory import Trajectory, part_of
+from drlib.trajectory import Trajectory, select_tokens
 
 
 def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
@@ -26,7 +26,7 @@ def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
         inside_T = trajectory.contexts == number
         if trajectory.generated[inside_T].any():
             name = f"{trajectory.id}/{number}"
-            found.append(part_of(trajectory, inside_T, id=name, contexts=None))
+            found.append(select_tokens(trajectory, inside_T, id=name, contexts=None))
     return found
 
 

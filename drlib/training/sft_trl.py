@@ -171,7 +171,7 @@ class _Stage:
         self.tokenizer = load_tokenizer_of(self.where)
         self.told = told(self.tokenizer, config)
         world = stages.input_folder(name, "world", config, runs) / WORLD_FILE
-        self.names = Names.of(SmallWorld.load(world))
+        self.names = Names.from_world(SmallWorld.load(world))
 
     def train(
         self,

@@ -21,7 +21,7 @@ import yaml
 from drlib.config import ROOT, Config, declared_for
 from drlib.registry import Registry, plugin_names
 from drlib.training.run import RunFolder, RunFolderError
-from drlib.worlds import world_stamp
+from drlib.worlds import fingerprint_world
 
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
@@ -219,7 +219,7 @@ def settings_of(name: str, config: Config) -> dict:
         own["model_files"] = _stamp(Path(own["model"]).expanduser())
     if name == "world":
         # A folder whose files change is another world.
-        own |= world_stamp(config.whole().world_name)
+        own |= fingerprint_world(config.whole().world_name)
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.whole().plugins:
         settings["plugins"] = _plugins(config.whole().plugins)

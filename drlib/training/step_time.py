@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drlib.registry import nearest
+from drlib.registry import suggest_name
 from drlib.training.memory import Load, Shape
 from drlib.validation import require
 
@@ -213,7 +213,7 @@ def rates_from(numbers: Mapping) -> Rates:
     known = [field.name for field in dataclasses.fields(Rates)]
     require(isinstance(numbers, Mapping), "rates must be one JSON object of names and numbers")
     for name, value in numbers.items():
-        require(name in known, f"unknown rate {name!r}: {nearest(name, known)}")
+        require(name in known, f"unknown rate {name!r}: {suggest_name(name, known)}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         require(number, f"rate {name} must be a number, got {value!r}")
     return Rates(**numbers)

@@ -4,7 +4,7 @@ from drlib.config import Config
 from drlib.rl.losses import LossConfig
 from drlib.training.staleness import check_staleness
 from drlib.training.steering import check_steering
-from drlib.validation import require, within
+from drlib.validation import require, require_within
 
 LOSS_SWITCHES = (
     "clip",
@@ -68,12 +68,12 @@ def _check_rewards(config: Config) -> None:
         f'rl_adaptive_group makes half a group, and rl_agent="{config.rl_agent}" whole ones: '
         "set one agent alone",
     )
-    within(config.rl_low_weight, "(0, 1]", "rl_low_weight")
+    require_within(config.rl_low_weight, "(0, 1]", "rl_low_weight")
 
 
 def _check_tokens(config: Config) -> None:
     """Of which tokens learn, and what they are divided by."""
-    within(config.rl_top_entropy, "(0, 1]", "rl_top_entropy")
+    require_within(config.rl_top_entropy, "(0, 1]", "rl_top_entropy")
     selects = config.rl_top_entropy < 1
     require(
         selects or config.rl_entropy_tokens == "top",

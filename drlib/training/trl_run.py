@@ -24,7 +24,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from drlib.config import Config
-from drlib.files import append_json_line, write_whole
+from drlib.files import append_json_line, write_atomic
 from drlib.training.optim import SKIPPED, GradientWatch
 from drlib.training.ranks import Ranks
 from drlib.training.run import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
@@ -146,7 +146,7 @@ class StepLines(TrainerCallback):
         log = self.run.path / METRICS
         if self.run.ranks.first and log.exists():
             lines = log.read_bytes().splitlines(keepends=True)
-            write_whole(log, b"".join(lines[: state.global_step]))
+            write_atomic(log, b"".join(lines[: state.global_step]))
         self._shown = self.run.reporter(state.global_step)
         self._old = {each: signal.signal(each, self._ask) for each in polite_signals()}
 

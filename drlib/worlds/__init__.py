@@ -1,10 +1,15 @@
-"""What can be looked up: pages, their index, and the knowledge graph behind them."""
+"""Worlds: searchable document collections with an optional knowledge graph.
+
+world = load_world("tour")
+world.search("Norway")[0].title   # "Norway"
+world.page("Norway").text         # readable text with links
+"""
 
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from drlib.registry import Registry, nearest
+from drlib.registry import Registry, suggest_name
 from drlib.worlds import tour
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
@@ -26,10 +31,10 @@ __all__ = [
     "SmallWorld",
     "World",
     "fictional_world",
+    "fingerprint_world",
     "load_world",
     "read_facts",
     "select",
-    "world_stamp",
 ]
 
 # "NAME" or, where something stands after a colon in the world's name, "NAME:WHAT" ->
@@ -38,12 +43,12 @@ WORLDS = Registry("world")
 
 
 @WORLDS.register("tour")
-def _tour(_rest: str, index_path: Path | None = None, **options) -> SmallWorld:
+def _load_tour(_rest: str, index_path: Path | None = None, **options) -> SmallWorld:
     return SmallWorld(tour.entities(), "cldr", index_path, **options)
 
 
-def _later(place: str) -> Callable[..., Library]:
-    """The loader "module:function", imported at its first use."""
+def _lazy_loader(place: str) -> Callable[..., Library]:
+    """Return a loader that imports "module:function" at its first call."""
     module, _, function = place.partition(":")
 
     def load(rest: str, index_path: Path | None = None, **options) -> Library:
@@ -52,31 +57,41 @@ def _later(place: str) -> Callable[..., Library]:
     return load
 
 
-WORLDS.register("cldr", _later("drlib.worlds.cldr:load"))
-WORLDS.register("pydocs", _later("drlib.worlds.pydocs:load"))
-WORLDS.register("folder:PATH", _later("drlib.worlds.folder:load"))
-WORLDS.register("zim:PATH", _later("drlib.worlds.zim:load"))
-WORLDS.register("hub:NAME", _later("drlib.worlds.hub:load"))
-WORLDS.register("live:URL", _later("drlib.tools.live_site:load"))
+WORLDS.register("cldr", _lazy_loader("drlib.worlds.cldr:load"))
+WORLDS.register("pydocs", _lazy_loader("drlib.worlds.pydocs:load"))
+WORLDS.register("folder:PATH", _lazy_loader("drlib.worlds.folder:load"))
+WORLDS.register("zim:PATH", _lazy_loader("drlib.worlds.zim:load"))
+WORLDS.register("hub:NAME", _lazy_loader("drlib.worlds.hub:load"))
+WORLDS.register("live:URL", _lazy_loader("drlib.tools.live_site:load"))
 
 
 def load_world(
     name: str, index_path: Path | None = None, *, engine: str = "fts5", **options
 ) -> World:
-    """A world by name; its index is kept at `index_path` and only updated by a later call.
+    """Load a world by name.
 
-    "tour": the tour's small world of one value a relation; "cldr": all that Unicode CLDR says;
-    "pydocs": Python's standard library; "folder:PATH": your documents; "zim:PATH": a Kiwix file;
-    "hub:NAME": a data set of the Hugging Face hub; "live:URL": a web site, fetched as a guest; and
-    what is registered in `WORLDS`. `options` are its loader's. ValueError: the name or the `engine`
-    (see `Library`) is not known, or the world has no such engine; the message lists what there is.
+    Args:
+        name: "tour" (a small world, one value per relation), "cldr" (all of Unicode CLDR), "pydocs"
+            (Python's standard library), "folder:PATH" (your documents), "zim:PATH" (a Kiwix file),
+            "hub:NAME" (a data set of the Hugging Face hub), "live:URL" (a web site that is
+            crawled), or a name registered in `WORLDS`.
+        index_path: file of the full-text index; later calls update it. None: kept in memory.
+        engine: ranking engine of a `Library`, "fts5" or "bm25s".
+        options: arguments of the world's loader.
+
+    Raises:
+        ValueError: the name or engine is unknown, or this world does not support the engine.
+
+    Example:
+        >>> load_world("tour").page("Norway").links
+        ('Norwegian Krone', 'Norwegian Bokmål')
     """
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r}: known are {', '.join(ENGINES)}")
     kind, _, rest = name.partition(":")
     pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
     if pattern is None or bool(rest) != (":" in pattern):
-        raise ValueError(f"unknown world {name!r}: {nearest(name, WORLDS)}")
+        raise ValueError(f"unknown world {name!r}: {suggest_name(name, WORLDS)}")
     world = WORLDS[pattern](rest, index_path, **options)
     if isinstance(world, Library):
         world.engine = engine
@@ -85,12 +100,20 @@ def load_world(
     return world
 
 
-def world_stamp(name: str) -> dict[str, str]:
-    """What a world's files are like, for the name of a run: {"files": a hash} of a folder, {} of
-    what has no files of the user's. ValueError: there is no such folder."""
+def fingerprint_world(name: str) -> dict[str, str]:
+    """Fingerprint of a world's files, used in the name of a run.
+
+    Returns:
+        {"files": hash} for a folder; {} for a world without user files.
+
+    Raises:
+        ValueError: the folder does not exist.
+    """
     kind, _, rest = name.partition(":")
     if kind != "folder":
         return {}
-    from drlib.worlds.folder import stamp  # only here: the other worlds need no reader of files
+    from drlib.worlds.folder import (
+        fingerprint,  # only here: the other worlds need no reader of files
+    )
 
-    return {"files": stamp(rest)}
+    return {"files": fingerprint(rest)}

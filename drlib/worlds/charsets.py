@@ -1,14 +1,13 @@
-"""Bytes of a plain text as text: which encoding it is in, or that nobody can say.
+"""Decode plain text of unknown encoding, or refuse if the encoding is ambiguous.
 
-A declared encoding, a byte order mark and UTF-8 decide by themselves. What is left is a guess of
-charset-normalizer among the encodings of people's old files (Windows, Shift-JIS, EUC, GB, Big5,
-KOI8, UTF-16 without a mark). The guess counts only when its runner-up gives the same text or reads
-worse: a wrong guess would be pages of nonsense that nobody asked about, so a text that fits two
-encodings is refused, and the reason names both. A few odd letters in an English, German or French
-line are too little for the library; then it is Windows-1252, which Latin-1 is a part of, if they
-are letters or signs there.
+A declared encoding, a byte order mark and UTF-8 are tried first. Otherwise charset-normalizer
+guesses among the encodings of old files (Windows, Shift-JIS, EUC, GB, Big5, KOI8, UTF-16 without a
+mark). A guess is accepted only if the runner-up gives the same text or reads worse: a wrong guess
+would fill pages with nonsense, so an ambiguous text is refused and the reason names both encodings.
+The library needs more than a few accented letters; such a text is read as Windows-1252, a superset
+of Latin-1, if the bytes are letters or punctuation there.
 
-Left out: encodings of DOS and of old Macintoshes, and a language that the user could name.
+Not implemented: encodings of DOS and old Macintoshes, and a user-supplied language.
 """
 
 import codecs
@@ -28,7 +27,7 @@ WITHIN = 0.05  # of chaos or coherence, that make one guess as good as another
 
 
 def codec(charset: str) -> str:
-    """The codec behind a declared encoding; "" for none, and for two that take hours for 10 MB."""
+    """Return the Python codec of a declared encoding; "" for an unknown or quadratic-time one."""
     with suppress(LookupError, ValueError):
         name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
         return "" if name in ("idna", "punycode") else name
@@ -36,9 +35,12 @@ def codec(charset: str) -> str:
 
 
 def decode(data: bytes, charset: str = "") -> str:
-    """`data` by the declared encoding, a byte order mark, as UTF-8, else as what it is likely to
-    be. ValueError: binary bytes, or an encoding that cannot be decided; it says what to do.
-    ImportError: charset-normalizer is missing and needed."""
+    """Decode `data` by the declared encoding, a byte order mark, UTF-8, or a guess.
+
+    Raises:
+        ValueError: binary data or an ambiguous encoding; the message contains the remedy.
+        ImportError: charset-normalizer is needed and not installed.
+    """
     marked = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     for name in (codec(charset), marked):
         with suppress(UnicodeError, LookupError):
@@ -50,7 +52,7 @@ def decode(data: bytes, charset: str = "") -> str:
 
 
 def _few_western_letters(data: bytes) -> str | None:
-    """`data` as Windows-1252, if that is plain: little beyond ASCII, and all of it letters."""
+    """Decode as Windows-1252 if few bytes are beyond ASCII and all of them are letters."""
     beyond = sum(byte > 127 for byte in data)
     if b"\0" in data or beyond > FEW or beyond > max(1, SMALL_SHARE * len(data)):
         return None
@@ -61,7 +63,7 @@ def _few_western_letters(data: bytes) -> str | None:
 
 
 def _guessed(data: bytes) -> str:
-    """charset-normalizer's best guess, if it is clearly the best."""
+    """Return charset-normalizer's best guess if it is clearly better than the others."""
     try:
         import charset_normalizer
     except ImportError:

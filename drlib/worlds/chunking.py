@@ -1,16 +1,17 @@
-"""What one file of a folder holds: its text cut into chunks, and facts that need no model.
+"""Cut a file of a folder into chunks and extract facts without a model.
 
-A chunk is a section under its heading, at most `CHUNK` characters of it. Its title is an address:
-the first chunk of a file is called like the file ("guide/intro.md"), a section adds its anchor
-("guide/intro.md#install"), a long one goes on as "guide/intro.md#install (2)". So a link names its
-target without a look into the other file, and a change of one file is a change of one source.
+A chunk is at most `CHUNK` characters of a section. Its title is an address: the first chunk of a
+file is named after the file ("guide/intro.md"), a section adds its anchor
+("guide/intro.md#install"), and a long section continues as "guide/intro.md#install (2)". A link
+therefore names its target without reading the other file, and a changed file changes one source of
+the index.
 
-Facts: `link` (between chunks), `section` and `heading`, the front matter of a file, and clean
-tables: each row is a node, of the kind that stands over the first cells; each other column is a
-relation, of several values where a cell has them with <br> between. What a link by name means, and
-which values name a page or a row, is seen when all files are known (`drlib.worlds.joining`).
+Facts: `link` (between chunks), `section`, `heading`, a file's front matter, and tables. Each row of
+a table is a node whose kind is the header of the first column. Each other column is a relation;
+<br> separates several values in a cell. Links by name, and values that name a page or row, are
+resolved when all files are known (`drlib.worlds.joining`).
 
-Left out: tables of rst.
+Not implemented: rst tables.
 """
 
 import re
@@ -25,13 +26,13 @@ from drlib.worlds.linking import (
     FENCED,
     MARKDOWN_LINK,
     WIKI_LINK,
-    as_links,
-    definitions,
-    linked,
-    of_wiki,
+    encode_links,
+    file_suffix,
+    find_definitions,
+    link_target,
+    resolve_links,
     slug,
-    suffix_of,
-    target_of,
+    wiki_target,
 )
 from drlib.worlds.outlines import fenced
 from drlib.worlds.reading import TABLES, clean
@@ -59,19 +60,24 @@ PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut between 
 FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
-def chunks(source: str, text: str) -> Part:
-    """What one file holds, from its path in the folder and its Markdown, rst or plain text."""
+def chunk_file(source: str, text: str) -> Part:
+    """Cut one file into documents, nodes and facts.
+
+    Args:
+        source: path of the file relative to the folder.
+        text: its Markdown, rst or plain text.
+    """
     text = re.sub("\r\n?", "\n", text).replace(FENCED, "")
-    file = _File(source, definitions(text))
+    file = _FileChunks(source, find_definitions(text))
     if file.is_flat:
         file.add_section(Section(0, "", "", [text]))
     else:
         rows, kept, text = _front_matter(source, text)
         file.names += [value for relation, value in rows if relation.casefold() in NAMING]
         file.facts += [(source, *row) for row in rows]
-        if suffix_of(source) == ".mdx":
+        if file_suffix(source) == ".mdx":
             text = MDX_IMPORT.sub("", text)  # a heading is to be the first thing
-        first, *others = _sections(text, is_rst=suffix_of(source) == ".rst")
+        first, *others = _sections(text, is_rst=file_suffix(source) == ".rst")
         file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
         for section in others:
             file.add_section(section)
@@ -79,7 +85,7 @@ def chunks(source: str, text: str) -> Part:
 
 
 class Section(NamedTuple):
-    """A part of a file under its heading: 1 is the highest level, 0 that of no heading."""
+    """A section of a file; level 1 is the highest, level 0 is text before any heading."""
 
     level: int
     heading: str
@@ -88,14 +94,14 @@ class Section(NamedTuple):
     labels: tuple[str, ...] = ()  # of rst: names by which links call it
 
 
-class _File:
-    """What was found in a file so far."""
+class _FileChunks:
+    """Documents, nodes and facts collected from one file."""
 
     def __init__(self, source: str, labels: dict[str, str]):
         self.source = source
         self.names: list[str] = []  # by which others may call it
         self._labels = labels  # of its links
-        self.is_flat = suffix_of(source) in FLAT
+        self.is_flat = file_suffix(source) in FLAT
         self.documents: list[Document] = []
         self.nodes: list[Node] = []
         self.facts: list[Fact] = []
@@ -103,7 +109,7 @@ class _File:
         self._above: list[tuple[int, str]] = []  # (level, title) of the sections around
 
     def part(self) -> Part:
-        """All of it, but for what links to sections of this file that are not there."""
+        """Return the collected data, without links to missing sections of this file."""
         own = f"{self.source}#"
         targets = {value for _, relation, value in self.facts if relation == "link"}
         nowhere = {to for to in targets if to.startswith(own) and to not in self._taken}
@@ -115,7 +121,7 @@ class _File:
         body = "\n".join(section.lines).strip()
         title = self.source
         if self._above:
-            title = self._fresh(f"{self.source}#{section.anchor or slug(heading)}")
+            title = self._unique_title(f"{self.source}#{section.anchor or slug(heading)}")
             while len(self._above) > 1 and self._above[-1][0] >= section.level:
                 self._above.pop()
             _, parent = self._above[-1]
@@ -132,15 +138,15 @@ class _File:
 
     def _add_pieces(self, title: str, heading: str, body: str, names: tuple[str, ...]) -> None:
         pieces = PIECE.findall(body) or [""]
-        titles = [title, *(self._fresh(f"{title} ({n})") for n in range(2, len(pieces) + 1))]
+        titles = [title, *(self._unique_title(f"{title} ({n})") for n in range(2, len(pieces) + 1))]
         for number, (name, piece) in enumerate(zip(titles, pieces, strict=True), 1):
             shown, targets = piece, ()
             if not self.is_flat:
-                shown, targets = linked(self.source, piece, self._labels)
+                shown, targets = resolve_links(self.source, piece, self._labels)
             ways = [to for to, is_name in targets if not is_name]
             self.facts += [(name, "link", target) for target in ways if target != name]
             shown = f"{heading}\n\n{shown.replace(FENCED, '').strip()}".strip()
-            links = as_links(targets)
+            links = encode_links(targets)
             if number < len(pieces):
                 following = titles[number]
                 shown += f"\n\nContinues at [{following}](folder:{following})."
@@ -151,7 +157,7 @@ class _File:
 
     def _add_tables(self, title: str, body: str) -> None:
         for kind, first, cells in _table_rows(self.source, body):
-            name = self._fresh(f"{title}: {first}")
+            name = self._unique_title(f"{title}: {first}")
             text = f"{first}, in a table of [{title}](folder:{title})."
             long = [f"{column}: {cell}" for column, cell in cells if len(cell) > CELL]
             self.documents.append(Document(name, "\n\n".join([text, *long])))
@@ -159,8 +165,8 @@ class _File:
             self.facts.append((name, "table", title))
             self.facts += [(name, column, cell) for column, cell in cells if len(cell) <= CELL]
 
-    def _fresh(self, name: str) -> str:
-        """`name`, or the next of "name-1", "name-2", ... that is not taken; it is taken now."""
+    def _unique_title(self, name: str) -> str:
+        """Reserve and return `name`, or the first free one of "name-1", "name-2", ..."""
         found = name
         while found in self._taken:
             self._taken[name] += 1
@@ -173,7 +179,7 @@ class _File:
 
 
 def _sections(text: str, is_rst: bool) -> list[Section]:
-    """The sections of Markdown or rst; text before the first heading is one."""
+    """Return the sections of Markdown or rst; text before the first heading is a section."""
     if is_rst:
         text = RST_REF.sub(lambda m: f"[[{m[2]}|{m[1] or m[2]}]]", text)
         text = RST_DOC.sub(lambda m: f"[{m[1] or m[2]}]({m[2]}.rst)", text)
@@ -186,7 +192,7 @@ def _sections(text: str, is_rst: bool) -> list[Section]:
 
 
 class _Cutter:
-    """Cuts a file into sections, line by line."""
+    """Cut a file into sections line by line."""
 
     def __init__(self, is_rst: bool):
         self.sections = [Section(0, "", "", [])]
@@ -207,7 +213,7 @@ class _Cutter:
             lines.append(line)
 
     def _is_fenced(self, line: str) -> bool:
-        """Whether it is a line of a fence, its first and last line included."""
+        """Return True for a line of a code fence, including its first and last line."""
         mark = None if self._is_rst else FENCE.match(line)
         if not self._fence:
             self._fence = mark[1] if mark else ""
@@ -217,7 +223,7 @@ class _Cutter:
         return True
 
     def _starts_a_section(self, line: str, lines: list[str]) -> bool:
-        """Whether it is a heading, or underlines the line before as one; then it has begun."""
+        """Start a new section if the line is a heading or underlines the previous line."""
         heading = None if self._is_rst else HEADING.fullmatch(line)
         if heading:
             self.sections.append(Section(len(heading[1]), heading[2], heading[3], []))
@@ -240,8 +246,10 @@ class _Cutter:
 
 
 def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """(kind, first cell, [(column, cell), ...]) of each row of the clean tables; its kind is what
-    stands over the first cells."""
+    """Yield (kind, first cell, [(column, cell), ...]) for each row of the clean tables.
+
+    The kind is the header of the first column.
+    """
     for is_piped, lines in groupby(body.split("\n"), _is_piped):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
         rules = [number for number, line in enumerate(lines) if TABLE_RULE.fullmatch(f"|{line}|")]
@@ -251,7 +259,7 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
             [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
         ]
         columns = [relation_name(column) for column in head]
-        if _is_clean(columns, rows, CELL if suffix_of(source) not in TABLES else LONGEST_CELL):
+        if _is_clean(columns, rows, CELL if file_suffix(source) not in TABLES else LONGEST_CELL):
             kind = columns[0].casefold()
             if kind in (VALUE, "page", "section"):  # these say something else of a node
                 kind = "table row"
@@ -261,7 +269,7 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
 
 
 def _values(cell: str) -> list[str]:
-    """The values of a cell: several stand behind each other with a break between."""
+    """Split a cell into its values, which are separated by a line break."""
     return [value.strip() for value in cell.split(BETWEEN_VALUES)]
 
 
@@ -270,8 +278,7 @@ def _is_piped(line: str) -> bool:
 
 
 def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]], longest: int) -> bool:
-    """Whether all rows are as long as the header, cells short, columns different from each other,
-    and so the first cells."""
+    """Return True if rows match the header, cells are short, and columns and first cells unique."""
     firsts = {row[0] for row in rows}
     if len({*columns} - {""}) != len(columns) or len(columns) < 2:
         return False
@@ -283,18 +290,18 @@ def _is_clean(columns: Sequence[str], rows: Sequence[Sequence[str]], longest: in
 
 
 def _cell(source: str, text: str) -> str:
-    """The chunk or the name that a cell links to, or its words."""
+    """Return the chunk or name that a cell links to, or its text."""
     wiki = WIKI_LINK.fullmatch(text.strip())
     link = MARKDOWN_LINK.fullmatch(text.strip())
-    target = of_wiki(source, wiki) if wiki else link and target_of(source, link[2] or link[3])
+    target = wiki_target(source, wiki) if wiki else link and link_target(source, link[2] or link[3])
     if target:
         return target.to
     words = MARKDOWN_LINK.sub(r"\1", text).replace("\\|", "|").strip(" `*_\t")
     return one_line(words)
 
 
-def _unquoted(value: object) -> object:
-    """A wiki link that stands in front matter without quotes, and is a list in a list to YAML."""
+def _quote_wiki_link(value: object) -> object:
+    """Restore an unquoted wiki link in front matter, which YAML parses as a nested list."""
     inner = value
     while isinstance(inner, list) and len(inner) == 1:
         (inner,) = inner
@@ -302,8 +309,13 @@ def _unquoted(value: object) -> object:
 
 
 def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[str], str]:
-    """(relation, value) for each short value, and each of a list, at the top level of the front
-    matter; its lines as a block of code, if not all of it became facts; and the text after it."""
+    """Parse the front matter.
+
+    Returns:
+        (relation, value) of each short top-level value; the lines as a code block if some of it is
+            no
+        fact; and the text after it.
+    """
     front = FRONT.match(text)
     try:
         found = yaml.load(front[1], yaml.BaseLoader) if front else None  # all values are texts
@@ -314,7 +326,7 @@ def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[s
     rows = []
     kept: list[str] = []
     for key, values in found.items():
-        for value in map(_unquoted, values if isinstance(values, list) else [values]):
+        for value in map(_quote_wiki_link, values if isinstance(values, list) else [values]):
             relation = relation_name(key)
             words = one_line(clean(value)) if isinstance(value, str) else ""
             words = _cell(source, words) if "](" in words or "[[" in words else words

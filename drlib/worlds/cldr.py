@@ -1,14 +1,13 @@
-"""The world `cldr`: what the Unicode CLDR says about places, money, languages, scripts and time.
+"""World `cldr`: facts of the Unicode CLDR on places, currencies, languages, scripts and time.
 
-Everyone who has babel has these facts offline, and they are true: about 1,500 pages, relations with
-several values, years and numbers as values, and names in other languages. A fact is one "according
-to Unicode CLDR": a language is *widely spoken* where at least 5% of the population use it, a
-*regional* one is official in a part of a territory, and a *likely* territory is the one that CLDR
-assumes for a language when nothing else is known. The tour has a smaller world (`tour`).
+The data comes with babel, so it is available offline: about 1,500 pages, relations with several
+values, years and numbers as values, and names in other languages. Definitions: a language is
+*widely spoken* if at least 5% of the population use it; a *regional* language is official in part
+of a territory; the *likely* territory is CLDR's default for a language. `tour` is a smaller world.
 
-Titles are English names, qualified where two kinds share one: "Nauru (language)". Two-letter codes
-are values and not aliases: "is", "no" and "to" are words. Left out: codes that are no place (EU,
-UN, private use), money that is no legal tender or has no date, languages that nowhere are official
+Titles are English names, qualified if two kinds share one: "Nauru (language)". Two-letter codes are
+values, not aliases, because "is", "no" and "to" are words. Not included: codes that are no place
+(EU, UN, private use), currencies without legal tender or date, languages that are nowhere official
 or widely spoken, populations (babel has only shares), and regions (babel has no containment).
 """
 
@@ -46,13 +45,13 @@ CLOCKS = {
     get_global("zone_aliases").get(zone, zone): clock
     for zone, clock in get_global("meta_zones").items()
 }
-LASTS = 9999  # the year in which current money ends
+NO_END_YEAR = 9999  # the year in which current money ends
 Thing = tuple[str, str | int]  # a kind, and CLDR's code
-Told = tuple[Thing, str, Thing | str]  # a fact
+CldrFact = tuple[Thing, str, Thing | str]  # a fact
 
 
 def load(rest: str = "", index_path: Path | None = None) -> Library:
-    """The world, its index kept at `index_path` or in memory; `rest` is empty."""
+    """Load the world; its index is kept at `index_path` or in memory. `rest` is empty."""
     store = Store(index_path, "cldr")
     made_by = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     store.update({"cldr": f"babel {babel.__version__}, {made_by}"}, lambda _: read_locale_data())
@@ -60,8 +59,8 @@ def load(rest: str = "", index_path: Path | None = None) -> Library:
 
 
 def read_locale_data() -> Part:
-    """All of it."""
-    facts = [*_money(), *_languages(), *_times()]
+    """Read all documents, nodes and facts from babel."""
+    facts = [*_currency_facts(), *_language_facts(), *_time_facts()]
     things = {end for start, _, value in facts for end in (start, value) if isinstance(end, tuple)}
     facts += [(thing, "code", thing[1]) for thing in things if thing[0] in TABLES_OF_NAMES]
     titles: dict[Thing, str] = {}
@@ -74,13 +73,15 @@ def read_locale_data() -> Part:
             title = f"{title} ({kind})"
         titles[thing] = title
         nodes[title] = Node(title, kind, _aliases(kind, code, title))
-    told = [(titles[start], relation, titles.get(value, value)) for start, relation, value in facts]
+    named_facts = [
+        (titles[start], relation, titles.get(value, value)) for start, relation, value in facts
+    ]
     documents = [Document(node.title, _text(node)) for node in nodes.values()]
-    return Part(documents, nodes.values(), told)
+    return Part(documents, nodes.values(), named_facts)
 
 
-def _money() -> Iterator[Told]:
-    """Of territories the money that is and was paid there, then of all money what it is like."""
+def _currency_facts() -> Iterator[CldrFact]:
+    """Yield current and former currencies of territories, then facts on each currency."""
     spans = defaultdict(list)  # money -> (first year, last year) at each place
     for code in PLACES:
         place = ("territory", code)
@@ -89,39 +90,41 @@ def _money() -> Iterator[Told]:
             for money, begin, end, is_tender in get_global("territory_currencies").get(code, ())
             if is_tender and begin and begin <= TODAY
         ]
-        current = {money for money, _, end in rows if _lasts(end)}
+        current = {money for money, _, end in rows if _is_current(end)}
         for money, begin, end in rows:
-            last = LASTS if _lasts(end) else end[0]
+            last = NO_END_YEAR if _is_current(end) else end[0]
             spans[money].append((begin[0], last))
-            if last == LASTS:
+            if last == NO_END_YEAR:
                 yield place, "currency", ("currency", money)
                 yield place, "currency start year", str(begin[0])
             elif money not in current:
                 yield place, "former currency", ("currency", money)
                 yield place, "currency end year", str(end[0])
     for money, years in spans.items():
-        yield from _about_money(money, min(begin for begin, _ in years), max(e for _, e in years))
+        yield from _describe_currency(
+            money, min(begin for begin, _ in years), max(e for _, e in years)
+        )
 
 
-def _lasts(end: tuple[int, int, int] | None) -> bool:
-    """Whether money that ends on this date (None: on no date that is known) is paid today."""
+def _is_current(end: tuple[int, int, int] | None) -> bool:
+    """Return True if a currency with this end date (None: unknown) is in use today."""
     return not end or end >= TODAY
 
 
-def _about_money(money: str, begin: int, end: int) -> Iterator[Told]:
+def _describe_currency(money: str, begin: int, end: int) -> Iterator[CldrFact]:
     digits = get_global("currency_fractions")
     decimals = digits.get(money, digits["DEFAULT"])[0]
     symbol = ENGLISH.currency_symbols.get(money, money)
     yield ("currency", money), "introduction year", str(begin)
     yield ("currency", money), "number of decimals", str(decimals)
-    if end < LASTS:
+    if end < NO_END_YEAR:
         yield ("currency", money), "withdrawal year", str(end)
     if symbol != money:
         yield ("currency", money), "symbol", symbol
 
 
-def _languages() -> Iterator[Told]:
-    """Of territories the languages that are spoken there, then of these where and how written."""
+def _language_facts() -> Iterator[CldrFact]:
+    """Yield the languages of territories, then territory and scripts of each language."""
     scripts = defaultdict(set)
     spoken = set()
     for code in PLACES:
@@ -144,13 +147,13 @@ def _languages() -> Iterator[Told]:
             yield ("language", language), "script", ("script", code)
 
 
-def _times() -> Iterator[Told]:
-    """Of territories their time zones and weeks, of time zones their clocks."""
+def _time_facts() -> Iterator[CldrFact]:
+    """Yield time zones and weekdays of territories, and clock times of time zones."""
     for code in PLACES:
         for zone in get_global("territory_zones").get(code, ()):
             yield ("territory", code), "time zone", ("time zone", zone)
             clock = CLOCKS.get(zone)
-            if _clock(ENGLISH, clock):
+            if _clock_name(ENGLISH, clock):
                 yield ("time zone", zone), "clock time", ("clock time", clock)
         try:
             week = Locale.parse(f"und_{code}")
@@ -160,20 +163,20 @@ def _times() -> Iterator[Told]:
         yield ("territory", code), "first weekend day", ("weekday", week.weekend_start)
 
 
-def _clock(locale: Locale, zone: str | None) -> str | None:
+def _clock_name(locale: Locale, zone: str | None) -> str | None:
     names = locale.meta_zones.get(zone, {}).get("long", {})
     return names.get("generic") or names.get("standard")
 
 
 def _name(locale: Locale, kind: str, code: str | int) -> str | None:
-    """What `locale` calls a thing; in English, its title."""
+    """Return the name of a thing in `locale`; in English it is the title."""
     if kind in TABLES_OF_NAMES:
         name = getattr(locale, TABLES_OF_NAMES[kind]).get(code)
         return f"{name} script" if kind == "script" and locale is ENGLISH else name
     if kind == "weekday":
         return locale.days["format"]["wide"][code]
     if kind == "clock time":
-        return _clock(locale, code)
+        return _clock_name(locale, code)
     return code if locale is ENGLISH else locale.time_zones.get(code, {}).get("city")
 
 

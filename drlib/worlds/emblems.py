@@ -1,12 +1,11 @@
-"""Drawn pictures: each thing of a world has an emblem, a coloured shape over a number.
+"""Drawn pictures: an emblem for each thing of a world, a coloured shape over a number.
 
-Photographs would need a model that sees, and files in the repository. An emblem needs neither: it
-is drawn by rule from the title, so that its pixels are the thing's key, equal on every machine, and
-nothing but the picture tells which thing it is. Several emblems on one sheet are a picture in which
-one has to look for something. `read_numbers` reads the drawn digits back, by comparing each glyph
-with the font: a reader of this font alone, and honest about what is cut off.
+Photographs would need a vision model and binary files. An emblem is drawn by rule from a hash of
+the title, so its pixels identify the thing, are equal on every machine, and reveal nothing else.
+Several emblems on one sheet make a picture in which a policy must locate one. `read_numbers` reads
+the digits by comparing each glyph with the font, and marks glyphs that are cut off.
 
-Left out: letters, other scales within one sheet, anything that is not drawn here.
+Not implemented: letters, mixed scales within a sheet, pictures from elsewhere.
 """
 
 import hashlib
@@ -59,7 +58,7 @@ _ALIKE = 0.9  # of a glyph's dots, for it to be that digit
 
 @dataclass(frozen=True)
 class Emblem:
-    """What an emblem shows; `number` has four digits."""
+    """Contents of an emblem; `number` has four digits."""
 
     shape: str
     colour: str
@@ -67,12 +66,12 @@ class Emblem:
 
     @property
     def caption(self) -> str:
-        """In words."""
+        """Description in words."""
         return f"a {self.colour} {self.shape} over the number {self.number}"
 
 
-def emblem_of(title: str, salt: int = 0) -> Emblem:
-    """The emblem that a title's hash draws; another `salt`, another one."""
+def make_emblem(title: str, salt: int = 0) -> Emblem:
+    """Derive an emblem from a hash of the title; another `salt` gives another emblem."""
     drawn = hashlib.sha256(f"emblem|{salt}|{title}".encode()).digest()
     return Emblem(
         SHAPES[drawn[0] % len(SHAPES)],
@@ -81,9 +80,14 @@ def emblem_of(title: str, salt: int = 0) -> Emblem:
     )
 
 
-def emblems_of(titles: Iterable[str]) -> dict[str, Emblem]:
-    """An emblem for each title, no two alike: of two that would be, the later in the alphabet is
-    drawn again. ValueError: more titles than emblems."""
+def assign_emblems(titles: Iterable[str]) -> dict[str, Emblem]:
+    """Assign a different emblem to each title.
+
+    On a collision, the alphabetically later title gets the next salt.
+
+    Raises:
+        ValueError: more titles than emblems.
+    """
     titles = sorted(set(titles))
     most = len(SHAPES) * len(COLOURS) * 10**DIGITS // 2
     require(len(titles) <= most, f"{len(titles)} titles, above {most}: their emblems would repeat")
@@ -91,7 +95,7 @@ def emblems_of(titles: Iterable[str]) -> dict[str, Emblem]:
     taken: set[Emblem] = set()
     for title in titles:
         salt = 0
-        while (emblem := emblem_of(title, salt)) in taken:
+        while (emblem := make_emblem(title, salt)) in taken:
             salt += 1
         taken.add(emblem)
         found[title] = emblem
@@ -99,7 +103,7 @@ def emblems_of(titles: Iterable[str]) -> dict[str, Emblem]:
 
 
 def draw(emblem: Emblem) -> Pixels:
-    """The emblem, uint8 [64, 64, 3]: shape, number and a thin frame on white."""
+    """Draw an emblem as uint8 [64, 64, 3]: shape, number and a thin frame on white."""
     pixels = np.full((SIZE, SIZE, 3), WHITE, np.uint8)
     pixels[:ROOM][_shape(emblem.shape)] = COLOURS[emblem.colour]
     step = SCALE * (_WIDTH + 1)
@@ -113,7 +117,7 @@ def draw(emblem: Emblem) -> Pixels:
 
 
 def _shape(name: str) -> np.ndarray:
-    """Which of the pixels above the number belong to the shape, bool [44, 64]."""
+    """Return the mask of a shape, bool [44, 64]."""
     y, x = np.mgrid[:ROOM, :SIZE]
     y, x = y - (ROOM - 1) / 2 - 1, x - (SIZE - 1) / 2
     far = np.hypot(x, y)
@@ -128,9 +132,9 @@ def _shape(name: str) -> np.ndarray:
     return masks[name]
 
 
-def sheet(pictures: Sequence[Pixels], columns: int = 2) -> Pixels:
-    """Emblems side by side on white, `columns` in a row, in reading order."""
-    boxes = places(len(pictures), columns)
+def make_sheet(pictures: Sequence[Pixels], columns: int = 2) -> Pixels:
+    """Place emblems on white, `columns` in a row, in reading order."""
+    boxes = sheet_boxes(len(pictures), columns)
     right = max(left + width for left, _, width, _ in boxes) + MARGIN
     bottom = max(top + height for _, top, _, height in boxes) + MARGIN
     pixels = np.full((bottom, right, 3), WHITE, np.uint8)
@@ -139,15 +143,15 @@ def sheet(pictures: Sequence[Pixels], columns: int = 2) -> Pixels:
     return pixels
 
 
-def places(n: int, columns: int = 2) -> list[Box]:
-    """Where the `n` emblems of a sheet stand, in reading order."""
+def sheet_boxes(n: int, columns: int = 2) -> list[Box]:
+    """Return the boxes of the `n` emblems of a sheet, in reading order."""
     step = SIZE + MARGIN
     corners = [(MARGIN + at % columns * step, MARGIN + at // columns * step) for at in range(n)]
     return [(left, top, SIZE, SIZE) for left, top in corners]
 
 
-def boxes_in(pixels: Pixels) -> list[Box]:
-    """What stands apart on white, in reading order; nothing in a blank picture."""
+def find_boxes(pixels: Pixels) -> list[Box]:
+    """Return the boxes of the separate marks on white, in reading order; [] for a blank picture."""
     marked = (pixels < WHITE).any(axis=2)
     return [
         (left, top, right - left, bottom - top)
@@ -157,15 +161,17 @@ def boxes_in(pixels: Pixels) -> list[Box]:
 
 
 def read_numbers(pixels: Pixels) -> str:
-    """The drawn digits, a line a row of numbers; "?" for a glyph that is none of them (one that is
-    cut off, say), "" where there is no ink."""
+    """Read the drawn digits, one line per row of numbers.
+
+    An unknown glyph, such as one that is cut off, is "?". A picture without ink gives "".
+    """
     ink = (pixels < DARK).all(axis=2)
     lines = [_line(ink[top:bottom]) for top, bottom in _runs(ink.any(axis=1))]
     return "\n".join(lines)
 
 
 def _line(ink: np.ndarray) -> str:
-    """The digits of a row of glyphs; a space where they stand further apart than in a number."""
+    """Return the digits of a row of glyphs, with a space between numbers."""
     dot = len(ink) / _HEIGHT  # pixels
     text, end = "", None
     for left, right in _runs(ink.any(axis=0)):
@@ -176,12 +182,12 @@ def _line(ink: np.ndarray) -> str:
 
 
 def _digit(glyph: np.ndarray, dot: float) -> str:
-    """The digit whose dots are most like the glyph's."""
+    """Return the digit whose dots match the glyph best, or "?"."""
     best, alike = "?", _ALIKE
     for digit, dots in _templates().items():
         if round(glyph.shape[1] / dot) != dots.shape[1]:
             continue
-        share = (resized(glyph, *dots.shape) == dots).mean()
+        share = (resize(glyph, *dots.shape) == dots).mean()
         if share >= alike:
             best, alike = digit, share
     return best
@@ -189,18 +195,18 @@ def _digit(glyph: np.ndarray, dot: float) -> str:
 
 @lru_cache
 def _templates() -> dict[str, np.ndarray]:
-    """The digits without the empty columns beside them."""
+    """Return the digits without empty columns at their sides."""
     return {digit: dots[:, dots.any(axis=0)] for digit, dots in _DOTS.items()}
 
 
-def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The picture [H, W, ...] in another size, by the nearest pixel."""
+def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize a picture [H, W, ...] by nearest neighbour."""
     rows = ((np.arange(height) + 0.5) * pixels.shape[0] / height).astype(int)
     columns = ((np.arange(width) + 0.5) * pixels.shape[1] / width).astype(int)
     return pixels[rows][:, columns]
 
 
 def _runs(marked: np.ndarray) -> list[tuple[int, int]]:
-    """(begin, end) of each run of True, bool [L]."""
+    """Return (begin, end) of each run of True in bool [L]."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marked, [False]]).astype(int)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

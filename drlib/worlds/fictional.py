@@ -1,12 +1,12 @@
-"""Endless invented worlds with the schema of the real one.
+"""Fictional worlds with the schema of a real one, in any number.
 
-A policy that is pre-trained on them can learn to read, copy and look up, but no fact: no sentence
-of theirs is true, and no two worlds agree. Names mix the *words* of the real world at random (so
-every name token is practised) with made-up syllable names (so that names need not be known).
+A policy pre-trained on them can learn to read, copy and search, but no fact: their sentences are
+false and no two worlds agree. Names mix the words of the real world at random, so every name token
+is practised, with made-up syllables, so names need not be known.
 
-The schema is counted: kinds, their relations, how many pages have each, and what the values are.
-The tour's own invented worlds are told by hand, so that they agree with themselves (a currency's
-territory pays with it); those of any other world draw each fact alone.
+The schema is counted: kinds, their relations, the share of pages with each, and the form of values.
+The tour's fictional worlds are consistent (a currency's territory uses it); those of any other
+world draw each fact independently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drlib.worlds.small import Entity, SmallWorld, entities_of, only
+from drlib.worlds.small import Entity, SmallWorld, build_entities, unique_key
 
 SYLLABLES = (
     "ba ka la ma na ra ta va do go lo mo no ro so to ve ne re le se te ki li mi ni ri si ti zu"
@@ -31,9 +31,15 @@ TOUR_KINDS = {"territory", "currency", "language", "script", "city"}
 
 
 class Relation(NamedTuple):
-    """One relation of a kind. share: of the kind's pages, those that have it. targets: the kinds
-    of the pages that its values are, each as often as counted. texts: of values without a page, how
-    many different ones an invented world has; 0 where they are all different."""
+    """A relation of a kind.
+
+    Args:
+        name: as it is shown on pages.
+        share: share of the kind's pages that have it.
+        targets: kinds of the linked values, as often as counted; "" for a value without a page.
+        numbers: values that are numbers or codes; new ones of the same form are drawn.
+        texts: number of different text values in a fictional world; 0 if all are different.
+    """
 
     name: str
     share: float
@@ -52,8 +58,16 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """The words that invented names are made of (real words without their real neighbours), and
-    the schema in which invented worlds are told."""
+    """Vocabulary and schema from which fictional worlds are drawn.
+
+    Args:
+        words: single words of the real titles.
+        codes: three-letter codes among the titles.
+        lengths: lengths of the real titles in words.
+        joints: separators between two words, one is drawn each time.
+        scheme: URL scheme.
+        kinds: the schema; () for the tour's.
+    """
 
     words: tuple[str, ...]
     codes: tuple[str, ...]
@@ -63,8 +77,8 @@ class Names:
     kinds: tuple[Kind, ...] = ()  # (): the tour's, told by hand
 
     @staticmethod
-    def of(world: SmallWorld) -> Names:
-        """Words, codes, title lengths and schema of `world`; its facts are not kept."""
+    def from_world(world: SmallWorld) -> Names:
+        """Collect words, codes, title lengths and schema of `world`, but no facts."""
         titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
         codes = tuple([title for title in titles if re.fullmatch(r"[A-Z]{3}", title)])
         split = [re.findall(r"\w+", title) for title in titles if title not in codes]
@@ -81,7 +95,7 @@ class Names:
 
 
 def _joints(titles: list[str]) -> tuple[str, ...]:
-    """What stands between the words of `titles`, as often of ten times as there; " " if nothing."""
+    """Return the separators between words of `titles`, repeated by frequency out of ten."""
     between = Counter(mark for title in titles for mark in re.findall(r"(?<=\w)\W+(?=\w)", title))
     total = max(1, between.total())
     drawn = [mark for mark, n in between.most_common(3) for _ in range(10 * n // total)]
@@ -89,7 +103,7 @@ def _joints(titles: list[str]) -> tuple[str, ...]:
 
 
 def _kinds(world: SmallWorld) -> tuple[Kind, ...]:
-    """The schema of `world`, counted."""
+    """Count the schema of `world`."""
     members = defaultdict(list)
     for entity in world.entities.values():
         members[entity.kind].append(entity)
@@ -123,7 +137,7 @@ def _relation(name: str, entities: list[Entity], world: SmallWorld) -> Relation:
 
 
 def invent_name(rng: random.Random, names: Names, taken: set[str]) -> str:
-    """A title that is not in `taken` (and is added to it)."""
+    """Draw a title that is not in `taken`, and add it there."""
     while True:
         if rng.random() < SYLLABLE_SHARE:
             syllables = [rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))]
@@ -138,18 +152,21 @@ def invent_name(rng: random.Random, names: Names, taken: set[str]) -> str:
 
 
 def fictional_world(seed: int | str, names: Names, territories: int = PAGES // 8) -> SmallWorld:
-    """An invented world of about `8 * territories` pages; the same seed gives the same world."""
+    """Create a fictional world of about `8 * territories` pages.
+
+    The same seed gives the same world.
+    """
     rng = random.Random(f"world-{seed}")
     if names.kinds:
-        entities = _drawn(rng, names, 8 * territories)
+        entities = _schema_entities(rng, names, 8 * territories)
     else:
-        entities = _told(rng, names, territories)
+        entities = _tour_entities(rng, names, territories)
     rng.shuffle(entities)
     return SmallWorld(entities, f"fictional-{seed}", scheme=names.scheme)
 
 
-def _drawn(rng: random.Random, names: Names, pages: int) -> list[Entity]:
-    """Pages with the kinds, relations and values that the schema says, each fact by itself."""
+def _schema_entities(rng: random.Random, names: Names, pages: int) -> list[Entity]:
+    """Draw pages by the schema, each fact independently."""
     taken: set[str] = set()
     members = {}
     for kind in names.kinds:
@@ -165,7 +182,7 @@ def _drawn(rng: random.Random, names: Names, pages: int) -> list[Entity]:
                     value = _value(rng, relation, members, pool, names, taken)
                     facts[relation.name] = None if value == title else value
         rows += [(title, kind.name, facts, ()) for title, facts in facts_of.items()]
-    return entities_of(rows)
+    return build_entities(rows)
 
 
 def _value(
@@ -176,26 +193,25 @@ def _value(
     names: Names,
     taken: set[str],
 ) -> str:
-    """A value of `relation`: a page of a kind that it leads to, a number of the form of a real one,
-    or a name."""
+    """Draw a value of `relation`: a page of a target kind, a number of a real form, or a name."""
     target = rng.choice(relation.targets)
     if target:
         return rng.choice(members[target])
     if relation.numbers:
         form = rng.choice(relation.numbers)
-        return "".join(_like(rng, character) for character in form)
+        return "".join(_similar_character(rng, character) for character in form)
     return rng.choice(pool) if pool else invent_name(rng, names, taken)
 
 
-def _like(rng: random.Random, character: str) -> str:
-    """Another digit for a digit, another capital for a capital."""
+def _similar_character(rng: random.Random, character: str) -> str:
+    """Replace a digit by a random digit and a capital by a random capital."""
     if character.isdigit():
         return str(rng.randint(0, 9))
     return chr(rng.randint(ord("A"), ord("Z"))) if character.isalpha() else character
 
 
-def _told(rng: random.Random, names: Names, territories: int) -> list[Entity]:
-    """The tour's kinds: who speaks, pays, paid and writes what, told so that it agrees."""
+def _tour_entities(rng: random.Random, names: Names, territories: int) -> list[Entity]:
+    """Draw consistent entities of the tour's kinds."""
     taken: set[str] = set()
 
     def some(n: int) -> list[str]:
@@ -223,12 +239,12 @@ def _told(rng: random.Random, names: Names, territories: int) -> list[Entity]:
         }
         rows.append((place, "territory", facts, ()))
     for name, code in zip(tender + former, codes):
-        home = only(pays, name) or only(paid, name)
+        home = unique_key(pays, name) or unique_key(paid, name)
         rows.append((name, "currency", {"code": code, "territory": home}, ()))
     for name in language:
-        facts = {"script": writes[name], "territory": only(speaks, name)}
+        facts = {"script": writes[name], "territory": unique_key(speaks, name)}
         rows.append((name, "language", facts, ()))
-    rows += [(name, "script", {"language": only(writes, name)}, ()) for name in written]
+    rows += [(name, "script", {"language": unique_key(writes, name)}, ()) for name in written]
     cities = some(territories)
     rows += [(city, "city", {"territory": rng.choice(land)}, ()) for city in cities]
-    return entities_of(rows)
+    return build_entities(rows)

@@ -1,12 +1,11 @@
-"""A user's own folder as a world: texts, pages, PDFs, notebooks and tables, cut into chunks.
+"""World `folder`: a user's own texts, pages, PDFs, notebooks and tables.
 
-`drlib.worlds.chunking` says what a chunk is and which facts need no model. With an
-OpenAI-compatible endpoint (`drlib.worlds.triples`) there is also what a model finds in the texts,
-as far as it quotes them. `drlib.worlds.joining` makes the files one world: links by name, and
-values that name a page or a row.
+`drlib.worlds.chunking` cuts files into chunks and extracts facts without a model. An
+OpenAI-compatible endpoint (`drlib.worlds.triples`) adds quoted facts found by a model.
+`drlib.worlds.joining` resolves links by name and values that name a page or row.
 
-The folder is never written to: the index lies at `index_path` or in memory. Left out: symbolic
-links and hidden folders.
+The folder is never written to: the index is kept at `index_path` or in memory. Not implemented:
+symbolic links and hidden folders.
 """
 
 import hashlib
@@ -16,15 +15,15 @@ import stat
 from contextlib import closing, suppress
 from pathlib import Path
 
-from drlib.worlds.chunking import chunks
-from drlib.worlds.joining import JOINS, held_back, joined
+from drlib.worlds.chunking import chunk_file
+from drlib.worlds.joining import JOINS, defer_facts, join_files
 from drlib.worlds.library import Library
-from drlib.worlds.linking import suffix_of
+from drlib.worlds.linking import file_suffix
 from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require_libraries
 from drlib.worlds.store import Changes, Part, Skip, Store
-from drlib.worlds.triples import Endpoint
+from drlib.worlds.triples import TripleExtractor
 
-VERSION = "4"  # of what `chunks` makes of a file: part of every stamp
+VERSION = "4"  # of what `chunk_file` makes of a file: part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 # Behind the index's name, for JSON lines of what a model said: no type of file that is read.
@@ -42,20 +41,27 @@ def load(
     replies_path: Path | None = None,
     **options,
 ) -> Library:
-    """The folder `rest` as a `Library`; `.changes.skipped` names each file that is not in it.
+    """Load the folder `rest` as a `Library`; `.changes.skipped` names the files left out.
 
-    `endpoint` is the base URL of an OpenAI-compatible server ("http://localhost:8000/v1"), and
-    `options` (model, timeout_s, api_key) those of `Endpoint`; `.extraction` counts what it gave.
-    Give them again to load an index that was made with them: only new files are asked about. What
-    the model says is kept at `replies_path`, by default beside the index, so that no chunk is asked
-    about twice, not even where loading was interrupted. ValueError: no folder, or nothing in it can
-    be read.
+    Args:
+        rest: path of the folder.
+        index_path: file of the index; None: in memory.
+        endpoint: base URL of an OpenAI-compatible server, such as "http://localhost:8000/v1"; ""
+            for none. Pass the same endpoint to load an index made with it: only new files are
+            processed.
+        replies_path: file of the model's replies, by default beside the index. A chunk is never
+            sent twice, even if loading was interrupted.
+        options: model, timeout_s and api_key of `TripleExtractor`; `.extraction` counts the
+            triples.
+
+    Raises:
+        ValueError: no such folder, or no readable file in it.
     """
-    path = _existing(rest)
+    path = _require_folder(rest)
     store = Store(index_path, f"folder:{path.resolve()}")
     if replies_path is None and index_path is not None:
         replies_path = Path(f"{index_path}{REPLIES}")
-    asked = Endpoint(endpoint, kept_at=replies_path, **options)
+    extractor = TripleExtractor(endpoint, replies_path=replies_path, **options)
     try:
         found = _files(path)
     except RecursionError:
@@ -68,34 +74,39 @@ def load(
 
         def read(source: str) -> Part:
             if source == JOINS:
-                return joined(store)
-            return held_back(chunks(source, _text(found[source][1], suffix_of(source), parser)))
+                return join_files(store)
+            return defer_facts(
+                chunk_file(source, _text(found[source][1], file_suffix(source), parser))
+            )
 
         if endpoint:
-            asked.update(store, stamps, read)
+            extractor.update(store, stamps, read)
         else:
             store.update(stamps, read)
     library = Library(f"folder:{rest}", store, "folder")
-    library.extraction = asked.counts
-    library.changes = _of_files(store.changes)
+    library.extraction = extractor.counts
+    library.changes = _without_joins(store.changes)
     return library
 
 
-def _of_files(changes: Changes) -> Changes:
-    """`changes` without the source that is no file, and is made anew with every change."""
+def _without_joins(changes: Changes) -> Changes:
+    """Return `changes` without the internal source that joins the files."""
     *done, skipped = changes
     return Changes(*([name for name in some if name != JOINS] for some in done), skipped)
 
 
-def stamp(rest: str) -> str:
-    """Ten hex digits that change with the names, sizes and times of the folder's files. ValueError:
-    there is no such folder."""
-    states = {source: state for source, (state, _) in _files(_existing(rest)).items()}
+def fingerprint(rest: str) -> str:
+    """Return ten hex digits that change with the names, sizes and times of the files.
+
+    Raises:
+        ValueError: no such folder.
+    """
+    states = {source: state for source, (state, _) in _files(_require_folder(rest)).items()}
     text = json.dumps(sorted(states.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _existing(rest: str) -> Path:
+def _require_folder(rest: str) -> Path:
     path = Path(rest).expanduser()
     if not path.is_dir():
         raise ValueError(f"folder:{rest}: there is no such folder; give folder:PATH of one")
@@ -103,8 +114,11 @@ def _existing(rest: str) -> Path:
 
 
 def _files(folder: Path) -> dict[str, tuple[str, Path]]:
-    """Source -> (stamp, path). Folders that are not entered are sources too, so that they get
-    named. A name that is no UTF-8 has its odd bytes written out in its source ("\\udcff.md")."""
+    r"""List the files as source -> (stamp, path).
+
+    Folders that are not entered are sources too, so that they are reported as skipped. Bytes of a
+    name that are not UTF-8 are escaped in its source ("\udcff.md").
+    """
     found: dict[str, tuple[str, Path]] = {}
 
     def cannot_be_listed(error: OSError) -> None:
@@ -135,7 +149,7 @@ def _source(folder: Path, path: Path) -> str:
 
 
 def _text(path: Path, suffix: str, parser: Parser) -> str:
-    """A file as Markdown, rst or plain text; `Skip` with the reason why there is none."""
+    """Read a file as Markdown, rst or plain text; raise `Skip` with the reason otherwise."""
     try:
         if suffix in PICTURES:
             raise Skip("a picture: words in it are not read, write them into a text")
@@ -144,7 +158,7 @@ def _text(path: Path, suffix: str, parser: Parser) -> str:
             raise Skip(f"{known}; links are not followed, hidden and closed folders not entered")
         if suffix not in PLAIN:
             require_libraries()
-        with open(path, "rb", opener=_itself) as file:
+        with open(path, "rb", opener=_open_regular) as file:
             state = os.fstat(file.fileno())
             if state.st_size > MAX_FILE:
                 raise Skip(f"{state.st_size} bytes, above the limit of {MAX_FILE}: split the file")
@@ -154,8 +168,8 @@ def _text(path: Path, suffix: str, parser: Parser) -> str:
         raise Skip(f"not readable: {': '.join(map(str, error.args))}") from None
 
 
-def _itself(name: str, flags: int) -> int:
-    """Open a regular file; no link or pipe that has just taken its place."""
+def _open_regular(name: str, flags: int) -> int:
+    """Open a regular file, but no link or pipe that has replaced it in the meantime."""
     found = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found

@@ -1,12 +1,12 @@
-"""The knowledge graph behind a world: typed nodes, relations with several values, and inverses.
+"""Knowledge graph of a world: typed nodes, multi-valued relations and their inverses.
 
-A fact is (subject, relation, object). Every relation can be read backwards under the name that
-ends in " of": from ("Norway", "currency", "Norwegian Krone") follows ("Norwegian Krone",
-"currency of", "Norway"). Pages show both directions under these names, so whatever the graph can
-answer can be read. A node is named by its title; a *value* (a year, a code, a number) has no page.
+A fact is (subject, relation, object). Each relation has an inverse whose name ends in " of":
+("Norway", "currency", "Norwegian Krone") implies ("Norwegian Krone", "currency of", "Norway").
+Pages show both directions under these names, so every answer of the graph can be read on a page. A
+node is named by its title; a *value* (a year, a code, a number) has no page.
 
-Sets are frozen and lists are sorted: no result depends on the order in which Python hashes.
-Left out: qualifiers of a fact (its source and time are in `drlib.synthesis.memory`).
+Sets are frozen and lists are sorted, so no result depends on hash order. Source and time of a fact
+are in `drlib.synthesis.memory`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ Fact = tuple[str, str, str]
 
 
 class Node(NamedTuple):
-    """`title` is unique in its world; `aliases` are other names of the same thing."""
+    """A node with a unique title; `aliases` are other names of the same thing."""
 
     title: str
     kind: str
@@ -30,15 +30,18 @@ class Node(NamedTuple):
 
 
 def inverse(relation: str) -> str:
-    """`currency` <-> `currency of`."""
+    """Return the inverse relation: `currency` <-> `currency of`."""
     return relation.removesuffix(" of") if relation.endswith(" of") else f"{relation} of"
 
 
 class Graph:
-    """Nodes by title, facts sorted and without repetition, and both directions of each relation.
+    """Nodes by title, sorted facts, and both directions of each relation.
 
-    An object that is no node becomes one of kind "value". ValueError: two nodes of one title, a
-    relation that ends in " of" (that is its inverse), a subject that is no node.
+    An object that is no node becomes a node of kind "value".
+
+    Raises:
+        ValueError: two nodes with one title, a relation that ends in " of" (reserved for inverses),
+            or a subject that is no node.
     """
 
     def __init__(self, nodes: Iterable[Node], facts: Iterable[Fact]):
@@ -65,12 +68,12 @@ class Graph:
         }
 
     def values(self, title: str, relation: str) -> frozenset[str]:
-        """The values of `relation` (or an inverse) at `title`; empty where there are none."""
+        """Return the values of `relation` (or an inverse) at `title`; may be empty."""
         return self.adjacent.get(relation, {}).get(title, NOTHING)
 
     @cached_property
     def relations(self) -> dict[str, tuple[str, ...]]:
-        """The relations that each node has, inverses included, sorted."""
+        """Relations of each node, inverses included, sorted."""
         found = defaultdict(list)
         for relation, rows in self.adjacent.items():
             for title in rows:
@@ -79,7 +82,7 @@ class Graph:
 
     @cached_property
     def neighbours(self) -> dict[str, frozenset[str]]:
-        """The titles that a fact joins with each node, in either direction."""
+        """Titles connected to each node by a fact in either direction."""
         found = defaultdict(set)
         for subject, _, value in self.facts:
             found[subject].add(value)
@@ -88,19 +91,19 @@ class Graph:
 
     @cached_property
     def kinds(self) -> dict[str, tuple[str, ...]]:
-        """The titles of each kind, sorted."""
+        """Sorted titles of each kind."""
         found = defaultdict(list)
         for node in self.nodes.values():
             found[node.kind].append(node.title)
         return {kind: tuple(sorted(titles)) for kind, titles in sorted(found.items())}
 
     def is_value(self, title: str) -> bool:
-        """Whether it has no page: a value, or nothing that is known here."""
+        """Return True if `title` has no page: a value, or an unknown title."""
         return title not in self.nodes or self.nodes[title].kind == VALUE
 
     @cached_property
     def version(self) -> str:
-        """First 12 hex digits of a SHA-256 over nodes and facts: equal data, equal version."""
+        """First 12 hex digits of a SHA-256 over nodes and facts."""
         rows = [sorted(self.nodes.values()), self.facts]
         return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()[:12]
 

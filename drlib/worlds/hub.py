@@ -1,12 +1,12 @@
-"""Data sets of the Hugging Face hub as worlds: Wikipedia, and the contexts of multi-hop questions.
+"""World `hub`: Hugging Face data sets as worlds, such as Wikipedia and multi-hop contexts.
 
-Known are the schemas of wikimedia/wikipedia (title, text), HotpotQA and 2WikiMultihopQA (context)
-and MuSiQue (paragraphs). With the contexts, a search over the very pages that a benchmark's
-questions were written about needs no network once the files are there: `hub:PATH` reads a parquet,
-json or jsonl file, or a folder of them, `hub:NAME` streams from the hub.
+Supported schemas: wikimedia/wikipedia (title, text), HotpotQA and 2WikiMultihopQA (context),
+MuSiQue (paragraphs). With these contexts a policy searches the pages from which a benchmark's
+questions were written. `hub:PATH` reads a parquet, json or jsonl file, or a folder of them, without
+network; `hub:NAME` streams from the hub.
 
-Paragraphs of one title make one page. `mentions` is a title that stands in a text, the longest
-first. Left out: the questions (`drlib.evals`), and links that the text writes otherwise.
+Paragraphs with one title form one page. The relation `mentions` links titles that occur in a text,
+longest match first. Not implemented: the questions (`drlib.evals`), and other spellings of a title.
 """
 
 import json
@@ -34,11 +34,20 @@ def load(
     data_files: str | list[str] = (),
     limit: int = 20_000,
 ) -> Library:
-    """The first `limit` rows of the data set `rest`, or of the files at that path or `data_files`.
+    """Load the first `limit` rows of a data set.
 
-    `config` is for example "20231101.simple" of wikimedia/wikipedia. Files are read again when they
-    change, a data set of the hub only when these arguments do. ValueError: it cannot be had, or its
-    columns are of no known schema.
+    Args:
+        rest: name on the hub, or a path of files.
+        index_path: file of the index; None: in memory.
+        config: configuration of the data set, such as "20231101.simple" of wikimedia/wikipedia.
+        split: split of the data set.
+        data_files: files to read instead.
+        limit: number of rows.
+
+    Files are read again when they change, a data set of the hub only when these arguments change.
+
+    Raises:
+        ValueError: the data cannot be read, or its columns match no supported schema.
     """
     path = Path(rest)
     files = [data_files] if isinstance(data_files, str) else list(data_files)
@@ -56,8 +65,7 @@ def load(
 
 
 def _files_at(path: Path) -> list[str]:
-    """The files of a data set at `path`: parquet ones, which json beside them only describes, or
-    the others."""
+    """List the data files at `path`: parquet files if there are any, else the others."""
     paths = [found for found in sorted(path.rglob("*")) or [path] if found.suffix in SUFFIXES]
     found = [str(path) for path in paths if path.stat().st_size]
     return [file for file in found if file.endswith(".parquet")] or found
@@ -80,7 +88,7 @@ def _rows(
 
 
 def read_pages(rows: Iterable[dict]) -> Part:
-    """The pages of `rows`, and `mentions` as their facts."""
+    """Convert rows to pages, with `mentions` as facts."""
     pages: dict[str, dict[str, None]] = {}
     for row in rows:
         try:
@@ -101,7 +109,7 @@ def read_pages(rows: Iterable[dict]) -> Part:
 
 
 def _paragraphs(row: dict) -> Iterable[tuple[str, str]]:
-    """(title, text) of the paragraphs in a row of any known schema."""
+    """Return (title, text) of the paragraphs in a row of any supported schema."""
     if "paragraphs" in row:
         return [(one["title"], one["paragraph_text"]) for one in row["paragraphs"]]
     if "context" not in row:
@@ -115,7 +123,7 @@ def _paragraphs(row: dict) -> Iterable[tuple[str, str]]:
 
 
 def _mentioned(text: str, titles: Container[str]) -> list[str]:
-    """The titles of at most `MAX_TITLE_WORDS` words that stand in `text`, capitalised, in order."""
+    """Return the capitalised titles of at most `MAX_TITLE_WORDS` words in `text`, in order."""
     words = list(TITLE_WORD.finditer(text))
     found: dict[str, None] = {}
     past = 0  # the end of the last title that was found

@@ -1,10 +1,10 @@
-"""A world of any size over a store: pages that show their facts in both directions.
+"""A world of any size on a `Store`; its pages show facts in both directions.
 
-A page is the document's text and then its facts, in a form that `read_facts` reads back: what can
-be asked of the graph can be read, and an oracle needs no other source. A page with many facts goes
-on in parts, as a long list does on the web.
+A page is the document's text followed by its facts in a form that `read_facts` parses. Every answer
+of the graph can therefore be read, and an oracle needs no other source. A page with many facts is
+split into parts.
 
-Left out: links inside the text are the document's own; they are not made from names.
+Not implemented: links in the text for names that the document does not link itself.
 """
 
 from __future__ import annotations
@@ -29,13 +29,25 @@ VALUES = re.compile(r"(?:\[(.+?)\]\([^\s:]+:\1\)|(.+?))(?:; |$)")
 
 
 class Library:
-    """The pages, facts and index of a `store` that was updated; URLs begin with `scheme`.
+    """Pages, facts and index of an updated `store`.
 
-    `changes` are those of its last update. `graph` is None without facts. `engine` ranks: "fts5"
-    (SQLite), or "bm25s" (extra `search`), another implementation to compare with: it takes all
-    pages into memory at its first use, answers fewer queries a second here (2,400 against 3,800 in
-    cldr, 660 against 1,800 in pydocs; its slowest hundredth is faster) and finds a little less
-    (tests/benchmarks/bench_search.py). ValueError: an engine that is not known.
+    Args:
+        name: as shown in messages.
+        store: its `changes` are those of the last update.
+        scheme: URLs begin with it.
+        engine: "fts5" (SQLite) or "bm25s" (extra `search`), an alternative implementation for
+            comparison that loads all pages into memory at its first use.
+
+    | engine (tests/benchmarks/bench_search.py) | queries/s, cldr | queries/s, pydocs |
+    |---|---|---|
+    | fts5 | 3,800 | 1,800 |
+    | bm25s | 2,400 | 660 |
+
+    bm25s has a shorter worst-case latency (99th percentile) and slightly lower recall. `graph` is
+    None without facts.
+
+    Raises:
+        ValueError: the engine is unknown.
     """
 
     def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
@@ -50,8 +62,11 @@ class Library:
 
     @cached_property
     def graph(self) -> Graph | None:
-        """For making and checking questions, never shown to a policy. Of a node that two sources
-        tell about, the first one's kind and aliases (in the order of the sources' names)."""
+        """Graph of all facts; None without facts. Used for questions, never shown to a policy.
+
+        If two sources describe a node, the first source in alphabetical order gives kind and
+        aliases.
+        """
         facts = self.store.rows("SELECT subject, relation, value FROM facts")
         if not facts:
             return None
@@ -64,11 +79,11 @@ class Library:
     # ------------------------------------------------------------------------------- finding pages
 
     def find(self, text: str) -> str | None:
-        """The title or URL `text` (of any part, in any case) as a known title, or None."""
+        """Return the known title that a title or URL (of any part, in any case) refers to."""
         return self._place(text)[0]
 
     def _place(self, text: str) -> tuple[str | None, int]:
-        """The title and part that a title or URL means; a title may look like a part or a URL."""
+        """Return (title, part) of a title or URL; a title may itself look like a part or a URL."""
         text = one_line(text)
         url = text.removeprefix(f"{self.scheme}:").strip()
         part = PART_OF_URL.search(url)
@@ -81,7 +96,11 @@ class Library:
         return (others[0], 1) if len(others) == 1 else (None, 1)  # a link by another name
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The `k` best pages: those that `query` is a title or another name of, then by BM25."""
+        """Return the `k` best pages: titles and aliases equal to `query`, then by BM25.
+
+        Raises:
+            ValueError: k < 1.
+        """
         if k < 1:
             raise ValueError(f"search needs k >= 1, got {k}")
         title = self.find(query)
@@ -101,7 +120,7 @@ class Library:
         return Hit(title, f"{self.scheme}:{title}", shown)
 
     def _document(self, title: str) -> tuple[str, str]:
-        """(text, links as JSON) of a title that there is."""
+        """Return (text, links as JSON) of an existing title."""
         sql = "SELECT text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
         return self.store.rows(f"{sql} WHERE d.title = ?", title)[0]
 
@@ -113,7 +132,7 @@ class Library:
 
     @cached_property
     def _memory(self):
-        """(titles, bm25s index)"""
+        """(titles, bm25s index)."""
         try:
             import bm25s
         except ImportError as error:
@@ -129,7 +148,11 @@ class Library:
     # ------------------------------------------------------------------------------- showing pages
 
     def page(self, title_or_url: str) -> Page:
-        """A part of the page of a title or URL; KeyError names it when there is none."""
+        """Return a part of the page of a title or URL.
+
+        Raises:
+            KeyError: no such page; the message names it.
+        """
         title, part = self._place(title_or_url)
         facts = [] if title is None else self.store.facts(title)
         start = (part - 1) * FACTS_PER_PAGE
@@ -155,7 +178,7 @@ class Library:
         return Page(title, url, "\n\n".join(blocks), tuple(dict.fromkeys(known)))
 
     def _lines(self, facts: list[tuple[str, str, int]]) -> Iterator[str]:
-        """A line a relation: "- currency: [Euro](cldr:Euro); ..." """
+        """Yield one line per relation: "- currency: [Euro](cldr:Euro); ..." """
         found = defaultdict(list)
         for relation, value, has_page in facts:
             found[relation].append(f"[{value}]({self.scheme}:{value})" if has_page else value)
@@ -163,7 +186,11 @@ class Library:
             yield f"- {relation}: {'; '.join(values)}"
 
     def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The titles that this part of the page links to; KeyError when there is no page."""
+        """Return the titles that this part of the page links to.
+
+        Raises:
+            KeyError: no such page.
+        """
         return self.page(title_or_url).links
 
     def __len__(self) -> int:
@@ -178,7 +205,12 @@ def _tokens(text: str) -> list[str]:
 
 
 def read_facts(page_text: str) -> dict[str, list[str]]:
-    """The facts that (a part of) a page shows: relation -> values; {} when there are none."""
+    r"""Parse the facts of (a part of) a page into relation -> values; {} without facts.
+
+    Example:
+        >>> read_facts("Facts about Norway:\n- currency: [Krone](cldr:Krone)\n- code: NO")
+        {'currency': ['Krone'], 'code': ['NO']}
+    """
     found = {}
     for line in _facts_block(page_text):
         if line.startswith(f"- {MORE_FACTS}: "):
@@ -189,14 +221,14 @@ def read_facts(page_text: str) -> dict[str, list[str]]:
 
 
 def next_part(page_text: str) -> str | None:
-    """The URL at which the facts of a page go on, or None."""
+    """Return the URL of the next part of a page's facts, or None."""
     lines = _facts_block(page_text)
     found = NEXT_PART.fullmatch(lines[-1]) if lines else None
     return found[3] if found else None
 
 
 def _facts_block(page_text: str) -> list[str]:
-    """The lines after the last "Facts about ...:" that are facts."""
+    """Return the fact lines after the last "Facts about ...:"."""
     _, head, block = ("\n" + page_text).rpartition("\nFacts about ")
     lines = block.split("\n")[1:] if head else []
     for number, line in enumerate(lines):

@@ -1,7 +1,7 @@
-"""What has to be said about a text as Markdown: a page of HTML with its structure, and code.
+"""Markdown from HTML with its structure, and fenced code.
 
-`drlib.worlds.reading` uses this in the child that reads strangers' files, so nothing but the
-standard library and the tree that it hands over is needed here.
+`drlib.worlds.reading` uses this module in the subprocess that parses untrusted files, so it imports
+only the standard library.
 """
 
 import re
@@ -11,15 +11,17 @@ LOOKS_LIKE_MARKDOWN = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,
 
 
 def fenced(text: str) -> str:
-    """`text` as a block of code of Markdown, whatever stands in it."""
+    """Return `text` as a Markdown code block, whatever it contains."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     mark = "`" * max(3, longest + 1)
     return f"{mark}\n{text}\n{mark}"
 
 
 def outline(soup) -> str:
-    """All the visible text as Markdown: headings with their ids, links, fences, simple tables.
-    Ours is what follows a zero byte; text that merely looks like such is escaped."""
+    """Convert a parsed page to Markdown: headings with ids, links, fences, simple tables.
+
+    Generated markup is marked with a zero byte; text that merely looks like markup is escaped.
+    """
     for link in soup("a", href=True):
         target = re.sub(r"[\s()<>]", lambda m: f"%{ord(m[0]):02X}", link["href"])
         words = " ".join(link.get_text().split())

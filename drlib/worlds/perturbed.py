@@ -1,16 +1,18 @@
-"""The same facts told otherwise: a world whose pages and search results have changed.
+"""A perturbed world: the same facts with different pages and search results.
 
-The web does not stand still while a policy learns in it: sites are redesigned, rankings altered.
-Here both happen to a small world at once, and no fact changes, so the right answers stay right:
-every page tells its facts in the opposite order, behind its kind ("territory: language French;
-currency Central African CFA Franc."), and a search lists the same pages, last one first, so that
-an exact title no longer comes on top. Measured on 24 search questions with the committed policies:
-right answers fall from 0.86 to 0.28 after reinforcement learning and from 0.45 to 0.28 before, and
-enough groups stay live (0.42, 0.29) to learn from. Values told before their relations would leave
-nothing of either.
+Web sites are redesigned and rankings change while a policy learns. Both happen here to a small
+world, and no fact changes, so correct answers stay correct: each page lists its facts in reverse
+order, behind its kind ("territory: language French; currency Central African CFA Franc."), and a
+search returns the same pages in reverse order, so an exact title is no longer first.
 
-It has a version of its own, so that no cache mixes it with what it was made from. Left out: facts
-that change or vanish (answers would no longer be right), and changes by degrees.
+| accuracy of the committed policies on 24 search questions | before | perturbed |
+|---|---|---|
+| after RL | 0.86 | 0.28 |
+| before RL | 0.45 | 0.28 |
+
+Enough groups keep a non-zero reward variance (0.42 and 0.29) for training to continue. The
+perturbed world has its own version, so caches do not mix the two. Not implemented: changed facts
+(the answers would be wrong) and gradual changes.
 """
 
 from dataclasses import replace
@@ -20,21 +22,31 @@ from drlib.worlds.small import Entity, SmallWorld
 from drlib.worlds.world import Hit, Page
 
 
-class ChangedWorld(SmallWorld):
-    """`world` with its pages re-worded and its search results in the opposite order."""
+class PerturbedWorld(SmallWorld):
+    """`world` with reworded pages and reversed search results."""
 
     def __init__(self, world: SmallWorld):
         super().__init__(world.entities.values(), world.name, scheme=world.scheme)
         self.before = world
-        self.version = changed_version(world.version)
+        self.version = perturbed_version(world.version)
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The `k` pages that the world before found, last one first. ValueError: k < 1."""
+        """Return the `k` pages that the original world finds, in reverse order.
+
+        Raises:
+            ValueError: k < 1.
+        """
         hits = self.before.search(query, k)
-        return [Hit(h.title, h.url, retold(self.entities[h.title])) for h in reversed(hits)]
+        return [
+            Hit(h.title, h.url, perturbed_snippet(self.entities[h.title])) for h in reversed(hits)
+        ]
 
     def page(self, title_or_url: str) -> Page:
-        """The page of a title or URL; KeyError names it when there is none."""
+        """Return the page of a title or URL.
+
+        Raises:
+            KeyError: no such page; the message names it.
+        """
         page = self.before.page(title_or_url)
         entity = self.entities[page.title]
         sentences = [*entity.notes]
@@ -45,24 +57,32 @@ class ChangedWorld(SmallWorld):
         return Page(page.title, page.url, text, page.links)
 
 
-def changed_version(version: str) -> str:
-    """Of the changed world, from the version of what it was made from."""
+def perturbed_version(version: str) -> str:
+    """Return the version of the perturbed form of the world with this `version`."""
     return f"{version}-changed"
 
 
-def retold(entity: Entity) -> str:
-    """The facts on one line, `territory: language Norwegian; currency Norwegian Krone.`"""
+def perturbed_snippet(entity: Entity) -> str:
+    """Return the facts on one line: `territory: language Norwegian; currency Norwegian Krone.`"""
     facts = [f"{relation} {value}" for relation, value in reversed(entity.facts.items())]
     return f"{entity.kind}: {'; '.join(facts)}."
 
 
-def all_changed(
+def perturb_worlds(
     tasks: list[Task], worlds: dict[str, SmallWorld], usual: SmallWorld
 ) -> tuple[list[Task], dict[str, SmallWorld]]:
-    """The same tasks in changed worlds, and these by version: every one in `worlds`, and `usual`,
-    where the other look-ups are. A task that has no world (a sum) stays as it is."""
-    changed = {version: ChangedWorld(world) for version, world in worlds.items()}
-    changed.setdefault(usual.version, ChangedWorld(usual))
+    """Move tasks into perturbed worlds.
+
+    Args:
+        tasks: questions; a task without a world (arithmetic) is unchanged.
+        worlds: worlds by version.
+        usual: the world of all other search tasks.
+
+    Returns:
+        The moved tasks, and the perturbed worlds by version.
+    """
+    changed = {version: PerturbedWorld(world) for version, world in worlds.items()}
+    changed.setdefault(usual.version, PerturbedWorld(usual))
     moved = [
         replace(task, world=changed[task.world].version) if task.world in changed else task
         for task in tasks

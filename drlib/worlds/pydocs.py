@@ -1,19 +1,18 @@
-"""The world `pydocs`: Python's standard library, whose facts can be checked by running Python.
+"""World `pydocs`: Python's standard library, whose facts can be verified by running Python.
 
-`inspect` gives what can be executed (classes, base classes, methods, signatures), `ast` what only
-the source tells (imports, raised exceptions), docstrings are real prose. What execution does not
-confirm is left out: a module that cannot be imported here, a name that is raised but is no
-exception or not used by the compiled function, an import whose name the module does not hold or
-holds for something else.
+`inspect` gives runtime facts (classes, base classes, methods, signatures), `ast` facts of the
+source (imports, raised exceptions); docstrings are the text. Facts that execution does not confirm
+are left out: modules that cannot be imported, raised names that are no exception or not used by the
+compiled function, and imports whose name the module does not bind.
 
-Titles are dotted names of public things, under the module that defines them; what a private or C
-module defines is under the first public module that shows it (`heapq.heappush`). Parameters are
-those of `inspect.signature`. One named as a module is "time (parameter)": it is not that module.
-`self` is counted but no fact: thousands of methods have it. All modules are imported, so a child
-process does it.
-Another Python gives another version of this world: about a quarter of its facts change from 3.11 to
-3.14. Left out: tests, programs (idlelib), codecs, properties, constants, inherited methods, and
-second names of one thing.
+Titles are dotted names of public objects under the module that defines them. An object defined in a
+private or C module belongs to the first public module that exposes it (`heapq.heappush`). A
+parameter named like a module is "time (parameter)". `self` is counted but is no fact, as thousands
+of methods have it. Importing all modules has side effects, so a subprocess does it.
+
+Each Python version gives another version of this world; about a quarter of the facts change from
+3.11 to 3.14. Not included: tests, programs (idlelib), codecs, properties, constants, inherited
+methods, and second names of an object.
 """
 
 import ast
@@ -55,7 +54,7 @@ EMPTY_TREE = ast.Module([], [])
 
 
 def load(rest: str = "", index_path: Path | None = None) -> Library:
-    """The world, its index kept at `index_path` or in memory."""
+    """Load the world; its index is kept at `index_path` or in memory."""
     if rest:
         raise ValueError(f"world 'pydocs' takes nothing after its name, got {rest!r}")
     store = Store(index_path, "pydocs")
@@ -65,7 +64,11 @@ def load(rest: str = "", index_path: Path | None = None) -> Library:
 
 
 def read_standard_library() -> Part:
-    """All of it, read by a child of the same Python. RuntimeError: it failed; says how."""
+    """Read documents, nodes and facts in a subprocess of the same Python.
+
+    Raises:
+        RuntimeError: the subprocess failed; the message ends with its error output.
+    """
     # first the library's own files: -P and this order keep a user's `code.py` from being taken
     ours = [path for path in (*LIBRARY, *map(os.path.abspath, sys.path)) if path]
     done = subprocess.run(
@@ -85,8 +88,8 @@ def read_standard_library() -> Part:
     )
 
 
-def modules() -> dict:
-    """The public modules that can be imported here, by name."""
+def import_modules() -> dict:
+    """Import the public modules available here; return them by name."""
     root = Path(LIBRARY[0])
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -108,11 +111,11 @@ def modules() -> dict:
     return found
 
 
-class Reading:
-    """Public things by title, titles by identity, and the functions of all source files."""
+class StandardLibrary:
+    """Public objects by title, titles by identity, and the functions of all source files."""
 
     def __init__(self):
-        self.modules = modules()
+        self.modules = import_modules()
         self.found: dict[str, object] = {}
         self.titles: dict[int, str] = {}  # by `id` of the thing
         for name in sorted(self.modules, key=lambda name: (name.count("."), name)):
@@ -131,7 +134,7 @@ class Reading:
         }
 
     def _claim(self, title: str, module: str, thing: object) -> None:
-        """Give `thing` and what it defines their titles, if they belong to `module`."""
+        """Assign titles to `thing` and its members if they belong to `module`."""
         if title in self.found or id(thing) in self.titles:
             return
         self.found[title] = thing
@@ -147,7 +150,7 @@ class Reading:
                 self._claim(title_of_inner, module, inner)
 
     def kind(self, title: str) -> str:
-        """module, class, exception, method or function"""
+        """Return "module", "class", "exception", "method" or "function"."""
         thing = self.found[title]
         if inspect.isclass(thing):
             return "exception" if issubclass(thing, BaseException) else "class"
@@ -157,7 +160,7 @@ class Reading:
         return "method" if inspect.isclass(owner) else "function"
 
     def facts(self, title: str) -> Iterator[Fact]:
-        """What its own definition tells."""
+        """Yield the facts of an object's own definition."""
         thing = self.found[title]
         owner = title.rpartition(".")[0]
         kind = self.kind(title)
@@ -185,8 +188,8 @@ class Reading:
                 yield title, "parameter", f"{name} (parameter)" if name in self.found else name
 
     def _imports(self, module) -> Iterator[str]:
-        """The modules that its own statements import, where the name that they bind is there."""
-        for node in inside(self.trees.get(getattr(module, "__file__", None), EMPTY_TREE)):
+        """Yield the modules imported by its own statements, if the bound name exists."""
+        for node in iter_own_nodes(self.trees.get(getattr(module, "__file__", None), EMPTY_TREE)):
             if isinstance(node, ast.Import):
                 base = ""
             elif isinstance(node, ast.ImportFrom):
@@ -210,12 +213,12 @@ class Reading:
                     yield name
 
     def _raises(self, function) -> Iterator[str]:
-        """The exceptions in its own raise statements that its compiled code names."""
+        """Yield the exceptions in its own raise statements that its compiled code uses."""
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None)
         scope = getattr(function, "__globals__", {})
         place = (code.co_filename, code.co_firstlineno) if code else None
-        for node in inside(self.functions.get(place, EMPTY_TREE)):
+        for node in iter_own_nodes(self.functions.get(place, EMPTY_TREE)):
             if not isinstance(node, ast.Raise) or not node.exc:
                 continue
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -226,7 +229,7 @@ class Reading:
                 yield self.titles[id(thing)]
 
     def document(self, title: str) -> Document:
-        """What it is, and its docstring."""
+        """Return the page: a description and the docstring."""
         owner = title.rpartition(".")[0]
         place = owner if owner in self.found else "Python's standard library"
         text = (inspect.getdoc(self.found[title]) or "")[:BODY]
@@ -234,26 +237,26 @@ class Reading:
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """As compiled code names its place: a function begins at its first decorator."""
+    """Return the first line as compiled code reports it: that of the first decorator."""
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when `node` does: not the functions and classes that are defined in it."""
+def iter_own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run with `node`, without nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             yield child
-            yield from inside(child)
+            yield from iter_own_nodes(child)
 
 
 def _alias(title: str) -> tuple[str, ...]:
-    """What is built in is called without its module, too."""
+    """Return the short name of a built-in: `len` for `builtins.len`."""
     return (title.removeprefix("builtins."),) if title.startswith("builtins.") else ()
 
 
 def main() -> None:
-    """Be the child of `read_standard_library`: one line of JSON, after whatever modules print."""
-    reading = Reading()
+    """Run the subprocess of `read_standard_library`: print one JSON line after other output."""
+    reading = StandardLibrary()
     titles = sorted(reading.found)
     rows = [
         [reading.document(title) for title in titles],

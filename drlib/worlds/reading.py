@@ -1,12 +1,12 @@
-"""What turns the bytes of a file or page into text, or into Markdown that keeps its structure.
+"""Extract text, or Markdown with structure, from the bytes of a file or page.
 
-Strangers' bytes can hang a parser or make it eat all memory. So every format but plain text is read
-by a fresh interpreter (this file run as a script) with limits on processor time, memory and clock,
-and without our environment. Archives are checked first and unpacked in memory only. A `Parser`
-reads many files with one such child, because its start costs more than most files.
+Untrusted bytes can hang a parser or exhaust memory. Every format except plain text is therefore
+parsed in a new interpreter (this file run as a script) with limits on CPU time, memory and wall
+time, and without our environment. Archives are checked first and unpacked in memory only. A
+`Parser` reads many files with one subprocess, because its start costs more than most files.
 
-`OUTLINES` are readers for worlds: headings, links and tables stay. Left out: a wall against code
-that takes over a parser in C; OCR, sound, doc, xls, ppt; headers and notes.
+`OUTLINES` are readers for worlds, which keep headings, links and tables. Not implemented: isolation
+against code execution in a C parser; OCR, audio, doc, xls, ppt; page headers and notes.
 """
 
 import importlib.util
@@ -44,11 +44,11 @@ EXIT_FAULTS = {
 
 
 class Unreadable(Exception):
-    """(kind, detail): why a file gives no text, in the kinds of `drlib.tools.backends`."""
+    """(kind, detail): reason why a file gives no text; kinds as in `drlib.tools.backends`."""
 
 
 def require_libraries() -> None:
-    """ImportError that names the remedy when a parsing library is missing."""
+    """Raise ImportError with the remedy if a parsing library is missing."""
     wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl", "charset_normalizer")
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
@@ -56,10 +56,10 @@ def require_libraries() -> None:
 
 
 class Parser:
-    """One child that reads file after file; `close` it.
+    """A subprocess that reads one file after another; `close` it.
 
-    A file that fails in a child that has read others is tried once more in a new child: it may be
-    their doing.
+    A file that fails in a subprocess that has read other files is retried in a new one, because the
+    earlier files may be the cause.
     """
 
     def __init__(self) -> None:
@@ -75,11 +75,21 @@ class Parser:
         outline: bool = False,
         chars: int = 0,
     ) -> dict[str, str]:
-        """{"title", "text"} of a file of type `suffix` (".pdf"); or `Unreadable`.
+        """Parse a file of type `suffix`, such as ".pdf".
 
-        `charset` is the encoding that a server declared for a text or HTML page, if it did;
-        `outline` asks for Markdown. Of a text above `chars` characters (0: `KEPT_CHARS`) head and
-        tail come back.
+        Args:
+            suffix: type of the file.
+            data: its bytes.
+            timeout_s: seconds for this file.
+            charset: encoding declared by a server for text or HTML, or "".
+            outline: return Markdown with structure.
+            chars: longest text, of which head and tail are kept; 0: `KEPT_CHARS`.
+
+        Returns:
+            {"title", "text"}
+
+        Raises:
+            Unreadable: no text can be extracted.
         """
         readers = OUTLINES if outline else READERS
         if suffix not in readers:
@@ -95,9 +105,9 @@ class Parser:
         return reply
 
     def _ask(self, order: list, data: bytes) -> dict:
-        """The child's reply; `Unreadable` where it ended."""
+        """Return the subprocess's reply; raise `Unreadable` if it ended."""
         has_read_others = self._child is not None
-        child = self._child = self._child or self._started()
+        child = self._child = self._child or self._start_child()
         with suppress(BrokenPipeError, ValueError):  # ValueError: no line of JSON, or half of one
             child.stdin.write(json.dumps(order).encode() + b"\n" + data)
             child.stdin.flush()
@@ -108,8 +118,8 @@ class Parser:
         kind = EXIT_FAULTS.get(child.returncode, "malformed")
         raise Unreadable(kind, f"the parser of {order[0]} ended with {child.returncode}")
 
-    def _started(self) -> subprocess.Popen:
-        """This file as a script, in an environment that tells it nothing of ours."""
+    def _start_child(self) -> subprocess.Popen:
+        """Run this file as a script with an empty environment."""
         kept = {
             name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
         }
@@ -122,14 +132,14 @@ class Parser:
         )
 
     def close(self) -> None:
-        """End the child, if there is one: it ends with its input."""
+        """End the subprocess, if there is one, by closing its input."""
         if self._child is not None:
             self._child.communicate()
             self._child = None
 
 
 def shorten(text: str, chars: int = 0) -> str:
-    """`text`, or head and tail of `chars` (0: `KEPT_CHARS`) characters and how much is left out."""
+    """Keep head and tail of `chars` (0: `KEPT_CHARS`) characters and note the omission."""
     chars = chars or KEPT_CHARS
     if len(text) <= chars:
         return text
@@ -138,14 +148,17 @@ def shorten(text: str, chars: int = 0) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without lone surrogates, which break whoever writes it out; JSON and PDF hold them."""
+    """Replace lone surrogates, which occur in JSON and PDF and cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
 
 
 def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
-    """{"title", "text"}, or {"fault": (kind, detail)} whatever happens.
+    """Parse a file and return {"title", "text"}, or {"fault": (kind, detail)} on any error.
 
-    `order` is what `Parser.parse` was asked for; `allowed` what is left of `ALLOWED`.
+    Args:
+        order: suffix, charset, chars and outline of `Parser.parse`.
+        data: bytes of the file.
+        allowed: remaining budget of `ALLOWED`.
     """
     suffix, charset, chars, outline = order
     try:
@@ -163,10 +176,10 @@ def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
 
 
 def _text(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    return "", _decoded(data, charset)
+    return "", _decode(data, charset)
 
 
-def _decoded(data: bytes, charset: str = "") -> str:
+def _decode(data: bytes, charset: str = "") -> str:
     from drlib.worlds.charsets import decode
 
     try:
@@ -176,8 +189,11 @@ def _decoded(data: bytes, charset: str = "") -> str:
 
 
 def _soup(data: bytes, charset: str, is_ours: bool):
-    """The page's title, its text as Unicode, and its tree without what no reader sees. A page of
-    the web is shown as well as can be; a file that is `is_ours` and no encoding fits is refused."""
+    """Return title, Unicode text and visible tree of an HTML page.
+
+    A page of the web is decoded as well as possible. A user's own file (`is_ours`) without a
+    fitting encoding is refused.
+    """
     import bs4
 
     from drlib.worlds.charsets import codec
@@ -186,7 +202,7 @@ def _soup(data: bytes, charset: str, is_ours: bool):
         bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
     )
     try:
-        html = _decoded(data, declared)
+        html = _decode(data, declared)
     except Unreadable:
         if is_ours:
             raise
@@ -199,7 +215,7 @@ def _soup(data: bytes, charset: str, is_ours: bool):
 
 
 def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    """The article as trafilatura finds it; where it finds none, all the visible text."""
+    """Extract the article with trafilatura, or all visible text if there is none."""
     import trafilatura
 
     title, html, soup = _soup(data, charset, is_ours=False)
@@ -214,7 +230,7 @@ def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
 
 
 def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
-    """The cells of a notebook: Markdown as it is, code fenced, without outputs."""
+    """Return the cells of a notebook: Markdown as it is, code fenced, no outputs."""
     from drlib.worlds.outlines import fenced
 
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(data)["cells"]]
@@ -237,7 +253,7 @@ def _pdf_with_text(data: bytes, charset: str, allowed: dict) -> tuple[str, str]:
 
 
 def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.ZipFile:
-    """An opened archive of few, small members inside it; of `office`, with XML free of entities."""
+    """Open an archive after checking its members; `office` files must not declare entities."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     for info in archive.infolist():
         name = info.filename.replace("\\", "/")
@@ -277,7 +293,7 @@ def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 
 def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
-    """A paragraph a line, a row of a table a line with tabs between its cells."""
+    """Return one line per paragraph and per table row, with tabs between cells."""
     with _archive(data, allowed, office=True) as archive:
         root = ElementTree.fromstring(archive.read("word/document.xml"))
     for unwanted in ("Fallback", "tabs"):  # a drawing's text once more; positions of tab stops
@@ -303,7 +319,7 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 
 def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
-    """The values, a row a line with tabs between the cells, empty rows left out."""
+    """Return one line per row with tabs between cells, without empty rows."""
     lines = []
     for name, rows in _sheets(data, allowed):
         lines.append(f"=== {name} ===")
@@ -312,7 +328,7 @@ def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 
 def _sheets(data: bytes, allowed: dict) -> Iterator[tuple[str, Iterator[tuple]]]:
-    """(name, rows) of each sheet of a workbook."""
+    """Yield (name, rows) of each sheet of a workbook."""
     sys.modules.setdefault("numpy", None)  # openpyxl would load it: slow, and hungry for memory
     import openpyxl
 
@@ -324,12 +340,12 @@ def _sheets(data: bytes, allowed: dict) -> Iterator[tuple[str, Iterator[tuple]]]
 
 
 def _shown(value: object) -> str:
-    """A cell's value as text."""
+    """Return a cell's value as text."""
     return "" if value is None else str(value)
 
 
 def _as_markdown(kind: str) -> Callable[[bytes, str, dict], tuple[str, str]]:
-    """A reader of a kind of tables or slides that `drlib.worlds.sheets` writes as Markdown."""
+    """Return a reader of tables or slides that `drlib.worlds.sheets` writes as Markdown."""
 
     def read(data: bytes, charset: str, allowed: dict) -> tuple[str, str]:
         from drlib.worlds import sheets
@@ -339,7 +355,7 @@ def _as_markdown(kind: str) -> Callable[[bytes, str, dict], tuple[str, str]]:
         if kind == ".pptx":
             with _archive(data, allowed, office=True) as archive:
                 return "", sheets.from_slides(archive)
-        text = _decoded(data, charset)
+        text = _decode(data, charset)
         if kind in (".json", ".jsonl"):
             return "", sheets.from_json(text, is_lines=kind == ".jsonl")
         return "", sheets.from_delimited(text, "\t" if kind == ".tsv" else "")
@@ -368,7 +384,7 @@ OUTLINES = {
 
 
 def _serve() -> None:
-    """Be the child of a `Parser`: a line of JSON for each order, within its limits."""
+    """Run the subprocess of a `Parser`: one JSON line per order, within its limits."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no reply
     with suppress(ValueError):  # a lower limit holds, or macOS, which has none on memory
         resource.setrlimit(resource.RLIMIT_AS, (PARSER_BYTES, PARSER_BYTES))
@@ -384,9 +400,11 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _know_neighbours() -> None:
-    """Let a child import the modules beside this file, and nothing else of the package: its own
-    start would cost more than most files."""
+def _stub_packages() -> None:
+    """Register empty parent packages, so that only the modules beside this file are imported.
+
+    Importing the whole package would cost more than most files.
+    """
     here = os.path.dirname(os.path.abspath(__file__))
     for name, path in (("drlib", os.path.dirname(here)), ("drlib.worlds", here)):
         sys.modules[name] = ModuleType(name)
@@ -394,5 +412,5 @@ def _know_neighbours() -> None:
 
 
 if __name__ == "__main__":
-    _know_neighbours()
+    _stub_packages()
     _serve()

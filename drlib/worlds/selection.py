@@ -1,21 +1,20 @@
-"""A small world out of any world with a graph: what a tiny policy can be asked about.
+"""Select a small world from any world with a graph, for a tiny policy.
 
-A large world has relations with many values, titles of any length, and more words than a small
-tokenizer has pieces. `select` keeps what a chain of look-ups needs: of each page the relations that
-have exactly one value there, under names that can be asked for ("What is the *territory* of
-Norwegian Krone?"), and of the pages as many as the tokenizer can name. A page is kept with all that
-its facts lead to, so no chain ends where the selection does; pages from which chains of one, two
-and three look-ups start come in turn. What is left out is counted.
+A large world has multi-valued relations, titles of any length, and more words than a small
+tokenizer can represent. `select` keeps what a chain of hops needs: on each page the relations with
+exactly one value, under names that can be asked for ("What is the *territory* of Norwegian
+Krone?"), and as many pages as the tokenizer can name. A page is kept with everything that its facts
+lead to, so no chain ends at the border of the selection. Pages from which chains of one, two and
+three hops start alternate. Omitted facts are counted.
 
-A relation read backwards is called by the kind of its values ("currency of" is a "territory"). In a
-folder a page is called by its heading and a row of a table by its first cell; a page and rows of
-one name are one entity, and a value that is such a name is a link to it. What has a dotted name is
-called as people call it who know where they are: `HTMLParser`, not `html.parser.HTMLParser`, as far
-as that names one thing only. A small policy copies a name by looking where its last word stood
-before, and names that begin alike lead it astray.
+An inverse relation is named after the kind of its values ("currency of" is a "territory"). In a
+folder a page is named by its heading and a table row by its first cell. A page and rows with one
+name are one entity, and a value equal to such a name links to it. A dotted name is shortened while
+it stays unique: `HTMLParser` instead of `html.parser.HTMLParser`. A small policy copies a name by
+looking up its last word in the context, and names with equal beginnings mislead it.
 
-Left out: relations that say how a folder is built, values that stand in the title (the module of
-`json.loads`), whatever has several values, and the pages' texts.
+Not included: relations that describe the structure of a folder, values contained in the title (the
+module of `json.loads`), multi-valued relations, and the texts of pages.
 """
 
 import random
@@ -46,7 +45,13 @@ REMEDY = (
 
 
 class Selection(NamedTuple):
-    """A small world, and how much of the large one it is."""
+    """A small world and its share of the large one.
+
+    Args:
+        world: the small world.
+        candidates: pages of the large world with at least one usable fact.
+        left_out: reason -> number of facts (too long a name, too rare a relation).
+    """
 
     world: SmallWorld
     candidates: int  # pages of the large world that have a fact to ask for
@@ -56,10 +61,18 @@ class Selection(NamedTuple):
 def select(
     world: World, pages: int, pieces: int, relations: int | None = None, seed: int = 0
 ) -> Selection:
-    """At most `pages` pages of `world`, whose names need at most `pieces` different pieces, with
-    facts of at most `relations` relations; the same arguments give the same selection.
+    """Select a small world.
 
-    ValueError: the world has no graph, or no chains of look-ups; it says what is missing.
+    Args:
+        world: any world with a graph.
+        pages: largest number of pages.
+        pieces: largest number of different name pieces, a bound for the tokenizer.
+        relations: largest number of relations, the most frequent first; None: all.
+        seed: equal arguments give an equal selection.
+
+    Raises:
+        ValueError: the world has no graph or too few chains of hops; the message contains the
+            remedy.
     """
     graph = world.graph
     if graph is None or not graph.facts:
@@ -72,7 +85,7 @@ def select(
     # What fits is taken whole: a page with all that its facts lead to, or nothing.
     kept: dict[str, Entity] = {}
     known: set[str] = set()
-    for title in _in_turn(entities, random.Random(f"selection-{seed}")):
+    for title in _order_by_depth(entities, random.Random(f"selection-{seed}")):
         group = _reachable(title, entities, kept)
         needed = {piece for entity in group.values() for piece in _pieces(entity)}
         if len(kept) + len(group) <= pages and len(known | needed) <= pieces:
@@ -93,9 +106,9 @@ def select(
 
 
 def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counter[str]]:
-    """Every page with its facts of one value, by name; and how many facts were left out, why.
+    """Return every page with its single-valued facts by name, and counts of omitted facts.
 
-    most: how many relations there are at all, the most frequent.
+    most: number of relations to keep, the most frequent first.
     """
     names = _names(graph)
     kinds = _kinds(graph, names)
@@ -135,7 +148,7 @@ def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counte
 
 
 def _kinds(graph: Graph, names: Mapping[str, str]) -> dict[str, str]:
-    """Name -> kind; where a page and rows of tables share a name, the page's."""
+    """Map name -> kind; if a page and table rows share a name, the page's kind."""
     kinds: dict[str, str] = {}
     for title, name in names.items():
         if name not in kinds or graph.nodes[title].kind == "page":
@@ -146,25 +159,25 @@ def _kinds(graph: Graph, names: Mapping[str, str]) -> dict[str, str]:
 def _values(
     graph: Graph, names: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, set[str]]], dict[str, set[str]]]:
-    """(name -> relation as it is asked for -> all its values, name -> relations read backwards)."""
+    """Return (name -> relation -> all its values, name -> inverse relations)."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     backwards: dict[str, set[str]] = defaultdict(set)
     for title, name in names.items():
         for relation in graph.relations.get(title, ()):
             for value in graph.values(title, relation):
-                asked = _asked(relation, title, value, graph)
-                if asked and (value in names or graph.is_value(value)):
-                    found[name][asked].add(names.get(value, value))
+                shown_relation = _relation_name(relation, title, value, graph)
+                if shown_relation and (value in names or graph.is_value(value)):
+                    found[name][shown_relation].add(names.get(value, value))
                     if relation.endswith(" of"):
-                        backwards[name].add(asked)
+                        backwards[name].add(shown_relation)
     return found, backwards
 
 
 def _names(graph: Graph) -> dict[str, str]:
-    """What the nodes with pages are called: in a folder by heading and first cell, else by title;
-    and the values that are, letter by letter, such a name.
+    """Map titles to names: heading or first cell in a folder, else the title.
 
-    A heading that several pages or sections have ("History") names none of them.
+    Values that equal a name are included. A heading of several pages or sections ("History") names
+    none of them.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     names = {}
@@ -188,7 +201,7 @@ def _names(graph: Graph) -> dict[str, str]:
 
 
 def _short_names(titles: Iterable[str]) -> dict[str, str]:
-    """Dotted title -> its shortest end that is no other title and no end of another one."""
+    """Map dotted title -> its shortest unique suffix."""
     ends = {title: _ends(title) for title in titles}
     known = Counter(end for some in ends.values() for end in some)
     return {
@@ -199,7 +212,7 @@ def _short_names(titles: Iterable[str]) -> dict[str, str]:
 
 
 def _ends(title: str) -> list[str]:
-    """`c`, `b.c` and `a.b.c` of a dotted name; of any other the title itself."""
+    """Return `c`, `b.c` and `a.b.c` of a dotted name, or the title itself."""
     if not DOTTED.fullmatch(title):
         return [title]
     parts = title.split(".")
@@ -207,13 +220,17 @@ def _ends(title: str) -> list[str]:
 
 
 def _kind(title: str, graph: Graph) -> str:
-    """The kind of a node: what its page says, or that of its graph."""
-    told = [value.casefold() for relation in KINDS for value in graph.values(title, relation)]
-    return told[0] if len(told) == 1 and told[0] != VALUE else graph.nodes[title].kind
+    """Return the kind of a node: as its page states, or that of the graph."""
+    page_kinds = [value.casefold() for relation in KINDS for value in graph.values(title, relation)]
+    return (
+        page_kinds[0]
+        if len(page_kinds) == 1 and page_kinds[0] != VALUE
+        else graph.nodes[title].kind
+    )
 
 
-def _asked(relation: str, title: str, value: str, graph: Graph) -> str:
-    """The name of a fact on a page; "" where nobody asks for it."""
+def _relation_name(relation: str, title: str, value: str, graph: Graph) -> str:
+    """Return the name of a fact on a page; "" if it is not used in questions."""
     base = relation.removesuffix(" of")
     if base in STRUCTURE or base in KINDS:
         return ""
@@ -231,10 +248,12 @@ def _asked(relation: str, title: str, value: str, graph: Graph) -> str:
 # ------------------------------------------------------------------------------ which are kept
 
 
-def _in_turn(entities: Mapping[str, Entity], rng: random.Random) -> list[str]:
-    """The titles in the order in which they are tried: one from which chains of three look-ups
-    start, one of two, one of one, and again; within these by lot, but one for each end of a chain
-    before another for the same end, so that answers differ."""
+def _order_by_depth(entities: Mapping[str, Entity], rng: random.Random) -> list[str]:
+    """Return titles in order of selection.
+
+    Pages from which chains of three, two and one hops start alternate. Within these the order is
+    random, but each end of a chain is used once before it is used again, so that answers differ.
+    """
     by_depth: dict[int, list[tuple[int, str]]] = {hops: [] for hops in range(MAX_HOPS, 0, -1)}
     earlier: Counter[tuple[int, str]] = Counter()
     for title in rng.sample(sorted(entities), len(entities)):
@@ -250,7 +269,7 @@ def _in_turn(entities: Mapping[str, Entity], rng: random.Random) -> list[str]:
 
 
 def _longest_chain(title: str, entities: Mapping[str, Entity], limit: int) -> tuple[str, ...]:
-    """The values on a longest chain of look-ups from `title`, at most `limit` of them."""
+    """Return the values on a longest chain from `title`, at most `limit` of them."""
     if title not in entities or limit == 0:
         return ()
     chains = [
@@ -263,7 +282,7 @@ def _longest_chain(title: str, entities: Mapping[str, Entity], limit: int) -> tu
 def _reachable(
     title: str, entities: Mapping[str, Entity], kept: Mapping[str, Entity]
 ) -> dict[str, Entity]:
-    """The page and all that its facts lead to, but for what is kept already."""
+    """Return the page and everything its facts lead to, except pages already kept."""
     group: dict[str, Entity] = {}
     todo = [title]
     while todo:
@@ -280,7 +299,7 @@ def _pieces(entity: Entity) -> set[str]:
 
 
 def _chains(entities: Mapping[str, Entity]) -> list[int]:
-    """How many chains of 1, 2 and 3 look-ups there are that meet no page twice."""
+    """Count the chains of 1, 2 and 3 hops that visit no page twice."""
     found = []
     paths = [(title,) for title in entities]
     for _ in range(MAX_HOPS):

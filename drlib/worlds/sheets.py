@@ -1,13 +1,12 @@
-"""Files that are tables, as Markdown: csv, tsv, json, jsonl, workbooks, and slides with them.
+"""Tables as Markdown: csv, tsv, json, jsonl, workbooks and slides.
 
-`drlib.worlds.chunking` makes a thing of each row of a clean table, and facts of its cells. So a
-table is written there in the same form: one line of column names, all different, and rows of equal
-length. What names a thing comes first: the first column whose cells are all there, different, and
-hold letters; else the first with different cells; else the number of the row.
+`drlib.worlds.chunking` makes a node of each row of a clean table and facts of its cells. Tables are
+written in that form: one line of unique column names, and rows of equal length. The first column
+names the row: the first column of unique non-empty cells with letters, else the first with unique
+cells, else the row number.
 
-JSON is a table where it is a list of objects, or an object of such lists (a section each);
-everything else is shown as it is, indented. Left out: formulas, merged cells, notes of slides,
-charts.
+JSON becomes a table if it is a list of objects, or an object of such lists (one section each);
+other JSON is shown indented. Not implemented: formulas, merged cells, slide notes, charts.
 """
 
 import csv
@@ -29,7 +28,7 @@ BETWEEN_VALUES = "<br>"  # of one cell
 
 
 def from_delimited(text: str, delimiter: str = "") -> str:
-    """A table of the text of a csv file; without `delimiter`, that which its first lines have."""
+    """Convert a csv text to a table; without `delimiter` it is detected."""
     limit = max(csv.field_size_limit(), len(text) + 1)  # it is the whole process's: never lowered
     csv.field_size_limit(limit)
     text = text.strip("\r\n")
@@ -43,31 +42,31 @@ def from_delimited(text: str, delimiter: str = "") -> str:
 
 
 def from_json(text: str, *, is_lines: bool = False) -> str:
-    """Tables of a JSON text, or of one with a JSON text on each line; else the text, indented."""
+    """Convert JSON or JSON lines to tables, or to indented text if it is no table."""
     lines = [line for line in text.split("\n") if line.strip()] if is_lines else []
     found = [json.loads(line) for line in lines] if is_lines else json.loads(text)
     if _is_table(found):
-        return _of_objects(found)
+        return _table_from_objects(found)
     if isinstance(found, dict) and any(map(_is_table, found.values())):
         rest = {key: value for key, value in found.items() if not _is_table(value)}
-        parts = [_block(rest)] if rest else []
+        parts = [_json_block(rest)] if rest else []
         parts += [
-            f"## {_flat(key)}\n\n{_of_objects(rows)}"
+            f"## {_flatten(key)}\n\n{_table_from_objects(rows)}"
             for key, rows in found.items()
             if _is_table(rows)
         ]
         return "\n\n".join(parts)
-    return _block(found)
+    return _json_block(found)
 
 
 def from_sheets(sheets: Iterable[tuple[str, Iterable[Sequence[object]]]]) -> str:
-    """A section with a table for each (name, rows) of a workbook."""
-    parts = [f"## {_flat(name)}\n\n{table(rows)}" for name, rows in sheets]
+    """Convert the (name, rows) of a workbook to sections with a table each."""
+    parts = [f"## {_flatten(name)}\n\n{table(rows)}" for name, rows in sheets]
     return "\n\n".join(parts)
 
 
 def from_slides(archive: zipfile.ZipFile) -> str:
-    """A section for each slide of a pptx: its title, a line a paragraph, and its tables."""
+    """Convert a pptx to sections with title, paragraphs and tables, one per slide."""
     names = [name for name in archive.namelist() if re.fullmatch(r"ppt/slides/slide\d+\.xml", name)]
     parts = []
     for number, name in enumerate(sorted(names, key=lambda n: int(re.search(r"\d+", n)[0])), 1):
@@ -75,11 +74,12 @@ def from_slides(archive: zipfile.ZipFile) -> str:
         tables = []
         for found in root.iterfind(".//{*}tbl"):
             rows = [
-                [_words(cell) for cell in row.iterfind("{*}tc")] for row in found.iterfind("{*}tr")
+                [_node_text(cell) for cell in row.iterfind("{*}tc")]
+                for row in found.iterfind("{*}tr")
             ]
             tables.append(table(rows))
             found.clear()
-        lines = [_words(part) for part in root.iterfind(".//{*}p")]
+        lines = [_node_text(part) for part in root.iterfind(".//{*}p")]
         first, *others = [line for line in lines if line] or [""]
         head = f"## Slide {number}: {first}" if first else f"## Slide {number}"
         parts.append("\n\n".join([head, *others, *tables]))
@@ -87,19 +87,19 @@ def from_slides(archive: zipfile.ZipFile) -> str:
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-    """Rows, of which the first that is not empty has the columns' names, as a table of Markdown."""
-    texts = [[_shown(value) for value in row] for row in rows]
+    """Format rows as a Markdown table; the first non-empty row contains the column names."""
+    texts = [[_format_cell(value) for value in row] for row in rows]
     texts = [row for row in texts if any(row)]
     if not texts:
         return ""
     width = max(map(len, texts))
     head, *body = [[*row, *[""] * (width - len(row))] for row in texts]
     used = [at for at in range(width) if head[at] or any(row[at] for row in body)]
-    columns = _different([head[at] or f"column {at + 1}" for at in used])
+    columns = _make_unique([head[at] or f"column {at + 1}" for at in used])
     body = [[row[at] for at in used] for row in body]
     place = _naming_column(body)
     if place is None:
-        columns, place = _different(["row", *columns]), 0
+        columns, place = _make_unique(["row", *columns]), 0
         body = [[str(number), *row] for number, row in enumerate(body, 1)]
     order = [place, *(at for at in range(len(columns)) if at != place)]
     lines = [[columns[at] for at in order], ["---"] * len(order)]
@@ -108,7 +108,7 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _naming_column(body: list[list[str]]) -> int | None:
-    """The column whose cells name the rows; None: no column has different cells in all rows."""
+    """Return the index of the column that names the rows, or None."""
     columns = [*zip_longest(*body)]
     different = [
         at for at, cells in enumerate(columns) if all(cells) and len({*cells}) == len(cells)
@@ -117,8 +117,8 @@ def _naming_column(body: list[list[str]]) -> int | None:
     return next(iter([*worded, *different]), None)
 
 
-def _different(names: list[str]) -> list[str]:
-    """`names`, those that come again with a number behind them."""
+def _make_unique(names: list[str]) -> list[str]:
+    """Add a number to repeated names."""
     taken: set[str] = set()
     for at, name in enumerate(names):
         number = 1
@@ -130,35 +130,35 @@ def _different(names: list[str]) -> list[str]:
 
 
 def _is_table(found: object) -> bool:
-    """Whether it is a list of objects."""
+    """Return True for a non-empty list of objects."""
     return isinstance(found, list) and bool(found) and all(isinstance(row, dict) for row in found)
 
 
-def _of_objects(rows: list[dict]) -> str:
+def _table_from_objects(rows: list[dict]) -> str:
     columns = [*dict.fromkeys(key for row in rows for key in row)]
     return table([columns, *([row.get(key) for key in columns] for row in rows)])
 
 
-def _block(found: object) -> str:
+def _json_block(found: object) -> str:
     return fenced(json.dumps(found, indent=2, ensure_ascii=False))
 
 
-def _shown(value: object) -> str:
-    """A value as a cell: on one line, several behind each other, midnight as a mere date."""
+def _format_cell(value: object) -> str:
+    """Format a value as a cell on one line; midnight is shown as a date."""
     if isinstance(value, list) and not any(isinstance(part, list | dict) for part in value):
-        return BETWEEN_VALUES.join(_shown(part) for part in value)
+        return BETWEEN_VALUES.join(_format_cell(part) for part in value)
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)
     if isinstance(value, datetime) and not (value.hour or value.minute or value.second):
         value = value.date()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return "" if value is None else _flat(str(value))
+    return "" if value is None else _flatten(str(value))
 
 
-def _flat(text: str) -> str:
+def _flatten(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _words(node: ElementTree.Element) -> str:
-    return _flat("".join(part.text or "" for part in node.iterfind(".//{*}t")))
+def _node_text(node: ElementTree.Element) -> str:
+    return _flatten("".join(part.text or "" for part in node.iterfind(".//{*}t")))

@@ -1,13 +1,12 @@
-"""A small world: all of it in memory, and every relation with one value.
+"""A small world: all in memory, with one value per relation.
 
-Entities of a few kinds are joined by *functional* relations (an entity has at most one value per
-relation), each with one page. Therefore a chain of look-ups has exactly one right answer, and a
-question made from the graph needs no judge. A search shows a page's facts on a line, so that a
-policy that reads a few hundred tokens can read what it found. The tour's world is one, invented
-worlds are, and so is the selection that a policy learns in of any world
-(`drlib.worlds.selection`).
+Entities of a few kinds are connected by *functional* relations (at most one value each) and have
+one page each. A chain of hops therefore has exactly one correct answer, and a question made from
+the graph needs no judge. A search shows a page's facts on one line, so that a policy with a context
+of a few hundred tokens can read the results. The tour's world, fictional worlds, and selections of
+larger worlds (`drlib.worlds.selection`) are of this kind.
 
-Left out: aliases, several values per relation, and pages longer than a paragraph.
+Not implemented: aliases, several values per relation, pages longer than a paragraph.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.store import Document, Part, Store
 from drlib.worlds.world import Hit, Page
@@ -25,7 +24,14 @@ from drlib.worlds.world import Hit, Page
 
 @dataclass(frozen=True)
 class Entity:
-    """A node: `facts` maps a relation to the value's title; `notes` are sentences without links."""
+    """A node of a small world.
+
+    Args:
+        title: unique in its world.
+        kind: such as "territory".
+        facts: relation -> title of the value.
+        notes: sentences without links.
+    """
 
     title: str
     kind: str
@@ -34,12 +40,23 @@ class Entity:
 
 
 class SmallWorld:
-    """`entities` by title, their pages, an index over these, and the `graph`: to make and check
-    questions, never shown to a policy. `version` is a hash of the data, part of every cache key.
+    """Entities by title, their pages, a full-text index, and the graph.
 
-    Titles are unique (ValueError); a fact's value that is itself a title becomes a link. The SQLite
-    index is kept at `index_path`, or in memory. `name` is shown in messages, and URLs begin with
-    `scheme`.
+    `version` is a hash of the data and part of every cache key.
+
+    Args:
+        entities: unique titles; a value that is itself a title becomes a link.
+        name: shown in messages.
+        index_path: file of the SQLite index; None: in memory.
+        scheme: URLs begin with it.
+
+    Raises:
+        ValueError: two entities have one title.
+
+    Example:
+        >>> world = SmallWorld([Entity("Oslo", "city", {"territory": "Norway"})])
+        >>> world.page("Oslo").text
+        'Oslo is a city. Its territory is Norway.'
     """
 
     def __init__(
@@ -62,7 +79,7 @@ class SmallWorld:
 
     @cached_property
     def graph(self) -> Graph:
-        """The same entities and facts as every other world has them."""
+        """The entities and facts as a `Graph`; used for questions, never shown to a policy."""
         entities = self.entities.values()
         nodes = [Node(entity.title, entity.kind) for entity in entities]
         facts = [
@@ -74,22 +91,26 @@ class SmallWorld:
 
     @cached_property
     def store(self) -> Store:
-        """The full-text index, built at its first use (most worlds answer by title alone)."""
+        """The full-text index, built at its first use."""
         pages = [Document(e.title, f"{e.kind} {snippet(e)}") for e in self.entities.values()]
         store = Store(self._index_path, f"the small world {self.name}")
         store.update({"world": self.version}, lambda _: Part(pages))
         return store
 
     def url(self, title: str) -> str:
-        """The address of a page."""
+        """Return the URL of a page."""
         return f"{self.scheme}:{title}"
 
     def find(self, text: str) -> str | None:
-        """The title or URL `text` as a known title, or None."""
+        """Return the known title that `text`, a title or URL, refers to, or None."""
         return self._folded.get(text.strip().removeprefix(f"{self.scheme}:").strip().casefold())
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The `k` best pages: an exact title first, then BM25 with titles weighted four times."""
+        """Return the `k` best pages: an exact title first, then BM25 with titles weighted 4x.
+
+        Raises:
+            ValueError: k < 1.
+        """
         if k < 1:
             raise ValueError(f"search needs k >= 1, got {k}")
         exact = self.find(query)
@@ -99,7 +120,11 @@ class SmallWorld:
         return [Hit(t, self.url(t), snippet(self.entities[t])) for t in titles[:k]]
 
     def page(self, title_or_url: str) -> Page:
-        """The page of a title or URL; KeyError names it when there is none."""
+        """Return the page of a title or URL.
+
+        Raises:
+            KeyError: no such page; the message names it.
+        """
         title = self.find(title_or_url)
         if title is None:
             raise KeyError(f"no page {title_or_url!r} in {self.name}: search for it first")
@@ -113,11 +138,15 @@ class SmallWorld:
         return Page(title, self.url(title), text, links)
 
     def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The titles that the page of a title or URL links to; KeyError when there is none."""
+        """Return the titles that a page links to.
+
+        Raises:
+            KeyError: no such page.
+        """
         return self.page(title_or_url).links
 
     def follow(self, start: str, relations: Iterable[str]) -> list[str] | None:
-        """The titles on the chain of `relations` from `start` (excluded); None if it breaks."""
+        """Return the titles on the chain of `relations` after `start`; None if it breaks."""
         path = [start]
         for relation in relations:
             entity = self.entities.get(path[-1])
@@ -130,31 +159,34 @@ class SmallWorld:
         return len(self.entities)
 
     def save(self, path: Path) -> None:
-        """The world as one JSON file."""
+        """Write the world as one JSON file."""
         rows = [
             {"title": e.title, "kind": e.kind, "facts": dict(e.facts), "notes": list(e.notes)}
             for e in self.entities.values()
         ]
         text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         head = f'"name": {json.dumps(self.name)}, "scheme": {json.dumps(self.scheme)}'
-        write_whole(path, f'{{{head}, "entities": [\n{text}\n]}}\n')
+        write_atomic(path, f'{{{head}, "entities": [\n{text}\n]}}\n')
 
     @staticmethod
     def load(path: Path) -> "SmallWorld":
-        """The world that `save` wrote."""
+        """Load a world written by `save`."""
         saved = json.loads(path.read_text())
         entities = [Entity(**row | {"notes": tuple(row["notes"])}) for row in saved["entities"]]
         return SmallWorld(entities, saved["name"], scheme=saved["scheme"])
 
 
 def snippet(entity: Entity) -> str:
-    """The facts on one line, `currency Norwegian Krone; language Norwegian.`"""
+    """Return the facts on one line: `currency Norwegian Krone; language Norwegian.`"""
     return "; ".join(f"{relation} {value}" for relation, value in entity.facts.items()) + "."
 
 
-def entities_of(rows: Iterable[tuple[str, str, Mapping, tuple[str, ...]]]) -> list[Entity]:
-    """Entities of (title, kind, facts, notes), without facts that are None, without entities that
-    have no fact, and of a title that two kinds share the first."""
+def build_entities(rows: Iterable[tuple[str, str, Mapping, tuple[str, ...]]]) -> list[Entity]:
+    """Build entities from rows of (title, kind, facts, notes).
+
+    Facts with value None and entities without facts are dropped; of two entities with one title the
+    first is kept.
+    """
     found: dict[str, Entity] = {}
     for title, kind, facts, notes in rows:
         known = {relation: value for relation, value in facts.items() if value}
@@ -163,13 +195,13 @@ def entities_of(rows: Iterable[tuple[str, str, Mapping, tuple[str, ...]]]) -> li
     return list(found.values())
 
 
-def only(mapping: Mapping[str, str], value: str) -> str | None:
-    """The one key that has `value`, or None: whether a relation can be read backwards."""
+def unique_key(mapping: Mapping[str, str], value: str) -> str | None:
+    """Return the only key with `value`, or None; then a relation can be inverted."""
     keys = [key for key, v in mapping.items() if v == value]
     return keys[0] if len(keys) == 1 else None
 
 
 def _version(entities: Iterable[Entity]) -> str:
-    """First 12 hex digits of a SHA-256 over the sorted data: equal data, equal version."""
+    """First 12 hex digits of a SHA-256 over the sorted data."""
     rows = sorted([e.title, e.kind, sorted(e.facts.items()), e.notes] for e in entities)
     return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()[:12]

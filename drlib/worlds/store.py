@@ -1,19 +1,18 @@
-"""Where a world's pages, facts and full-text index lie: one SQLite file, or memory.
+"""Pages, facts and full-text index of a world in one SQLite file, or in memory.
 
-SQLite comes with Python, ranks in C (FTS5, its BM25) and is safe for many readers. A world consists
-of *sources*: units of change, such as a file, a shard or a whole data set, each with a stamp. An
-update reads only the sources whose stamp is new, in one transaction of the write-ahead log: a
-reader goes on in the state that it opened, and a killed writer leaves the old state.
-`drlib.worlds.ranking` adds that BM25 up, for the state that is shown.
+SQLite comes with Python, ranks in C (FTS5 with BM25) and supports many concurrent readers. A world
+consists of *sources*, its units of change (a file, a shard, a data set), each with a stamp. An
+update reads only sources with a new stamp, in one transaction of the write-ahead log: readers keep
+the state that they opened, and a killed writer leaves the old state.
 
-A title counts four times as much as the text: that brings the page *about* Gabon before those that
-merely mention it. A page's facts are searchable too, the first 60 of them: uncapped hubs made
-searching slow (data_and_evaluation.md, b). The tokenizer keeps letters and digits only, and a name
-like `json.dumps` is searched as the phrase "json dumps" besides its words; with '.' as a letter,
-the last word of every sentence would be another word.
+A title is weighted four times as much as the text, which ranks the page *about* Gabon above pages
+that mention it. The first 60 facts of a page are searchable; without this limit hubs made searches
+slow (data_and_evaluation.md, b). The tokenizer keeps letters and digits only. A name such as
+`json.dumps` is searched both as the phrase "json dumps" and by its words; '.' as a letter would
+change the last word of every sentence.
 
-Left out: pages of one title in two sources (the second source is skipped and says so); shrinking
-the log while an old reader still needs it.
+Not implemented: pages with one title in two sources (the second source is skipped and reported);
+truncating the log while a reader uses it.
 """
 
 import hashlib
@@ -57,7 +56,7 @@ INDEXED = {"names": 2, "facts": 2}  # how many of a table's first columns have a
 
 
 def _schema() -> str:
-    """SQL that makes the tables and indexes that are not there yet."""
+    """Return the SQL that creates missing tables and indexes."""
     new = "IF NOT EXISTS"
     statements = [f"CREATE VIRTUAL TABLE {new} pages USING fts5 (title, text, facts)"]
     for table, columns in TABLES.items():
@@ -77,7 +76,7 @@ REMEDIES = {
     "SQLITE_FULL": "the disk is full: make room there, or give another path",
 }
 # What a source tells something about.
-TOLD_ABOUT = " UNION ".join(
+AFFECTED_TITLES = " UNION ".join(
     f"SELECT {what} WHERE source = :s"
     for what in (
         "subject FROM facts",
@@ -87,7 +86,7 @@ TOLD_ABOUT = " UNION ".join(
     )
 )
 # All that it says.
-SAID = (
+SOURCE_ROWS = (
     "SELECT d.title, text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
     " WHERE source = ?",
     "SELECT title, kind, aliases FROM nodes WHERE source = ?",
@@ -96,7 +95,7 @@ SAID = (
 
 
 class Document(NamedTuple):
-    """A page without its facts; `links` are titles, of which those that exist are kept."""
+    """A page without its facts; `links` are titles, of which existing ones are kept."""
 
     title: str
     text: str
@@ -104,7 +103,7 @@ class Document(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one source holds. Every node should have a document."""
+    """Contents of one source. Every node should have a document."""
 
     documents: Iterable[Document] = ()
     nodes: Iterable[Node] = ()
@@ -112,11 +111,11 @@ class Part(NamedTuple):
 
 
 class Skip(Exception):
-    """Raised while a source is read: why it is left out while the others go on."""
+    """Raised by a reader to leave out one source, with the reason."""
 
 
 class Changes(NamedTuple):
-    """The sources that an update read or dropped, sorted; `skipped`: all that are left out."""
+    """Sorted sources that an update read or removed; `skipped` maps omitted ones to a reason."""
 
     added: list[str]
     updated: list[str]
@@ -125,7 +124,21 @@ class Changes(NamedTuple):
 
 
 class Ranking:
-    """Ranks the pages that `db` shows; for one state, and one thread at a time."""
+    """BM25 ranking of the pages in `db`; for one state and one thread at a time.
+
+    BM25 is a sum over the words of a query (Robertson and Zaragoza, 2009, "The Probabilistic
+    Relevance Framework: BM25 and Beyond", equation 3.15), and the contribution of a word does not
+    depend on the others. SQLite recomputes the sum for each page with any of the words, which was
+    most of the time of a search in plain English. Here the contribution of each word is fetched
+    once from SQLite, and a query adds arrays in SQLite's order. Scores, ties included, are
+    bit-identical to one query with OR.
+
+    Arrays are created at a word's first use. The least recently used ones are dropped above
+    `MAX_RANKED` pages in total. Dropping common words or early stopping (Turtle and Flood, 1995) is
+    not needed, since adding is no longer the bottleneck. A separate engine such as tantivy would
+    need a second file kept consistent with the first through killed writers and readers of an older
+    state.
+    """
 
     def __init__(self, db: sqlite3.Connection):
         self._db = db
@@ -133,15 +146,17 @@ class Ranking:
         self._pages = np.fromiter((page for (page,) in rows), np.int64)  # by title
         self._places = np.argsort(self._pages).astype(np.int32)  # of the pages by number
         self._numbers = self._pages[self._places]
-        self._added: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # last used last
-        self._kept = 0
+        self._scores_by_term: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # last used last
+        self._cached_pages = 0
 
     def best(self, terms: Sequence[str], k: int) -> list[int]:
-        """The rows of the `k` best pages that have any of the `terms`, each a word or a phrase;
-        pages of one score by title."""
+        """Return the row ids of the `k` best pages with any of the `terms` (words or phrases).
+
+        Pages with equal scores are ordered by title.
+        """
         scores = np.zeros(len(self._pages))
         for term in terms:
-            places, added = self._of(term)
+            places, added = self._term_scores(term)
             scores[places] += added  # SQLite's: the lower, the better, and never 0
         found = np.flatnonzero(scores)
         reached = scores[found]
@@ -151,28 +166,34 @@ class Ranking:
         order = np.argsort(reached, kind="stable")[:k]
         return self._pages[found[order]].tolist()
 
-    def _of(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """(places in `_pages` of those that have `term`, what it adds to their scores)."""
-        known = self._added.pop(term, None)
+    def _term_scores(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (positions of the pages with `term`, its contribution to their scores)."""
+        known = self._scores_by_term.pop(term, None)
         if known is None:
             rows = self._db.execute(TERM_SCORES, (TITLE_WEIGHT, f'"{term}"'))
             made = np.fromiter(rows, ROW)
             places = self._places[np.searchsorted(self._numbers, made["page"])]
             known = places, made["score"].copy()
-            self._kept += len(places)
-        self._added[term] = known
-        while self._kept > MAX_RANKED and len(self._added) > 1:
-            oldest = next(iter(self._added))
-            self._kept -= len(self._added.pop(oldest)[0])
+            self._cached_pages += len(places)
+        self._scores_by_term[term] = known
+        while self._cached_pages > MAX_RANKED and len(self._scores_by_term) > 1:
+            oldest = next(iter(self._scores_by_term))
+            self._cached_pages -= len(self._scores_by_term.pop(oldest)[0])
         return known
 
 
 class Store:
-    """Pages, facts and index at `path`, or in memory. From `update` on it shows one state, that of
-    its last `update`, whatever others write; safe from many threads. `world` says whose they are.
+    """Pages, facts and index at `path`, or in memory; safe for many threads.
 
-    ValueError: the file at `path` is something else, another world's, damaged or locked, or the
-    world would have no pages. It is left as it is.
+    After `update` it shows the state of that update, whatever other processes write.
+
+    Args:
+        path: SQLite file; None: in memory.
+        world: identifies the world that the file belongs to.
+
+    Raises:
+        ValueError: the file is something else, of another world, damaged or locked, or the world
+            would have no pages. The file is left unchanged.
     """
 
     def __init__(self, path: Path | None = None, world: str = ""):
@@ -189,16 +210,22 @@ class Store:
         read: Callable[[str], Part],
         expect: Callable[[list[str]], None] | None = None,
     ) -> Changes:
-        """Make the sources those of `stamps`: `read` each that is new or has another stamp, and
-        then, if there are any, those of stamp "", which are made of the others. All or nothing:
-        whatever `read` raises, but for `Skip`, leaves the old state and is raised. What was skipped
-        is tried again each time. The file is made only here. `expect` is told before the first is
-        read which ones will be, in their order."""
-        with self._lock, self._damage():
+        """Update the index to the sources of `stamps`, atomically.
+
+        New sources and those with another stamp are read, then those with stamp "", which are
+        derived from the others. Any error of `read` except `Skip` leaves the old state and is
+        raised. Skipped sources are retried at each update. The file is created here.
+
+        Args:
+            stamps: source -> stamp.
+            read: returns the contents of a source.
+            expect: called with the sources to be read, in order, before the first one.
+        """
+        with self._lock, self._report_damage():
             self._db = self._db or self._open()
             self._ranking = None
             self._begin("BEGIN")
-            due = self._due(stamps)
+            due = self._find_changes(stamps)
             skipped = self.rows("SELECT 1 FROM sources WHERE reason NOT NULL")
             pages = self.rows("SELECT 1 FROM documents LIMIT 1")
             if any(due) or skipped or not pages:
@@ -226,7 +253,7 @@ class Store:
         if ours != FILE_FORMAT:
             if ours or is_filled:
                 raise sqlite3.DatabaseError("not an index of this version of drlib")
-            _log_ahead(db)
+            _enable_wal(db)
             db.executescript(_schema())
         return db
 
@@ -234,8 +261,8 @@ class Store:
         self._db.rollback()
         self._db.execute(how)
 
-    def _due(self, stamps: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
-        """The sources that are new or were skipped, changed, and gone."""
+    def _find_changes(self, stamps: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
+        """Return the sources that are new or were skipped, changed, and removed."""
         for (other,) in self.rows("SELECT name FROM world WHERE name != ?", self.world):
             remedy = "give each world an index_path of its own, or move this file away"
             raise ValueError(f"{self.path} is the index of {other}, not of {self.world}: {remedy}")
@@ -254,12 +281,12 @@ class Store:
         read: Callable[[str], Part],
         expect: Callable[[list[str]], None] | None,
     ) -> tuple[list[str], list[str], list[str]]:
-        """`update` inside its transaction; what was due."""
+        """Apply `update` inside its transaction; return the changed sources."""
         self._db.execute("DELETE FROM sources WHERE reason NOT NULL")
-        added, changed, gone = due = self._due(stamps)
+        added, changed, gone = due = self._find_changes(stamps)
         stale: set[tuple[str]] = set()  # titles whose page has to be indexed again
         for source in (*changed, *gone):
-            stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
+            stale.update(self._db.execute(AFFECTED_TITLES, {"s": source}))
             self._remove(source)
         # those of stamp "" last: they are made of the others
         order = sorted((*added, *changed), key=lambda source: not stamps[source])
@@ -267,7 +294,7 @@ class Store:
             expect(order)
         for source in order:
             self._read(source, stamps[source], read)
-            stale.update(self._db.execute(TOLD_ABOUT, {"s": source}))
+            stale.update(self._db.execute(AFFECTED_TITLES, {"s": source}))
         if not self.rows("SELECT 1 FROM documents LIMIT 1"):
             why = self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL LIMIT 3")
             raise ValueError(f"{self.world or self.path}: no pages in it; left out: {why}")
@@ -278,14 +305,14 @@ class Store:
         return due
 
     def _remove(self, source: str) -> None:
-        """Delete all that a source says."""
+        """Delete all rows of a source."""
         pages = "rowid IN (SELECT rowid FROM documents WHERE source = ?)"
         self._db.execute(f"DELETE FROM pages WHERE {pages}", (source,))
         for table in TABLES:
             self._db.execute(f"DELETE FROM {table} WHERE source = ?", (source,))
 
     def _read(self, source: str, stamp: str, read: Callable[[str], Part]) -> None:
-        """Read a source and write its rows, or why it was skipped."""
+        """Read a source and write its rows, or the reason why it was skipped."""
         reason = None
         self._db.execute("SAVEPOINT source")
         try:
@@ -298,7 +325,7 @@ class Store:
         self._db.execute("INSERT INTO sources VALUES (?, ?, ?, ?)", row)
 
     def _index_facts(self, title: str) -> None:
-        """Make the other names and the facts of a page searchable."""
+        """Make the aliases and facts of a page searchable."""
         sql = "SELECT DISTINCT folded FROM names WHERE title = ? AND folded != ? ORDER BY 1"
         names = [name for (name,) in self.rows(sql, title, title.casefold())]
         facts = [f"{relation} {value}" for relation, value, _ in self.facts(title)]
@@ -308,7 +335,7 @@ class Store:
         self._db.execute(update, (text, title, text))
 
     def _add(self, source: str, part: Part) -> None:
-        """Write a source's rows."""
+        """Write the rows of a source."""
         run = self._db.execute
         name = "INSERT INTO names VALUES (?, ?, ?)"
         for title, text, links in part.documents:
@@ -333,16 +360,16 @@ class Store:
             run("INSERT INTO facts VALUES (?, ?, ?, ?)", (subject, value, relation, source))
 
     def _digest(self, source: str) -> str:
-        """A SHA-256 of what a source says, whatever the order."""
+        """SHA-256 of the rows of a source, independent of their order."""
         digest = hashlib.sha256()
-        for sql in SAID:
+        for sql in SOURCE_ROWS:
             for row in self._db.execute(f"{sql} ORDER BY 1, 2, 3", (source,)):
                 digest.update(json.dumps(row).encode())
         return digest.hexdigest()
 
     @contextmanager
-    def _damage(self) -> Iterator[None]:
-        """Names the file and the remedy where SQLite cannot use it, or not any more."""
+    def _report_damage(self) -> Iterator[None]:
+        """Convert SQLite errors to a ValueError with file and remedy."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -353,30 +380,30 @@ class Store:
             raise ValueError(f"{self.path} cannot be used ({error}): {remedy}") from error
 
     def rows(self, sql: str, *values) -> list[tuple]:
-        """The rows of a query on the state that was opened."""
-        with self._lock, self._damage():
+        """Return the rows of a query on the opened state."""
+        with self._lock, self._report_damage():
             return self._db.execute(sql, values).fetchall()
 
     def names(self, name: str) -> list[str]:
-        """The pages that `name`, in any case, is the title (these first) or an alias of."""
+        """Return the pages with this title (first) or alias, in any case."""
         sql = "SELECT DISTINCT title FROM names JOIN documents USING (title) WHERE folded = ?"
         folded = clean(name).casefold()
         found = [title for (title,) in self.rows(sql, folded)]
         return sorted(found, key=lambda title: (title.casefold() != folded, title != name, title))
 
     def search(self, query: str, k: int) -> list[str]:
-        """Titles of the `k` best pages for the words of `query`, best first; [] when none match."""
+        """Return the titles of the `k` best pages for `query`, best first."""
         terms = list(dict.fromkeys(search_terms(clean(query))))  # a repeated query costs time
         if not terms:
             return []
-        with self._lock, self._damage():
+        with self._lock, self._report_damage():
             self._ranking = self._ranking or Ranking(self._db)
             best = self._ranking.best(terms[:MAX_TERMS], k)
             sql = "SELECT title FROM documents WHERE rowid = ?"
             return [self._db.execute(sql, (row,)).fetchone()[0] for row in best]
 
     def facts(self, title: str) -> list[tuple[str, str, int]]:
-        """(relation, value, whether the value has a page), inverses included, sorted."""
+        """Return sorted (relation, value, value has a page) of a title, inverses included."""
         return self.rows(
             "SELECT relation, value, EXISTS (SELECT 1 FROM documents WHERE title = value) FROM ("
             "SELECT relation, value FROM facts WHERE subject = ? UNION"
@@ -392,11 +419,14 @@ class Store:
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
 
 
-def _log_ahead(db: sqlite3.Connection) -> None:
-    """Switch a new file to write-ahead logging; sqlite3.OperationalError after `WAIT_S`.
+def _enable_wal(db: sqlite3.Connection) -> None:
+    """Switch a new file to write-ahead logging.
 
-    Where several processes make one file SQLite does not wait here, as two might wait for each
-    other: it says at once that the file is locked, and the next try finds it free, or switched.
+    If several processes create one file, SQLite reports it as locked at once instead of waiting,
+    because two of them could deadlock. A retry finds it free or already switched.
+
+    Raises:
+        sqlite3.OperationalError: still locked after `WAIT_S`.
     """
     until = time.monotonic() + WAIT_S
     while True:
@@ -410,15 +440,17 @@ def _log_ahead(db: sqlite3.Connection) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` as titles, relations and values are kept: on one line, and without what would be read
-    on a page as the "; " between values or as a link."""
+    """Normalise a title, relation or value to one line.
+
+    The separator "; " and link syntax are escaped, because they have a meaning on pages.
+    """
     text = " ".join(text.split()).replace("; ", ", ")
     holds_link = "](" in text and LINKED_TITLE.search(text)
     return text.replace("](", "] (") if holds_link else text
 
 
 def search_terms(text: str) -> list[str]:
-    """What to search for: names such as `json.dumps` and all words, but for the most common."""
+    """Return dotted names such as `json.dumps` and all words except stop words."""
     found = WORD.findall(text)
     rare = [word for word in found if word.casefold() not in STOP]
     return DOTTED_NAME.findall(text) + (rare or found)

@@ -1,12 +1,12 @@
-"""The real world of the tour: single-valued facts of the Unicode CLDR, read through babel.
+"""The tour's world: single-valued facts of the Unicode CLDR, read through babel.
 
-Territories, languages, scripts, currencies (with the dates at which they were legal tender) and
-the cities that name time zones: about a thousand pages that everyone who installed the package
-has offline, and that are true. Only facts with exactly one value are kept: the one current legal
-tender, the most spoken official language, the territory of a currency or language that has one.
+Territories, languages, scripts, currencies (with their dates as legal tender) and the cities that
+name time zones: about a thousand pages, available offline. Only facts with exactly one value are
+kept: the one current legal tender, the most spoken official language, the only territory of a
+currency or language.
 
-Left out: regions (babel carries no containment data), populations, and cities of territories with
-more than six time zones, which would make "United States" a good guess for any city.
+Not included: regions (babel has no containment), populations, and cities of territories with more
+than six time zones, which would make "United States" a good guess for any city.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from babel import Locale
 from babel.core import get_global
 
-from drlib.worlds.small import Entity, entities_of, only
+from drlib.worlds.small import Entity, build_entities, unique_key
 
 TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
 MAX_ZONES = 6
@@ -27,7 +27,7 @@ EntityRow = tuple[str, str, Mapping[str, str | None], tuple[str, ...]]  # title,
 
 @lru_cache(maxsize=1)
 def entities() -> tuple[Entity, ...]:
-    """The territories, languages, scripts, currencies and cities, with their facts."""
+    """Return the territories, languages, scripts, currencies and cities with their facts."""
     locale = Locale("en")
     names = {
         code: name
@@ -44,15 +44,20 @@ def entities() -> tuple[Entity, ...]:
         *_script_rows(script),
         *_cities(locale, names),
     ]
-    return tuple(entities_of(rows))
+    return tuple(build_entities(rows))
 
 
 # -------------------------------------------------------------------------------- what CLDR says
 
 
 class _Money(NamedTuple):
-    """By territory code: the one current tender, the one before it, and the year in which the
-    current one came."""
+    """Currencies by territory code.
+
+    Args:
+        tender: the only current legal tender.
+        former: the only tender before it.
+        since: year in which the current one was introduced.
+    """
 
     tender: dict[str, str]
     former: dict[str, str]
@@ -82,7 +87,7 @@ def _money(locale: Locale, names: Mapping[str, str]) -> _Money:
 
 
 def _languages(locale: Locale, names: Mapping[str, str]) -> dict[str, str]:
-    """Most spoken official language by territory code."""
+    """Return the most spoken official language by territory code."""
     language = {}
     for code, spoken in get_global("territory_languages").items():
         official = {
@@ -97,7 +102,7 @@ def _languages(locale: Locale, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _scripts(locale: Locale, languages: set[str]) -> dict[str, str]:
-    """The likely script of each language, as `Cyrillic script`."""
+    """Return the likely script of each language, such as `Cyrillic script`."""
     tags = {name: tag for tag, name in locale.languages.items() if name in languages}
     scripts = {}
     for name, tag in tags.items():
@@ -129,7 +134,7 @@ def _currencies(locale: Locale, names: Mapping[str, str], money: _Money) -> Iter
     iso = {name: code for code, name in locale.currencies.items()}
     for name in sorted({*money.tender.values(), *money.former.values()}):
         is_current = name in money.tender.values()
-        home = only(money.tender if is_current else money.former, name)
+        home = unique_key(money.tender if is_current else money.former, name)
         yield name, "currency", {"code": iso[name], "territory": names.get(home)}, ()
 
 
@@ -137,17 +142,17 @@ def _language_rows(
     names: Mapping[str, str], language: Mapping[str, str], script: Mapping[str, str]
 ) -> Iterator[EntityRow]:
     for name in sorted(set(language.values())):
-        home = names.get(only(language, name))
+        home = names.get(unique_key(language, name))
         yield name, "language", {"script": script.get(name), "territory": home}, ()
 
 
 def _script_rows(script: Mapping[str, str]) -> Iterator[EntityRow]:
     for written in sorted(set(script.values())):
-        yield written, "script", {"language": only(script, written)}, ()
+        yield written, "script", {"language": unique_key(script, written)}, ()
 
 
 def _cities(locale: Locale, names: Mapping[str, str]) -> Iterator[EntityRow]:
-    """A row for every zone of a territory with few zones."""
+    """Yield a row for each time zone of a territory with few zones."""
     meta = get_global("meta_zones")
     for code, zones in sorted(get_global("territory_zones").items()):
         if code not in names or len(zones) > MAX_ZONES:

@@ -1,18 +1,17 @@
-"""Facts that a language model finds in chunks, kept only where they are quoted.
+"""Facts that a language model extracts from chunks, kept only if they are quoted.
 
-A model of any OpenAI-compatible endpoint is asked for triples with evidence. Each must be a quote:
-the evidence stands in the chunk letter by letter, and subject and object in the evidence. What is
-not so is dropped and counted. An endpoint that fails (time-out, error, no connection) costs the
-triples of one file, which is named in `Changes.skipped`; after `MAX_FAILED_FILES` in a row no other
-is asked about. A folder of notes has thousands of small files: once the server has answered, the
-next ones are asked about before their turn. The texts themselves are sources of their own and not
-touched by any of this.
+A model behind an OpenAI-compatible endpoint returns triples with evidence. A triple is accepted if
+the evidence occurs verbatim in the chunk, and subject and object in the evidence; others are
+dropped and counted. A failing endpoint costs the triples of one file, which is named in
+`Changes.skipped`; after `MAX_FAILED_FILES` consecutive failures no more requests are sent. Once the
+server has replied, the next files are requested ahead, because a folder may contain thousands of
+small files. The texts are separate sources and not affected.
 
-A folder is read all or nothing, and a model is paid for: what it said lies on disk at once, a line
-a chunk. So an update that was interrupted asks about the rest alone, and a file that was changed
-costs its changed chunks.
+An update is atomic, but model calls cost money: each reply is saved at once as one line. An
+interrupted update therefore requests only the remaining chunks, and a changed file only its changed
+chunks.
 
-Left out: names of one thing that are written differently.
+Not implemented: merging different spellings of a name.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ AHEAD = 16  # files that are asked about before their turn, at most
 LONGEST_PART = 80  # characters of a subject, relation or object
 SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
 KEYS = ("subject", "relation", "object", "evidence")
-OWN = (
+RESERVED_RELATIONS = (
     "link",
     "section",
     "heading",
@@ -53,7 +52,7 @@ PROMPT = (
 
 
 def relation_name(name: object) -> str:
-    """`name` as a forward relation that is not one of the world's own; "" if nothing is left."""
+    """Return `name` as a valid forward relation that is not reserved; "" if nothing is left."""
     relation, before = clean(str(name)).replace("`", ""), None
     while relation != before:  # one repair may make room for the next
         before = relation
@@ -61,15 +60,23 @@ def relation_name(name: object) -> str:
         relation = relation.removesuffix(" of")
     if relation == "of":
         return ""
-    return f"{relation} field" if relation in OWN else relation
+    return f"{relation} field" if relation in RESERVED_RELATIONS else relation
 
 
-class Endpoint:
-    """An OpenAI-compatible server at the base URL `url`, which has `timeout_s` seconds a chunk.
+class TripleExtractor:
+    """Extracts triples through an OpenAI-compatible server.
 
-    `counts` are of triples, but for "junk", which are replies. `kept_at`: the file of what the
-    model said; None: nothing is kept. ValueError: one of URL and model is missing, or the file
-    holds something else.
+    `counts` counts triples by outcome, and replies under "junk".
+
+    Args:
+        url: base URL; "" for none.
+        model: name of the model.
+        timeout_s: seconds for one chunk.
+        api_key: key of the server.
+        replies_path: file of the replies; None: they are not saved.
+
+    Raises:
+        ValueError: only one of URL and model is given, or the file has another format.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class Endpoint:
         model: str = "",
         timeout_s: float = 60.0,
         api_key: str = "",
-        kept_at: Path | None = None,
+        replies_path: Path | None = None,
     ):
         if bool(url) != bool(model):
             raise ValueError(f"give endpoint=URL ({url!r}) and model=NAME ({model!r}) together")
@@ -88,34 +95,37 @@ class Endpoint:
         self._failed = 0  # files in a row
         self._answers = False  # the last request had a reply
         self._chat = ChatEndpoint(url, model, timeout_s=timeout_s, api_key=api_key) if url else None
-        self._said = _Said(kept_at if url else None)
+        self._replies = _ReplyFile(replies_path if url else None)
 
     def update(self, store: Store, stamps: Mapping[str, str], read: Callable[[str], Part]) -> None:
-        """`store.update` with a source of triples for each source, and one of entities' pages,
-        because many files may name an entity. What failed in an earlier update is asked again."""
+        """Run `store.update` with one more source of triples for each file.
+
+        Another source contains the pages of entities, because several files may name an entity.
+        Failed files are requested again at the next update.
+        """
         files = {source: stamp for source, stamp in stamps.items() if stamp}
         more = {f"{SOURCE}{source}": f"{stamp} {self.model}" for source, stamp in files.items()}
         more[ENTITIES] = ""
-        asking = _Asking(self._ask, read)
+        queue = _ChunkQueue(self._request, read)
 
         def read_any(source: str) -> Part:
             if source == ENTITIES:
                 return _entity_pages(store)
             if source.startswith(SOURCE):
-                return self._triples(source, asking)
+                return self._triples(source, queue)
             return read(source)
 
         try:
-            store.update({**stamps, **more}, read_any, asking.expect)
+            store.update({**stamps, **more}, read_any, queue.expect)
         finally:
-            asking.pool.shutdown(cancel_futures=True)
+            queue.pool.shutdown(cancel_futures=True)
 
-    def _triples(self, source: str, asking: "_Asking") -> Part:
-        """The quoted triples of a file's chunks, and where each entity is mentioned."""
-        if self._failed >= MAX_FAILED_FILES and source not in asking.asked:
+    def _triples(self, source: str, queue: "_ChunkQueue") -> Part:
+        """Return the quoted triples of a file and where each entity is mentioned."""
+        if self._failed >= MAX_FAILED_FILES and source not in queue.asked:
             raise Skip(f"not asked about: {self.url} failed {MAX_FAILED_FILES} times in a row")
         try:
-            replies = asking.replies(source, ahead=self._answers)
+            replies = queue.replies(source, ahead=self._answers)
         except Skip:  # the file itself, which says so
             return Part()
         except EndpointError as error:
@@ -135,15 +145,19 @@ class Endpoint:
                     nodes.add(Node(name, "entity"))
         return Part((), sorted(nodes), sorted(facts))
 
-    def _ask(self, text: str) -> object:
-        """The JSON of a reply, None for junk; EndpointError when there is no reply."""
+    def _request(self, text: str) -> object:
+        """Return the JSON of a reply, or None for junk.
+
+        Raises:
+            EndpointError: no reply.
+        """
         asked = [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}]
         digest = hashlib.sha256(json.dumps([self.model, asked]).encode()).hexdigest()
-        words = self._said.words.get(digest)
+        words = self._replies.words.get(digest)
         if words is None:
             words = self._chat.ask(asked, temperature=0)
             if words is not None:
-                self._said.keep(digest, words)
+                self._replies.keep(digest, words)
         try:
             return (
                 None
@@ -154,7 +168,7 @@ class Endpoint:
             return None
 
     def _quoted(self, text: str, rows: object) -> list[Fact]:
-        """The triples of a reply that are quotes; all others are counted."""
+        """Return the triples of a reply that are quotes; count the others."""
         if not isinstance(rows, list):
             self.counts["junk"] += 1
             return []
@@ -172,9 +186,8 @@ class Endpoint:
         return found
 
 
-class _Said:
-    """What a model said of chunks, by a digest of model, prompt and chunk; a line each at `path`,
-    or nothing kept at all. May be used by several threads."""
+class _ReplyFile:
+    """Saved replies by a digest of model, prompt and chunk; safe for many threads."""
 
     def __init__(self, path: Path | None):
         self.words: dict[str, str] = {}
@@ -193,24 +206,31 @@ class _Said:
                 append_json_line(self._path, {"asked": digest, "said": words})
 
 
-class _Asking:
-    """What a model says of files: read one by one, asked about `WORKERS` chunks at a time, and
-    some files before their turn."""
+class _ChunkQueue:
+    """Requests for files: `WORKERS` chunks at a time, and some files ahead of their turn."""
 
     def __init__(self, ask: Callable[[str], object], read: Callable[[str], Part]):
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="drlib-triples")
         self.asked: dict[str, list[tuple[Document, Future]] | Skip] = {}
-        self._ask = ask
+        self._request = ask
         self._read = read
         self._waiting: deque[str] = deque()  # not asked about yet, in the order of their turns
 
     def expect(self, order: list[str]) -> None:
-        """Before the first turn: the sources that will have one."""
+        """Receive the sources of this update in order, before the first one."""
         self._waiting.extend(source for source in order if source.startswith(SOURCE))
 
     def replies(self, source: str, ahead: bool) -> list[tuple[Document, object]]:
-        """Each chunk of the file whose turn it is, and what the model says of it. `ahead`: the next
-        files are asked about meanwhile. Skip: the file cannot be read. EndpointError: no reply."""
+        """Return each chunk of a file with the model's reply.
+
+        Args:
+            source: the file whose turn it is.
+            ahead: request the next files at the same time.
+
+        Raises:
+            Skip: the file cannot be read.
+            EndpointError: no reply.
+        """
         while source not in self.asked:
             self._begin(self._waiting.popleft())
         while ahead and self._waiting and len(self.asked) <= AHEAD:
@@ -226,11 +246,11 @@ class _Asking:
         except Skip as skip:
             self.asked[source] = skip
             return
-        self.asked[source] = [(one, self.pool.submit(self._ask, one.text)) for one in documents]
+        self.asked[source] = [(one, self.pool.submit(self._request, one.text)) for one in documents]
 
 
 def _is_triple(parts: list) -> bool:
-    """Whether subject, relation, object and evidence are texts that can be kept, of two things."""
+    """Return True for valid texts with different subject and object."""
     if not all(isinstance(part, str) and one_line(part) for part in parts):
         return False
     if one_line(parts[0]) == one_line(parts[2]):
@@ -239,7 +259,7 @@ def _is_triple(parts: list) -> bool:
 
 
 def _entity_pages(store: Store) -> Part:
-    """A page for each entity that no file is called like."""
+    """Return a page for each entity without a page of its own."""
     rows = store.rows(
         "SELECT DISTINCT title FROM nodes WHERE kind = 'entity'"
         " AND title NOT IN (SELECT title FROM documents)"

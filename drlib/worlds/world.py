@@ -1,11 +1,10 @@
-"""A world: what can be looked up. One protocol; whoever asks needs to know nothing more.
+"""The `World` protocol: pages, full-text search, links and a knowledge graph.
 
-A world has pages, a search over them (an exact title first, then BM25), the links of a page, a
-`graph` (for making and checking questions, never shown to a policy; None where nothing is known but
-the texts) and a `version` (a hash of the data, part of every cache key and trajectory).
+`graph` is used to create and check questions and is never shown to a policy; it is None for a world
+without facts. `version` is a hash of the data and part of every cache key and trajectory.
 
-`drlib.worlds.library` has worlds of any size, `drlib.worlds.small` those that a small policy can
-learn in, and `drlib.worlds.selection` makes the second from the first.
+`drlib.worlds.library` implements worlds of any size, `drlib.worlds.small` worlds that a tiny policy
+can learn in, and `drlib.worlds.selection` derives the second from the first.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,14 @@ from drlib.worlds.graph import Graph
 
 @dataclass(frozen=True)
 class Page:
-    """What `visit` shows: readable English with links written `[title](url)`."""
+    """A page as `visit` returns it.
+
+    Args:
+        title: unique in its world.
+        url: `scheme:title`.
+        text: English text with links written `[title](url)`.
+        links: titles of the linked pages.
+    """
 
     title: str
     url: str
@@ -26,7 +32,13 @@ class Page:
 
 @dataclass(frozen=True)
 class Hit:
-    """One search result of a `World`."""
+    """A search result of a `World`.
+
+    Args:
+        title: title of the page.
+        url: `scheme:title`.
+        snippet: the beginning of the page, or its facts on one line.
+    """
 
     title: str
     url: str
@@ -34,7 +46,10 @@ class Hit:
 
 
 class World(Protocol):
-    """What the tools and the question engine ask. Titles are unique; a URL is `scheme:title`."""
+    """Interface used by the tools and by question synthesis. Titles are unique.
+
+    A URL is `scheme:title`. Register an implementation with `WORLDS.register(name, loader)`.
+    """
 
     name: str
     scheme: str
@@ -42,18 +57,30 @@ class World(Protocol):
 
     @property
     def graph(self) -> Graph | None:
-        """The knowledge behind the pages; None where there are texts alone."""
+        """Knowledge graph behind the pages; None for a world without facts."""
 
     def find(self, text: str) -> str | None:
-        """The title or URL `text` as a known title, or None."""
+        """Return the known title that `text`, a title or URL, refers to, or None."""
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The `k` best pages: an exact title first, then by BM25. ValueError: k < 1."""
+        """Return the `k` best pages: an exact title first, then by BM25.
+
+        Raises:
+            ValueError: k < 1.
+        """
 
     def page(self, title_or_url: str) -> Page:
-        """The page of a title or URL; KeyError names it when there is none."""
+        """Return the page of a title or URL.
+
+        Raises:
+            KeyError: no such page; the message names it.
+        """
 
     def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The titles that a page links to; KeyError when there is no page."""
+        """Return the titles that a page links to.
+
+        Raises:
+            KeyError: no such page.
+        """
 
     def __len__(self) -> int: ...

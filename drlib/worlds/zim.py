@@ -1,11 +1,12 @@
-"""A Kiwix file (ZIM) as a world: its articles, the links between them, redirects as other names.
+"""World `zim`: a Kiwix file with its articles and links; redirects are aliases.
 
-Wikipedia and many others come as one such file. libzim reads it: a binary wheel under
-GPL-3.0-or-later, therefore an extra of its own (`pip install "drlib[zim]"`), imported only here.
+Wikipedia and many other sites are distributed as such a file. It is read by libzim, a binary wheel
+under GPL-3.0-or-later and therefore a separate extra (`pip install "drlib[zim]"`), imported only
+here.
 
-The articles' HTML is a stranger's: it is read as every page is (`drlib.worlds.reading`). The first
-`limit` articles are taken, in the order of their paths. Left out: pictures, tables as relations,
-the file's own Xapian index.
+The articles' HTML is untrusted and parsed like any page (`drlib.worlds.reading`). The first `limit`
+articles in path order are loaded. Not implemented: pictures, tables as relations, the file's own
+Xapian index.
 """
 
 import posixpath
@@ -28,7 +29,17 @@ REDIRECT_STEPS = 9  # after one another; more are a circle
 
 
 def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> Library:
-    """The ZIM file `rest` as a `Library`. ImportError without libzim; ValueError: no ZIM file."""
+    """Load the ZIM file `rest` as a `Library`.
+
+    Args:
+        rest: path of the file.
+        index_path: file of the index; None: in memory.
+        limit: number of articles.
+
+    Raises:
+        ImportError: libzim is missing.
+        ValueError: no ZIM file.
+    """
     require_libraries()
     try:
         from libzim.reader import Archive
@@ -47,12 +58,12 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
 
 
 def _read(archive, parser: Parser, limit: int) -> Part:
-    """The articles; a title that came before gets its path added."""
+    """Read the articles; a repeated title is qualified by its path."""
     articles, titles = _articles(archive, limit)
     aliases = _aliases(archive, titles)
     documents, facts = [], []
     for name, entry in articles.items():
-        text, found = _linked(_text(entry, parser), posixpath.dirname(entry.path), titles)
+        text, found = _resolve_links(_text(entry, parser), posixpath.dirname(entry.path), titles)
         documents.append(Document(name, text, found))
         facts += [(name, "link", title) for title in found if title != name]
     nodes = [Node(name, "article", tuple(sorted(aliases[name]))) for name in articles]
@@ -60,12 +71,12 @@ def _read(archive, parser: Parser, limit: int) -> Part:
 
 
 def _entries(archive) -> Iterator:
-    """All entries, one by one: a Wikipedia has millions."""
+    """Iterate over all entries; a Wikipedia has millions."""
     return map(archive._get_entry_by_id, range(archive.all_entry_count))
 
 
 def _articles(archive, limit: int) -> tuple[dict, dict[str, str]]:
-    """(title -> entry, path -> title) of the first `limit` articles."""
+    """Return (title -> entry, path -> title) of the first `limit` articles."""
     articles, titles = {}, {}
     pages = (
         entry
@@ -82,7 +93,7 @@ def _articles(archive, limit: int) -> tuple[dict, dict[str, str]]:
 
 
 def _aliases(archive, titles: dict[str, str]) -> dict[str, set[str]]:
-    """Title -> the other names that redirects give it; their paths are added to `titles`."""
+    """Return title -> redirect names, and add the paths of redirects to `titles`."""
     aliases = defaultdict(set)
     for entry in _entries(archive):
         if not entry.is_redirect or entry.path == "mainPage":
@@ -100,7 +111,7 @@ def _aliases(archive, titles: dict[str, str]) -> dict[str, set[str]]:
 
 
 def _text(entry, parser: Parser) -> str:
-    """The article as Markdown, or why it could not be read."""
+    """Return the article as Markdown, or the reason why it cannot be read."""
     try:
         data = bytes(entry.get_item().content)
         return parser.parse(".html", data, TIMEOUT_S, outline=True)["text"]
@@ -108,9 +119,11 @@ def _text(entry, parser: Parser) -> str:
         return f"(This article could not be read: {': '.join(fault.args)}.)"
 
 
-def _linked(text: str, folder: str, titles: dict[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The text of an article that lies in `folder`, its links to articles made addresses of their
-    pages, all others plain words; and the titles it links to."""
+def _resolve_links(text: str, folder: str, titles: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Replace links to articles by page addresses; return the text and the linked titles.
+
+    Other links become plain text.
+    """
     found: dict[str, None] = {}
 
     def address(match: re.Match) -> str:

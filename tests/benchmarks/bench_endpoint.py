@@ -25,7 +25,7 @@ import pytest
 from drlib.agents import Limits, ReAct
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.api_engine import ApiEngine
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -131,7 +131,7 @@ def main() -> None:
     )
     print(f"{args.notes} notes: {together:.1f} s, one after the other {in_turn:.1f} s (medians)")
     if args.out:
-        write_whole(
+        write_atomic(
             args.out, json.dumps({"settings": vars(args), "rows": rows}, indent=1, default=str)
         )
 

@@ -44,7 +44,7 @@ from pathlib import Path
 
 import torch
 
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.training.shapes import KNOWN
 from drlib.validation import require
 from tests.benchmarks import bench_head
@@ -262,7 +262,7 @@ def run_case(result: str, name: str, sizes: dict, *more: int) -> None:
     except RuntimeError as error:
         traceback.print_exc()
         found = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
-    write_whole(result, json.dumps(found))
+    write_atomic(result, json.dumps(found))
 
 
 def apart(name: str, sizes: Sizes, *more: int) -> dict:
@@ -384,7 +384,7 @@ def main() -> None:
             broken.append(part)
             continue
         print("\n".join(f"{part}: {json.dumps(row)}" for row in found["rows"]), flush=True)
-        write_whole(out / f"{part}.json", json.dumps(about | found, indent=1) + "\n")
+        write_atomic(out / f"{part}.json", json.dumps(about | found, indent=1) + "\n")
     if broken:
         raise SystemExit(f"not measured: {', '.join(broken)} (the reasons are above)")
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import Engine, SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy
@@ -198,7 +198,7 @@ def main() -> None:
             "settings": settings,
             "engines": table,
         }
-        write_whole(args.out, json.dumps(kept, indent=1) + "\n")
+        write_atomic(args.out, json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

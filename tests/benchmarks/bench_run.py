@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from drlib.config import ROOT
-from drlib.files import write_whole
+from drlib.files import write_atomic
 
 OUT = ROOT / "figures" / "reference" / "speed" / "run.json"
 TOUR = ("-m", "drlib.lab", "run", "00", "-f", "notebooks/params/laptop.yaml", "-p", "seed")
@@ -134,7 +134,7 @@ def main() -> None:
                 runs.append(run)
                 print(json.dumps(run), flush=True)
                 found = {"runs": runs, "ratios": ratios(runs)}
-                write_whole(args.out, json.dumps(found, indent=1) + "\n")
+                write_atomic(args.out, json.dumps(found, indent=1) + "\n")
 
 
 def of_commits(runs: list[dict], commits: dict[str, str]) -> list[dict]:

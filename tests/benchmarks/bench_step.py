@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.config import ROOT, Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy, load_policy
@@ -306,7 +306,7 @@ def main():
     if args.out:
         settings = {"tokens": args.tokens, "prompts": PROMPTS, "group": GROUP}
         told = {"settings": settings, "ratios": ratios, "steps": step_rows, "passes": pass_rows}
-        write_whole(args.out, json.dumps(told, indent=1) + "\n")
+        write_atomic(args.out, json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from drlib.analysis.pseudo_gradient import support_set
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import ask, held_out
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
 from drlib.rl.curriculum import Curriculum
@@ -46,7 +46,7 @@ def train(model, agent, m: int, config: Config, world) -> dict:
     """`rl_steps` GRPO steps on m rollouts a question; what was trained on."""
     optimizers = Optimizers.adam(model, config.rl_lr)
     curriculum = Curriculum(SKILLS)
-    questions = Questions(config, world, Names.of(world))
+    questions = Questions(config, world, Names.from_world(world))
     ranks = Ranks()
     tokens = 0
     for step in range(config.rl_steps):
@@ -115,7 +115,7 @@ def main():
             rows.append(arm(m, config.derive(seed=seed), world, toolbox))
             lines = ",\n".join(json.dumps(row) for row in rows)
             text = f'{{"settings": {json.dumps(settings)}, "rows": [\n{lines}\n]}}\n'
-            write_whole(args.out, text)
+            write_atomic(args.out, text)
             print(json.dumps(rows[-1]), flush=True)
 
 

@@ -37,7 +37,7 @@ import torch
 
 from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.synthesis.action_rows import memory_of
@@ -237,7 +237,7 @@ def material(seed: int, runs: Path, base: Path, world) -> Material:
     episodes = read_episodes(build_stage("demonstrations", config, runs=runs), "correct")
     _, tokenizer = load_policy(base)
     chat = ChatIds(tokenizer)
-    names = Names.of(world)
+    names = Names.from_world(world)
     data = ActionData(names, chat, config.search_results)
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as tools:
         known = {episode["task"] for episode in episodes}
@@ -325,7 +325,7 @@ def main():
     for seed in args.seeds:
         result["rows"].append(one_seed(seed, args.runs, world, args.arms))
         text = json.dumps(result, indent=1) + "\n"
-        write_whole(args.out / "results.json", text)
+        write_atomic(args.out / "results.json", text)
 
 
 if __name__ == "__main__":

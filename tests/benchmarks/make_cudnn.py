@@ -22,7 +22,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drlib.config import ROOT, Config
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.training import build, grpo_trl, stages
 from drlib.training.ranks import Ranks
 from drlib.training.run import code_version
@@ -137,7 +137,7 @@ def main() -> None:
         "transformers": transformers.__version__,
         "commit": code_version(),
     }
-    write_whole(args.out, json.dumps(about | {"batches": rows}, indent=1) + "\n")
+    write_atomic(args.out, json.dumps(about | {"batches": rows}, indent=1) + "\n")
     print(f"{len(rows)} of {len(args.seeds)} runs broke: {args.out}")
 
 

@@ -20,7 +20,7 @@ from drlib.analysis import pseudo_gradient as pg
 from drlib.analysis import reflection, routing
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import responses, token_statistics
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories
 
@@ -148,7 +148,7 @@ def main():
     out["routing"]["agreement"] = flat(routing.checkpoint_agreement(*scored.values()))
     rollouts = ",\n".join(json.dumps(row) for row in out.pop("rollouts"))
     text = f'{json.dumps(out)[:-1]}, "rollouts": [\n{rollouts}\n]}}\n'
-    write_whole(ROOT / "entropy" / "descent.json", text)
+    write_atomic(ROOT / "entropy" / "descent.json", text)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from drlib.analysis.token_table import outcome, token_statistics
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evals.evaluate import held_out
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
@@ -116,7 +116,7 @@ def main():
     assert all(len(load_trajectories(p)) for p in args.out.glob("*.parquet"))
     command = "PYTHONPATH=. python tests/benchmarks/make_entropy.py"
     text = json.dumps({"command": command, "rows": rows}, indent=0)
-    write_whole(args.out / "lifts.json", text + "\n")
+    write_atomic(args.out / "lifts.json", text + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from drlib.config import ROOT
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.synthesis.checks import is_near
 from drlib.synthesis.engine import synthesize_questions
 from drlib.synthesis.queries import from_text
@@ -151,7 +151,7 @@ def main():
         row["speed"] = None if small else speed(world, args.timed, args.repeats)
         print(json.dumps(row, indent=1))
         rows.append(row)
-    write_whole(args.out, json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
+    write_atomic(args.out, json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from drlib.config import ROOT
-from drlib.files import read_json_lines, write_whole
+from drlib.files import read_json_lines, write_atomic
 from drlib.synthesis.guard import Guard
 from drlib.synthesis.queries import from_text
 from drlib.synthesis.rewriting import hidden_names
@@ -99,7 +99,7 @@ def main():
     found["by_rules"] = [by_rules(worlds, guards, args.each, seed) for seed in args.seeds]
     for row in (found["held_out"], *found["by_rules"]):
         print({key: value for key, value in row.items() if key not in ("mistakes", "kinds")})
-    write_whole(args.out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(args.out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

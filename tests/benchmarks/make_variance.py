@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from drlib.config import ROOT
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.rl.advantages import ADVANTAGES
 from drlib.training.gradient import Share, learn
 from drlib.training.ranks import Ranks
@@ -88,7 +88,7 @@ def main():
         print(rows[-1])
     start.close()
     command = "OMP_NUM_THREADS=1 PYTHONPATH=. python tests/benchmarks/make_variance.py"
-    write_whole(
+    write_atomic(
         args.out, json.dumps({"command": command, "group": 8, "rows": rows}, indent=1) + "\n"
     )
 

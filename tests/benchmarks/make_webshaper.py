@@ -17,7 +17,7 @@ from pathlib import Path
 import networkx as nx
 
 from drlib.config import ROOT
-from drlib.files import iter_json_lines, write_whole
+from drlib.files import iter_json_lines, write_atomic
 from drlib.synthesis.families.webshaper import (
     VARIABLE,
     from_triples,
@@ -104,7 +104,7 @@ def main() -> None:
     found = counted(parser.parse_args().file)
     text = json.dumps(found, indent=1) + "\n"
     print(text, end="")
-    write_whole(OUT, text)
+    write_atomic(OUT, text)
 
 
 if __name__ == "__main__":

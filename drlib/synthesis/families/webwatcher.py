@@ -27,14 +27,14 @@ from pathlib import Path
 import numpy as np
 
 from drlib.chat.tool_calls import ToolCall, parse, render_answer, render_call
-from drlib.files import write_whole
+from drlib.files import write_atomic
 from drlib.task import Task, is_correct
-from drlib.tools.pages import HIT
 from drlib.tools.pictures import Album, from_data_url, to_png
+from drlib.tools.toolbox import HIT
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 from drlib.worlds import World
-from drlib.worlds.emblems import WHITE, Box, Pixels, boxes_in, draw, read_numbers, sheet
+from drlib.worlds.emblems import WHITE, Box, Pixels, draw, find_boxes, make_sheet, read_numbers
 
 ALONE = "the thing in the picture"
 AMONG = "the thing numbered {} in the picture"
@@ -96,7 +96,7 @@ def _visual(task: Task, world: World, album: Album, others: int, rng: random.Ran
     shown = [entity, *rng.sample(beside, others)]
     rng.shuffle(shown)
     drawn = [draw(album.emblems[title]) for title in shown]
-    picture = album.add(sheet(drawn) if others else drawn[0])
+    picture = album.add(make_sheet(drawn) if others else drawn[0])
     kind = "sheet" if others else "emblem"
     visual = replace(
         task, id=f"{task.id}-{kind}", question=question, start="", query="", picture=picture
@@ -165,12 +165,12 @@ def examined(visual: Visual, album: Album, see: See | None = None) -> str:
 def looked_up(pixels: Pixels, number: str, album: Album) -> str | None:
     """The title that a picture shows; with a number, of the thing that bears it."""
     if not number:
-        return album.thing_in(pixels)
+        return album.identify(pixels)
     parts = [
-        pixels[top : top + high, left : left + wide] for left, top, wide, high in boxes_in(pixels)
+        pixels[top : top + high, left : left + wide] for left, top, wide, high in find_boxes(pixels)
     ]
     bearing = [part for part in parts if read_numbers(part) == number]
-    return album.thing_in(bearing[0]) if len(bearing) == 1 else None
+    return album.identify(bearing[0]) if len(bearing) == 1 else None
 
 
 def quality(
@@ -231,7 +231,7 @@ def export(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[
     rows = []
     for visual in visuals:
         path = Path(folder) / visual.task.picture
-        write_whole(path, to_png(album.pixels(visual.task.picture)))
+        write_atomic(path, to_png(album.pixels(visual.task.picture)))
         rows.append(
             {
                 "question": visual.task.question,
@@ -313,7 +313,7 @@ def _steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
 
 def _box_of(number: str, read: str, picture: Pixels | None) -> Box | None:
     """Where the thing stands whose number was read, by what the picture looks like."""
-    boxes = [] if picture is None else boxes_in(picture)
+    boxes = [] if picture is None else find_boxes(picture)
     numbers = read.split()
     found = len(boxes) == len(numbers) and number in numbers
     return boxes[numbers.index(number)] if found else None
