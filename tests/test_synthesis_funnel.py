@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 from drlib.chat.tool_calls import render_answer, render_call
-from drlib.synthesis.funnel import FUNNEL_STAGES, Funnel, required, seeking, soft_f
+from drlib.synthesis.funnel import FUNNEL_STAGES, Funnel, required, seeking
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj
 from drlib.synthesis.solver import Solver
@@ -217,13 +217,3 @@ def test_isr_and_ise_by_hand(world, toolbox):
     assert Funnel(graph=world.graph, min_isr=1.0, min_ise=ise).fault(solved) is None
     blind = episode(LOOK, "Town 005", render_answer("Town 005"), task=solved.task)
     assert Funnel(graph=world.graph, min_isr=0.5).fault(blind) == ("efficient", "low ISR")
-
-
-def test_soft_f_by_hand():
-    assert soft_f(["Oslo", "bergen."], ["Bergen", "Oslo"]) == 1.0
-    # "abcd" against "abce": 2 * 3 / 8 = 0.75 alike; the second of R is like nothing
-    assert soft_f(["abcd"], ["abce", "xyz"]) == pytest.approx(2 * 0.75 * 0.375 / (0.75 + 0.375))
-    assert soft_f(["abcd"], ["abce", "xyz"], 2) == pytest.approx(
-        5 * 0.75 * 0.375 / (4 * 0.75 + 0.375)
-    )
-    assert soft_f([], ["x"]) == soft_f(["x"], ["y"]) == 0.0 and soft_f([], []) == 1.0

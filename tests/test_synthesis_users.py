@@ -6,7 +6,6 @@ Run: python -m pytest tests/test_synthesis_users.py
 import pytest
 
 from drlib.chat.tool_calls import render_answer, render_call
-from drlib.endpoint import ChatEndpoint
 from drlib.synthesis.actions import episode_sample
 from drlib.synthesis.databases import READS, Domain
 from drlib.synthesis.families.agentscaler import (
@@ -17,11 +16,9 @@ from drlib.synthesis.families.agentscaler import (
     spoken,
     toy_apis,
 )
-from drlib.synthesis.replies import Replies
 from drlib.synthesis.users import (
     MAX_TURNS,
     UNHELPFUL,
-    ModelUser,
     User,
     converse,
     hand,
@@ -29,7 +26,6 @@ from drlib.synthesis.users import (
 )
 from drlib.training.sft import tool_use_samples
 from tests.agent_examples import tour_chat
-from tests.scripted_server import Scripted
 
 chat = tour_chat
 DOMAINS = [Domain(part) for part in find_domains(toy_apis())]
@@ -185,39 +181,3 @@ def test_the_setting_s_samples_ask(chat):
 
 
 # ---------------------------------------------------------------- a model in the user's place
-
-
-def test_a_model_may_be_the_user_and_sees_no_calls(tmp_path):
-    task = TASKS[0]
-    seen = []
-
-    def speak(messages):
-        seen.append(messages)
-        said = sum(message["role"] == "assistant" for message in messages)
-        if said == len(task.steps):
-            return "<think>All done.</think>STOP."
-        return f"Well, {task.steps[said].text()}!"
-
-    with Scripted(speak) as server:
-        endpoint = ChatEndpoint(server.url, "scripted")
-        replies = Replies(endpoint, tmp_path / "r.jsonl", calls=99, workers=1)
-        user = ModelUser(task, replies)
-        asks_nothing = User(task, 0, withholds=0.0)
-        messages = converse(task, user, hand(task, asks_nothing))
-    assert rejection(task, messages) == "" and user.failed == ""
-    assert says(messages, "user") == [f"Well, {step.text()}!" for step in task.steps]
-    assert all(step.text() in seen[0][0]["content"] for step in task.steps)
-    told = [message["content"] for message in seen[-1][1:]]
-    assert not any("tool_call" in text or "<think>" in text for text in told)
-    roles = [message["role"] for message in seen[-1]]
-    assert roles[0] == "system" and roles[-1] == "user" and "tool" not in roles
-
-
-def test_a_model_that_says_nothing_more_has_failed(tmp_path):
-    task = TASKS[0]
-    with Scripted(lambda messages: "  ") as server:
-        replies = Replies(ChatEndpoint(server.url, "scripted"), tmp_path / "r.jsonl", calls=1)
-        user = ModelUser(task, replies)
-        assert user.say(()) is None and user.failed == "it said nothing"
-        again = ModelUser(TASKS[1], replies)
-        assert again.say(()) is None and again.failed == "budget: 1 calls are spent"

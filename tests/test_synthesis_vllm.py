@@ -1,5 +1,5 @@
-"""Real vLLM behind what synthesis asks of language models: questions, wordings, plans and verdicts,
-pass rates, users, triples.
+"""Real vLLM behind what synthesis asks of language models: questions, plans and verdicts, pass
+rates, triples.
 
 A random model says junk, which must end in a named reason and never in a kept question. Held to a
 shape (vLLM's structured outputs) it says readable things at random, so that the code behind the
@@ -9,7 +9,6 @@ where vLLM is not installed.
 Run: make test-vllm
 """
 
-import json
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -23,22 +22,16 @@ from drlib.files import read_json_lines
 from drlib.lab import craft as craft_command
 from drlib.models.api_engine import ApiEngine
 from drlib.synthesis.crafting import WISHES, craft
-from drlib.synthesis.families.agentscaler import rejection
 from drlib.synthesis.model_teacher import ModelTeacher
 from drlib.synthesis.pass_rates import by_agent, by_heart, gated, pass_rates, rated
-from drlib.synthesis.queries import Proj, to_text
 from drlib.synthesis.questions import chain_questions
 from drlib.synthesis.replies import MAX_FAILED, Replies
-from drlib.synthesis.rewriting import Rewriter
-from drlib.synthesis.users import ModelUser, User, converse, hand
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
-from tests.rewriting_examples import QUERIES, TASKS, TURNED, WORLD, worded
 from tests.template_examples import random_model
 from tests.test_synthesis_crafting import memory_of_tern
 from tests.test_synthesis_model_teacher import KNOWN, TASK
-from tests.test_synthesis_users import TASKS as TOOL_TASKS
 from tests.vllm_examples import serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
@@ -48,8 +41,6 @@ SHORT += ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_w
 TAGGED = {"extra_body": {"skip_special_tokens": False}}  # the tour's tags are special tokens
 TOO_LONG = "word " * 6000  # for the models' positions
 ASKED = [Task(f"t{i}", f"What is thing {i} called?", "Krone", "search", "w") for i in range(48)]
-READ_BACK = {"": QUERIES["both"], "it asks something else": TURNED}
-READ_BACK["it cannot be read back"] = Proj("mayor", "Rin")
 
 
 @pytest.fixture(scope="module")
@@ -148,34 +139,6 @@ def test_questions_of_the_right_shape_are_executed_and_read_again(url, tmp_path)
     assert all(any("Silvan Pookley" in known.text for known in one.known) for one in kept)
 
 
-def test_junk_for_wordings_is_refused_and_temperature_and_seed_are_the_server_s(url, tmp_path):
-    """A new file each time, so that the server is asked each time."""
-    tasks = list(TASKS.values())[:3]
-    said = []
-    for number, temperature in enumerate([0, 0, 1.0, 1.0]):
-        path = tmp_path / f"{number}.jsonl"
-        how = {"options": {"temperature": temperature}, "max_tokens": 40, "workers": 1}
-        done = Rewriter(WORLD, replies(url, path, **how), tries=2).rewrite(tasks)
-        assert done.tasks == tasks and all(one.reason and one.detail for one in done.outcomes)
-        said.append(said_in(path))
-    assert [len(some) for some in said] == [6] * 4
-    assert said[0] == said[1] != said[2] == said[3]
-    # the two tries at a task differ in nothing but their seed
-    assert said[0][::2] == said[0][1::2]
-    assert all(first != second for first, second in zip(said[2][::2], said[2][1::2]))
-
-
-@pytest.mark.parametrize("reason", READ_BACK)
-def test_a_wording_stands_or_falls_with_what_the_reader_says(url, tmp_path, reason):
-    text = worded(QUERIES["both"])
-    query = json.loads(to_text(READ_BACK[reason]))
-    writer = replies(url, tmp_path / "w", options=one_of(text))
-    reader = replies(url, tmp_path / "r", options=as_json({"enum": [query]}))
-    (done,) = Rewriter(WORLD, writer, reader).rewrite([TASKS["both"]]).outcomes
-    assert (done.reason, done.text) == (reason, text)
-    assert done.task.question == (TASKS["both"].question if reason else text)
-
-
 def test_a_teacher_s_junk_and_an_unsure_judge_keep_no_row(url, tmp_path):
     teacher = ModelTeacher(replies(url, tmp_path / "junk"))
     rows = [*teacher.plans(TASK, KNOWN, [], 3), teacher.reasoning(TASK, KNOWN, [])]
@@ -199,9 +162,6 @@ def test_a_prompt_that_is_too_long_costs_that_prompt_only(url, tmp_path):
     assert all(row["failed"].startswith("HTTP 400") for row in refused) and not last["failed"]
     assert {(row["calls"], row["tokens"]) for row in refused} == {(1, 0)}
     assert asked.spent_tokens == last["tokens"] > 0
-    user = ModelUser(TOOL_TASKS[0], asked)
-    assert user.say([{"role": "user", "content": TOO_LONG}]) is None
-    assert user.failed.startswith("HTTP 400") and "maximum context length" in user.failed
 
 
 def test_the_tour_s_policy_is_rated_with_tools_and_from_memory(tour, tmp_path):
@@ -232,20 +192,6 @@ def test_a_thought_without_an_end_is_a_reply_of_nothing(tour, tmp_path):
     assert pass_rates(ASKED[:number], by_heart(asked), 1) == [0.0] * number
     rows = [(row["text"], row["failed"], row["calls"]) for row in read_json_lines(tmp_path / "r")]
     assert rows == [("", "", 1)] * number and counted(tour) - before == number
-
-
-def test_conversations_with_a_model_that_babbles_are_rejected(url, tmp_path):
-    task = next(task for task in TOOL_TASKS if task.writes and len(task.steps) > 2)
-    asked = replies(url, tmp_path / "r")
-    user = ModelUser(task, asked)
-    messages = converse(task, user, lambda messages: asked.ask(messages).text)
-    assert [one["role"] for one in messages] == ["user", "assistant"] and user.failed == ""
-    assert rejection(task, messages) == "turns"
-    messages = converse(task, user, hand(task, User(task, 0, withholds=0.0)), max_turns=6)
-    said = [one["content"] for one in messages if one["role"] == "user"]
-    assert len({*said}) == len(said) == 4 and rejection(task, messages)
-    user = ModelUser(task, replies(url, tmp_path / "stop", options=one_of("STOP.")))
-    assert user.say(()) is None and user.failed == ""
 
 
 def test_nothing_unquoted_becomes_a_fact(url, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 from query_examples import answers
 
-from drlib.synthesis.checks import conditions, faults
+from drlib.synthesis.checks import faults
 from drlib.synthesis.families.websailor_v2 import (
     bridge_question,
     cycle_rank,
@@ -17,7 +17,6 @@ from drlib.synthesis.families.websailor_v2 import (
     joins,
     one_of_each_shape,
     orbits,
-    with_distractors,
 )
 from drlib.synthesis.queries import (
     And,
@@ -234,32 +233,3 @@ def test_cutting_takes_only_what_it_names():
     assert set(graph.facts) - set(cut(graph, {"B", "C"}).facts) == {("B", "road", "C")}
     gone = set(graph.facts) - set(cut(graph, {"C"}).facts)
     assert gone == {("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j")}
-
-
-def test_distractors_come_near_and_never_fit(graph, subgraphs):
-    rng, done = random.Random("distract"), 0
-    for focus, query in questions(cyclic_question, subgraphs, graph):
-        try:
-            noisy = with_distractors(query, graph, 2, rng)
-        except ValueError:
-            continue
-        done += 1
-        invented = sorted(noisy.nodes.keys() - graph.nodes.keys())
-        assert len(invented) == 2 and set(graph.facts) <= set(noisy.facts)
-        assert answers(query, noisy) == {focus}
-        for title in invented:
-            assert noisy.nodes[title].kind == graph.nodes[focus].kind
-            assert any(title in evaluate_query(part, noisy) for part in conditions(query))
-        if done == 3:
-            break
-    assert done == 3
-
-
-def test_where_no_distractor_can_come_near_it_says_so():
-    graph = Graph([Node("A B", "n"), Node("C D", "n")], [("A B", "next", "C D")])
-    with pytest.raises(ValueError, match="only 0 of 1 distractors for 'A B'"):
-        with_distractors(Proj("next of", "C D"), graph, 1, random.Random(0))
-    with pytest.raises(ValueError, match="need a question with one node"):
-        with_distractors(Proj("next", "C D"), graph, 1, random.Random(0))
-    with pytest.raises(ValueError, match="no subgraph"):
-        dense_subgraph(Graph([], []), random.Random(0))

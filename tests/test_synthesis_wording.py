@@ -1,7 +1,6 @@
 """Questions in English: nothing of a query is lost; another wording is judged by what it keeps."""
 
 import random
-import re
 from collections import defaultdict
 
 import pytest
@@ -22,7 +21,6 @@ from drlib.synthesis.queries import (
 )
 from drlib.synthesis.wording import (
     TEMPLATES,
-    flaw,
     plural,
     render_question,
     says,
@@ -175,49 +173,3 @@ def test_plurals_and_whole_words():
         "scripts",
     ]
     assert says("is it MALI?", "Mali") and not says("Somalia", "Mali")
-
-
-# ---------------------------------------------------------------------------- another wording
-
-QUESTION = render_question(NORDIC, SMALL)
-GOOD = "By the Rin lies a town in the region Nord. Which town is meant?"
-ANSWERS = ["Alba", "Alba Town"]
-
-
-def test_a_wording_that_keeps_everything_has_no_flaw():
-    assert flaw(GOOD, QUESTION, constants(NORDIC), ANSWERS) == ""
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        (GOOD[:-1] + ", Alba?", "tells the answer 'Alba'"),
-        (GOOD[:-1] + ", the ALBA TOWN?", "tells the answer 'Alba'"),
-        (GOOD[:-1] + ", Al\u200bba?", "do not print"),
-        ("Which town lies in the region Nord?", "loses 'Rin'"),
-        (GOOD[:-1] + " among 3?", "numbers"),
-        (GOOD + " Think." * 200 + "?", "characters"),
-        ("Rin, Nord?", "characters"),
-        ("The town by the Rin in the region Nord", "end like a question"),
-        ("", "loses 'Rin'"),
-    ],
-)
-def test_a_wording_that_loses_or_tells_something_is_refused_with_the_reason(text, reason):
-    assert reason in flaw(text, QUESTION, constants(NORDIC), ANSWERS)
-
-
-def test_numbers_may_move_but_not_change():
-    query = And((RIVER, Range("length", 50, 59)))
-    question = render_question(query, SMALL)
-    fine = "Between 50 and 59 is its length, and it lies by the Rin: what is it?"
-    assert flaw(fine, question, ["Rin"], []) == ""
-    assert flaw(re.sub("59", "69", fine), question, ["Rin"], []) == "its numbers are others"
-
-
-def test_what_stands_for_a_name_must_stay_too():
-    initials = '"N." (initials)'
-    question = render_question(NORDIC, SMALL, 0, {"Nord": initials})
-    # Nord is not in the question: nothing asks for it
-    assert flaw(GOOD, question, constants(NORDIC), ["Alba"]) == ""
-    reason = flaw(GOOD, question, [*constants(NORDIC), initials], ["Alba"])
-    assert "loses" in reason and "initials" in reason

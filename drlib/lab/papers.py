@@ -20,6 +20,7 @@ MECHANISM_STATES = {
     "switch": "a setting of the stage `rl`, off by default; no committed run has measured it",
     "function": "function only: code and test, but no run uses it",
     "missing": "nothing is there",
+    "removed": "was there and is not any more; the reason stands beside it",
 }
 HEAD = """# Papers
 
@@ -59,7 +60,7 @@ def mechanisms(table: Path = TABLE) -> list[Mechanism]:
                 **fields,
             )
             require(state in MECHANISM_STATES, f"{row.what!r}: unknown state {state!r}")
-            is_there = state != "missing"
+            is_there = state not in ("missing", "removed")
             require(is_there == bool(row.code), f"{row.what!r}: {state}, and code {row.code!r}")
             require(is_there == bool(row.test), f"{row.what!r}: {state}, and test {row.test!r}")
             rows.append(row)

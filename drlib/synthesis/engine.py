@@ -29,7 +29,7 @@ from drlib.synthesis.upgrades import OPERATORS
 from drlib.synthesis.wording import TEMPLATES, render_question
 from drlib.task import Task
 from drlib.worlds.graph import VALUE, Graph
-from drlib.worlds.triples import OWN
+from drlib.worlds.triples import RESERVED_RELATIONS
 
 # Misses in a row, at one depth, until an answer stands back there, and until it is given up (in the
 # small worlds by which policies were trained, not `strict`, none stands back).
@@ -182,8 +182,8 @@ def synthesize_questions(
 
 def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
     """`graph` with the facts that questions may be about."""
-    of_structure = {*OWN, *TYPES}
-    if graph is None or structure or not any(fact[1] in OWN for fact in graph.facts):
+    of_structure = {*RESERVED_RELATIONS, *TYPES}
+    if graph is None or structure or not any(fact[1] in RESERVED_RELATIONS for fact in graph.facts):
         return graph
     pages = [node for node in graph.nodes.values() if node.kind != VALUE]
     return Graph(pages, [fact for fact in graph.facts if fact[1] not in of_structure])

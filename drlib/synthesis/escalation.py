@@ -7,9 +7,8 @@ right with them is kept. A similarity scorer takes out what was asked before.
 
 There a model writes and upgrades. Here the upgrades are the operators of
 `drlib.synthesis.upgrades`, executed and checked, so a question keeps its one answer however often
-it is made harder; a model may reword it (`drlib.synthesis.rewriting`), and the solvers are any two
-attempts (`drlib.synthesis.pass_rates`). Asked before means the same query: two texts of one query
-are one question here.
+it is made harder, and the solvers are any two attempts. Asked before means the same query: two
+texts of one query are one question here.
 
 Left out: operators that a model proposes, seeds from texts without facts.
 """
@@ -25,7 +24,6 @@ from drlib.synthesis.pass_rates import Attempt, gate, rated
 from drlib.synthesis.proven import word_question
 from drlib.synthesis.queries import canonical, from_text, to_text
 from drlib.synthesis.read_back import grammar_of
-from drlib.synthesis.rewriting import Rewriter
 from drlib.synthesis.sentences import STYLES
 from drlib.synthesis.upgrades import upgrade_rounds
 from drlib.task import Task
@@ -62,13 +60,12 @@ def escalate(
     seed: int | str,
     easy: float = 0.0,
     folder: str | Path | None = None,
-    rewriter: Rewriter | None = None,
 ) -> Escalation:
     """The questions of `world` that come of `tasks` in at most `rounds` upgrades of each.
 
     n: attempts at each question, of either kind. easy: the closed-book rate that is hard enough.
     folder: keeps what was tried, so that a killed run tries nothing twice; one for each pair of
-    solvers. rewriter: says each question before it is tried.
+    solvers.
     ValueError: a task without a query, or `rounds` below 0.
     """
     require(rounds >= 0, f"{rounds=} starts at 0")
@@ -80,9 +77,8 @@ def escalate(
         waiting = _new(waiting, asked, done)
         if not waiting:
             break
-        said = rewriter.rewrite(waiting).tasks if rewriter else waiting
         solvers = {"closed_book": closed_book, "with_tools": with_tools}
-        judged = rated(said, n, **solvers, folder=folder, easy=easy)
+        judged = rated(waiting, n, **solvers, folder=folder, easy=easy)
         waiting, ends = [], Counter()
         for task in judged:
             why = gate(task, easy)

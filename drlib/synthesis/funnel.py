@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from drlib.chat.tool_calls import END, Answer, FormatError, ToolCall, parse
 from drlib.synthesis.demonstrations import assistant_turns, observations, thought_and_action
@@ -30,7 +29,7 @@ from drlib.synthesis.queries import (
     from_text,
 )
 from drlib.synthesis.wording import says
-from drlib.task import answers_match, normalise_answer
+from drlib.task import normalise_answer
 from drlib.worlds.graph import Graph
 
 FUNNEL_STAGES = ("format", "correct", "grounded", "redundant", "bounds", "efficient")
@@ -207,21 +206,3 @@ def seeking(episode: Episode, needed: set[str]) -> tuple[float, float]:
     seen = normalise_answer("\n".join(shown))
     named = sum(_mentions(seen, title) for title in needed)
     return named / max(len(needed), 1), len(needed) / max(len(shown), 1)
-
-
-def soft_f(found: Iterable[str], needed: Iterable[str], weight: float = 1.0) -> float:
-    """WebLeaper's F, in 0..1, of soft precision and recall: a name counts as much as its best match
-    on the other side is alike (1: the same answer). `weight`: of recall against precision.
-    Function only: no run uses it yet."""
-    found = [*found]
-    needed = [*needed]
-    if not found or not needed:
-        return float(found == needed)
-    alike = [[_alikeness(name, other) for other in needed] for name in found]
-    precision = sum(map(max, alike)) / len(found)
-    recall = sum(map(max, zip(*alike))) / len(needed)
-    return (1 + weight**2) * precision * recall / max(weight**2 * precision + recall, 1e-12)
-
-
-def _alikeness(name: str, other: str) -> float:
-    return 1.0 if answers_match(name, other) else SequenceMatcher(None, name, other).ratio()

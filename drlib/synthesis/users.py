@@ -9,21 +9,18 @@ So an agent must ask instead of guessing: a guess writes another row, and the fi
 
 A policy is a function of the messages so far. What it says to the user is an answer in our format,
 which ends a turn and not the conversation. `hand` plays the gold calls and asks for what is
-missing: data for fine-tuning (setting `sft_tool_use_users`). `ModelUser` is a language model in the
-user's place, which is told the same wishes and may word them as it likes; it cannot spoil data, as
-the same filters judge the end.
+missing: data for fine-tuning (setting `sft_tool_use_users`).
 
-Left out: users that change their minds, that lie, or that use tools of their own (tau2-bench).
+Left out: a language model as the user, users that change their minds, that lie, or that use tools
+of their own (tau2-bench).
 """
 
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Protocol
 
 from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
 from drlib.synthesis.families.agentscaler import ToolTask, spoken
-from drlib.synthesis.replies import Replies
 
 Message = dict[str, str]
 Policy = Callable[[Sequence[Message]], str]
@@ -34,20 +31,6 @@ UNHELPFUL = "I have not told you everything that you need for that. Ask me for i
 THANKS = "STOP"
 OPENINGS = ("Hello. Please {step}.", "Hi! Could you {step}?", "I would like you to {step}.")
 NEXT_WISHES = ("Thanks. Now please {step}.", "Good. Next, {step}.", "Then {step}, please.")
-WANTS = """\
-You are the user of a service and talk to its assistant. This is what you want, one step after the
-other:
-{steps}
-Say one step at a time, in your own words, with the values as they are written, and wait until it is
-done. "of step 2" means what the assistant found in that step. Now and then leave out a value until
-you are asked for it. Invent nothing. When the last step is done, reply with STOP alone."""
-
-
-class Speaker(Protocol):
-    """Whoever stands in a user's place."""
-
-    def say(self, messages: Sequence[Message]) -> str | None:
-        """What it says next, first of all with no messages; None: it has left."""
 
 
 class User:
@@ -94,34 +77,8 @@ class User:
         return None if self.gave_up else UNHELPFUL
 
 
-class ModelUser:
-    """A language model in the user's place. failed: why it said nothing more, "" for a good end."""
-
-    def __init__(self, task: ToolTask, replies: Replies):
-        steps = "\n".join(f"{i}. {step.text()}" for i, step in enumerate(task.steps, 1))
-        self._wants = WANTS.format(steps=steps)
-        self._replies = replies
-        self.failed = ""
-
-    def say(self, messages: Sequence[Message]) -> str | None:
-        """What the model says; it sees what was said to it, and no calls."""
-        told = [{"role": "system", "content": self._wants}]
-        for message in messages:
-            action = parse(message["content"]) if message["role"] == "assistant" else None
-            if message["role"] == "user":
-                told.append({"role": "assistant", "content": message["content"]})
-            elif isinstance(action, Answer):
-                told.append({"role": "user", "content": action.text})
-        if not messages:
-            told.append({"role": "user", "content": "Hello, what can I do for you?"})
-        reply = self._replies.ask(told)
-        said = reply.text.rpartition("</think>")[2].strip()
-        self.failed = reply.failed or ("" if said else "it said nothing")
-        return None if self.failed or said.strip(".! ") == THANKS else said
-
-
 def converse(
-    task: ToolTask, user: Speaker, policy: Policy, max_turns: int = MAX_TURNS
+    task: ToolTask, user: User, policy: Policy, max_turns: int = MAX_TURNS
 ) -> list[Message]:
     """The messages of user, policy and tools until the user leaves, the policy says what is neither
     a call nor an answer, or has had `max_turns`. The tools work on the task's own state."""

@@ -4,14 +4,10 @@ Each node has its phrase, and a condition that stands inside another is in brack
 reader could attach it to the wrong noun: no conjunct is lost, and two queries do not read the same.
 Words come from the graph: relation names ("currency", "currency of") and the kinds of nodes.
 `names` lets a caller say a part in other words (`drlib.synthesis.families.websailor`).
-
-A language model may say it better. It may also lie: `flaw` sees what is lost or given away by its
-letters alone, `drlib.synthesis.guard` what the words mean (WebShaper and WebSailor let a model
-write the question and trust it).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from drlib.synthesis.queries import (
@@ -177,23 +173,3 @@ def says(text: str, name: str) -> bool:
     before = r"(?<!\w)(?!(?<=\d[.,])\d|(?<=\W-)\d|(?<=^-)\d)"
     after = r"(?!\w|(?<=\d)[.,]\d)"
     return bool(re.search(before + re.escape(name) + after, text, re.IGNORECASE))
-
-
-def flaw(text: str, question: str, keep: Sequence[str], answers: Sequence[str]) -> str:
-    """What is wrong with `text` as another wording of `question`; "" if nothing is.
-
-    keep: what must be in it if it is in `question`. answers: what must not.
-    """
-    for name in keep:
-        if says(question, name) and not says(text, name):
-            return f"it loses {name!r}"
-    for name in answers:
-        if name and says(text, name):
-            return f"it tells the answer {name!r}"
-    if {*re.findall(r"\d+", text)} != {*re.findall(r"\d+", question)}:
-        return "its numbers are others"
-    if not len(question) / 3 <= len(text) <= 2 * len(question) + 80:
-        return f"it has {len(text)} characters for {len(question)}"
-    if not text.isprintable():  # a name could hide behind a character of no width
-        return "it holds characters that do not print"
-    return "" if text.endswith(("?", ".")) else "it does not end like a question"

@@ -22,7 +22,7 @@ from itertools import product
 
 import networkx as nx
 
-from drlib.synthesis.checks import answer_of, conditions, faults, first_fault, is_near
+from drlib.synthesis.checks import faults, first_fault, is_near
 from drlib.synthesis.expansion import all_needed
 from drlib.synthesis.giveaways import leaks
 from drlib.synthesis.queries import (
@@ -36,7 +36,7 @@ from drlib.synthesis.queries import (
     evaluate_query,
     substitute,
 )
-from drlib.worlds.graph import VALUE, Graph, Node, inverse
+from drlib.worlds.graph import Graph, inverse
 
 EXTRA_PATHS = 200  # further facts that are tried to tell the answer from what else fits
 EXTRA_FACTS = 12  # that are tried for the node where a cycle closes
@@ -44,7 +44,6 @@ RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
 WALKS = 200  # until a dense subgraph is given up
 STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
 COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
-DRAWS_A_DISTRACTOR = 100
 
 
 # ------------------------------------------------------------------------------------ subgraphs
@@ -226,50 +225,6 @@ def _without_edge(graph: Graph, a: str, b: str) -> Graph:
         if less:
             found.adjacent[relation] = rows | less
     return found
-
-
-def with_distractors(query: Query, graph: Graph, n: int, rng: random.Random) -> Graph:
-    """`graph` and `n` invented nodes that share facts with the one answer of `query` and fulfil
-    some of its conditions, never all: the answers stay as they are. ValueError: it cannot be done.
-    Function only: no run uses it yet.
-    """
-    answer = answer_of(query, graph)
-    if answer not in graph.nodes:
-        raise ValueError(f"distractors need a question with one node as its answer, not {answer!r}")
-    kind = graph.nodes[answer].kind
-    made = 0
-    for _ in range(DRAWS_A_DISTRACTOR * n):
-        title, facts = _look_alike(answer, kind, graph, rng)
-        if title in graph.nodes:
-            continue
-        new = Graph([*_pages(graph), Node(title, kind)], [*graph.facts, *facts])
-        near = any(title in evaluate_query(part, new) for part in conditions(query))
-        if near and evaluate_query(query, new) == {answer}:
-            graph = new
-            made += 1
-        if made == n:
-            return graph
-    raise ValueError(f"only {made} of {n} distractors for {answer!r} leave it the only answer")
-
-
-def _look_alike(
-    answer: str, kind: str, graph: Graph, rng: random.Random
-) -> tuple[str, list[tuple[str, ...]]]:
-    """(a name mixed of two of that kind, the facts about `answer` told of it), those of one
-    relation left out."""
-    first, last = (rng.choice(graph.kinds[kind]).split() for _ in range(2))
-    title = f"{first[0]} {last[-1]}"
-    dropped = rng.choice(graph.relations[answer])
-    facts = [
-        tuple(title if end == answer else end for end in fact)
-        for fact in graph.facts
-        if answer in _ends(fact) and dropped not in (fact[1], inverse(fact[1]))
-    ]
-    return title, facts
-
-
-def _pages(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes.values() if node.kind != VALUE]
 
 
 def _ends(fact: Sequence[str]) -> tuple[str, str]:
